@@ -13,7 +13,7 @@ RELEASE := target/release
 SHARE   := $(DESTDIR)$(PREFIX)/share
 JSON    ?= bench.json
 
-.PHONY: build run check test lint fuzz bench doc install uninstall deb image clean deps
+.PHONY: build run check test lint fuzz soak bench doc install uninstall deb image clean deps
 
 build: deps
 	cargo build --release --workspace
@@ -38,6 +38,13 @@ lint: deps
 # live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions.
 fuzz: deps
 	scripts/fuzz "$(or $(TARGET),all)" "$(or $(TIME),60s)"
+
+# All attackers at once beside another user's redis, nginx and iperf3, and a table in the end: make soak TIME=1200. Needs
+# root, and a machine with nothing else to do.
+soak: deps
+	cargo build --workspace
+	PORTOLAN_TEST_SECONDS=$(or $(TIME),1200) cargo test -q -p portolan-server --test hostile -- --nocapture \
+	  --exact soak::attackers_all_at_once_harm_nobody_and_leave_nothing
 
 # Suites and options go into ARGS: make bench ARGS="rtt redis --runs 9"
 bench: build

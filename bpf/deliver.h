@@ -23,9 +23,6 @@
 #include "counters.h"
 #include "maps.h"
 
-#define load_once(x) (*(volatile typeof(x) *)&(x))
-#define store_once(x, value) (*(volatile typeof(x) *)&(x) = (value))
-
 /* A 64 KiB packet with its Ethernet header and room to spare. */
 #define LARGEST_RECORD (66 * 1024)
 
@@ -77,6 +74,7 @@ static __always_inline struct record_header *copy_in_class(hook_context *packet,
 static __always_inline void submit(struct record_header *record, struct doorbell *doorbell,
 				   void *ring, __u32 number)
 {
+	__u64 now = record->timestamp;
 	/* Its value is fetched so that it is a full barrier on every machine. */
 	__u64 before = __sync_fetch_and_add(&doorbell->delivered, 1);
 	__u32 state;
@@ -84,9 +82,9 @@ static __always_inline void submit(struct record_header *record, struct doorbell
 	asm volatile("" : : "r"(before) : "memory");
 	state = load_once(doorbell->state);
 	if (state == DOORBELL_AWAKE) {
-		bpf_ringbuf_submit(record, BPF_RB_NO_WAKEUP);
-		if (load_once(doorbell->wants_attention))
-			expect_attention(ring, number);
+		bpf_ringbuf_submit(record, wants_attention_now(doorbell, ring, number, now) ?
+						   BPF_RB_FORCE_WAKEUP :
+						   BPF_RB_NO_WAKEUP);
 		return;
 	}
 	/* ASLEEP_ON_TAP stays: its owner sees to the order between tap and ring. */

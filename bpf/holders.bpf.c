@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
- * Who has a descriptor, and what is at its other end? The server runs this on demand, by BPF_PROG_TEST_RUN. It
+ * Who has a descriptor, what is at its other end, and what runs there? The server runs this on demand, by BPF_PROG_TEST_RUN. It
  * counts the references to one open file, and how many of them are descriptors of processes that it names: what the
  * two differ by is with somebody else, or inside a message. And it tells whether two descriptors are the ends of one
- * pair. Nothing is changed.
+ * pair, and whether the process behind a connection runs a file. Nothing is changed.
  */
 #include <linux/bpf.h>
+#include <linux/stat.h>
 #include <stdbool.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -13,6 +14,7 @@
 #include "portolan.h"
 
 #define PIDTYPE_TGID 1
+#define AF_UNIX 1
 
 /* The kernel's own, as far as they are looked at; their layouts come from its BTF. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
@@ -35,7 +37,12 @@ struct file___referenced {
 	file_ref f_ref;
 };
 
+struct inode {
+	unsigned short i_mode;
+};
+
 struct file {
+	struct inode *f_inode;
 	void *private_data;
 };
 
@@ -60,12 +67,22 @@ struct pid {
 	struct hlist_head tasks[4];
 };
 
+struct mm_struct {
+	struct file *exe_file;
+};
+
 struct task_struct {
 	struct files_struct *files;
+	struct mm_struct *mm;
 	struct hlist_node pid_links[4];
 };
 
+struct sock_common {
+	unsigned short skc_family;
+};
+
 struct sock {
+	struct sock_common __sk_common;
 	struct pid *sk_peer_pid;
 };
 
@@ -159,23 +176,43 @@ int count_fd_refs(struct holders *request)
 	return 0;
 }
 
-static __always_inline struct sock *socket_at(__u32 descriptor)
+/* The UNIX socket at a descriptor; NULL if it is anything else. */
+static __always_inline struct sock *unix_socket_at(__u32 descriptor)
 {
-	struct socket *socket = BPF_CORE_READ(own_file(descriptor), private_data);
+	struct file *file = own_file(descriptor);
+	struct socket *socket;
+	struct sock *sock;
 
-	return BPF_CORE_READ(socket, sk);
+	if ((BPF_CORE_READ(file, f_inode, i_mode) & S_IFMT) != S_IFSOCK)
+		return NULL;
+	socket = BPF_CORE_READ(file, private_data);
+	sock = BPF_CORE_READ(socket, sk);
+	return BPF_CORE_READ(sock, __sk_common.skc_family) == AF_UNIX ? sock : NULL;
 }
 
-/* Both are UNIX sockets: the caller has looked. */
 SEC("syscall")
 int are_pair(struct pair_ends *request)
 {
-	struct sock *far = socket_at(request->far);
-	struct sock *near = socket_at(request->near);
+	struct sock *far = unix_socket_at(request->far);
+	struct sock *near = unix_socket_at(request->near);
 
 	request->are_pair = far && near &&
 			    BPF_CORE_READ((struct unix_sock *)far, peer) == near &&
 			    BPF_CORE_READ((struct unix_sock *)near, peer) == far;
+	return 0;
+}
+
+/* The number of a process may be another's by now, and a file's name another file's: the inodes are compared. */
+SEC("syscall")
+int runs_file(struct running_file *request)
+{
+	struct task_struct *task = peer_of(own_file(request->connection));
+	struct file *named = own_file(request->file);
+	struct inode *inode = NULL;
+
+	if (task && named)
+		inode = BPF_CORE_READ(task, mm, exe_file, f_inode);
+	request->is_running = inode && inode == BPF_CORE_READ(named, f_inode);
 	return 0;
 }
 

@@ -197,16 +197,27 @@ struct {
 	__array(values, struct doorbell_page);
 } doorbells SEC(".maps");
 
+/* How an owner is found who has not looked for a moment. */
+#define ATTENTION_KINDS 3
+
 /* Of a ring whose owner is awake: frames on it that nobody has looked at for a while. By the ring's number. */
 struct attention {
 	struct bpf_timer timer;
-	/* Where the consumer stood when the timer was started. */
+	/* Where the consumer stood when it was looked at last, and since when it stands there while frames wait. */
 	__u64 consumed;
+	__u64 since;
+	/* When the timer is to fire. */
+	__u64 due;
+	/* Of the owner's looks, the last that it was woken after. */
+	__u64 woken_after;
 	__u32 is_started;
 	__u32 is_made;
-	/* Of the time that passes until the timer looks. */
-	__u32 doublings;
-	__u32 reserved;
+	/* By how the owner was found (attention.h): when the timer fired last in vain, and how often the time until it
+	 * looks was doubled. */
+	__u64 vain_at[ATTENTION_KINDS];
+	__u32 doublings[ATTENTION_KINDS];
+	/* How it was found when the timer was started. */
+	__u32 kind;
 };
 
 struct {

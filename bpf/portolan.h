@@ -153,9 +153,16 @@ struct doorbell {
 	__u32 by_tap;
 	__u64 delivered;
 	__u64 overflow;
-	/* The owner, if awake, is to be woken for what it does not look at (attention.h). */
+	__u64 reserved[5];
+	/*
+	 * On a line of its own, which its owner writes with each look (attention.h). When it looked last, or 0 if it
+	 * looks without a clock.
+	 */
+	__u64 attended_at;
+	/* The owner, if awake, is to be woken for what it does not look at. */
 	__u32 wants_attention;
-	__u32 reserved;
+	/* What the owner sent last was more than the windows let through: acknowledgements let it go on. */
+	__u32 awaits_window;
 };
 
 #define DOORBELL_AWAKE 0
@@ -384,6 +391,13 @@ struct pair_ends {
 	__u32 are_pair;
 };
 
+/* Does the process at the other end of a connection run this file? Descriptors are the asking process's. */
+struct running_file {
+	__u32 connection;
+	__u32 file;
+	__u32 is_running;
+};
+
 _Static_assert(sizeof(struct filter_key) == 40, "FilterKey");
 _Static_assert(sizeof(struct flow_row) == 24, "FlowRow");
 _Static_assert(sizeof(struct binding_key) == 20, "BindingKey");
@@ -395,7 +409,7 @@ _Static_assert(sizeof(struct interface) == 12, "FilterInterface");
 _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
 _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
 _Static_assert(sizeof(struct recipient) == 6, "Recipient");
-_Static_assert(sizeof(struct doorbell) == 32, "Doorbell");
+_Static_assert(sizeof(struct doorbell) == 80, "Doorbell");
 _Static_assert(sizeof(struct tap) == 8, "FilterTap");
 _Static_assert(sizeof(struct filter_settings) == 8, "FilterSettings");
 _Static_assert(sizeof(struct handle_row) == 32, "HandleRow");

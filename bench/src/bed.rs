@@ -22,7 +22,7 @@ use crate::process::{Background, ProcessError, run};
 use crate::tools::{MissingTool, Tools};
 
 /// How long a server or a service may take to come up.
-const READY_LIMIT: Duration = Duration::from_secs(10);
+const READY_LIMIT: Duration = Duration::from_secs(30);
 
 const POLL: Duration = Duration::from_millis(50);
 

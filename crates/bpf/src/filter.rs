@@ -76,6 +76,14 @@ pub struct Filter {
     tap_of: HashMap<ChannelId, u32>,
 }
 
+/// What came of putting the packet filter back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Restored {
+    Back,
+    /// The device is not filtered, or no more.
+    NotOurs,
+}
+
 impl Filter {
     pub fn load(limits: &Limits, settings: &FilterSettings) -> Result<Filter, LoadError> {
         Filter::of(&Objects::load(limits, settings)?, limits, settings)
@@ -131,10 +139,25 @@ impl Filter {
     /// Puts the packet filter at the ingress of a device. A filter that a dead server left there is
     /// replaced; those of others stay.
     pub fn attach_interface(&mut self, ifindex: u32) -> Result<(), AttachError> {
-        if !self.hooks.contains_key(&ifindex) {
-            let hook = Hook::attach(self.packet_filter.as_fd(), ifindex)?;
-            self.hooks.insert(ifindex, hook);
+        if self.hooks.contains_key(&ifindex) {
+            return Ok(());
         }
+        self.hook(ifindex)
+    }
+
+    /// Puts the packet filter back on a device that it was on, and that somebody took it off. Not on others.
+    pub fn restore_interface(&mut self, ifindex: u32) -> Result<Restored, AttachError> {
+        if !self.hooks.contains_key(&ifindex) {
+            return Ok(Restored::NotOurs);
+        }
+        // One that fails leaves it among those that are to have the filter: it is tried again.
+        self.hook(ifindex)?;
+        Ok(Restored::Back)
+    }
+
+    fn hook(&mut self, ifindex: u32) -> Result<(), AttachError> {
+        let hook = Hook::attach(self.packet_filter.as_fd(), ifindex)?;
+        self.hooks.insert(ifindex, hook);
         Ok(())
     }
 

@@ -2,19 +2,14 @@
 
 use std::collections::HashMap;
 
-use portolan_proto::filter::{BindingKey, FilterKey, Flood, PathKey, RETURN_PATHS, ReturnPath};
+use portolan_proto::filter::{
+    BindingKey, FilterKey, Flood, FloodSeen, PathKey, RETURN_PATHS, ReturnPath,
+};
 use portolan_types::FlowKey;
 
 use crate::error::{LoadError, TableError};
 use crate::objects::Objects;
 use crate::table::Table;
-
-/// SYNs of one flood.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct FloodSeen {
-    pub answered: u64,
-    pub dropped: u64,
-}
 
 /// What is answered, for whom, and which way.
 pub struct Floods {

@@ -1,9 +1,9 @@
-//! Who has a descriptor, as the kernel counts, and what is at its other end.
+//! Who has a descriptor, as the kernel counts, and what is at its other end, and what runs there.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use libbpf_rs::{Object, ProgramInput};
-use portolan_proto::filter::{HOLDERS_MAX, Holders, PairEnds};
+use portolan_proto::filter::{HOLDERS_MAX, Holders, PairEnds, RunningFile};
 use zerocopy::IntoBytes;
 
 use crate::error::LoadError;
@@ -48,7 +48,7 @@ impl HolderCount {
             && request.references == request.descriptors + 1
     }
 
-    /// Are two UNIX sockets that are open here the ends of one pair? No if that cannot be told.
+    /// Are two descriptors that are open here UNIX sockets, and each the other's peer? No if that cannot be told.
     pub fn are_pair(&mut self, far: impl AsFd, near: impl AsFd) -> bool {
         let mut request = PairEnds {
             far: number(far),
@@ -56,6 +56,16 @@ impl HolderCount {
             are_pair: 0,
         };
         self.run("are_pair", request.as_mut_bytes()) && request.are_pair == 1
+    }
+
+    /// Does the process that made `connection` run `file`? No if that cannot be told.
+    pub fn runs_file(&mut self, connection: BorrowedFd<'_>, file: BorrowedFd<'_>) -> bool {
+        let mut request = RunningFile {
+            connection: number(connection),
+            file: number(file),
+            is_running: 0,
+        };
+        self.run("runs_file", request.as_mut_bytes()) && request.is_running == 1
     }
 
     /// Has a program answer a request in its place.

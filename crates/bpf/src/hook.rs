@@ -1,13 +1,17 @@
 //! One of our programs at tc ingress of one device: a cls_bpf filter of fixed handle and priority
 //! on the clsact queueing discipline, beside the filters of others, which it never touches.
+//!
+//! TCX would save each frame a look. But it comes before the filters of others on a managed device, and attaching it, to
+//! a tap, waits for readers (RCU) with the lock held that all devices share: programs started ten times slower.
 
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use libbpf_rs::{TC_EGRESS, TC_H_CLSACT, TC_H_MIN_EGRESS, TC_H_MIN_INGRESS, TC_INGRESS, TcHook};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload};
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage};
+use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -20,6 +24,12 @@ const PRIORITY: u32 = 0x706f;
 
 /// The kernel fills datagrams of a dump up to this many bytes.
 const LARGEST_DATAGRAM: usize = 32 * 1024;
+
+/// Of what is told to whoever listens: disciplines, classes and filters (RTNLGRP_TC, as a mask).
+const TC_GROUP: u32 = 1 << 3;
+
+/// Events taken at a time: more wake once more.
+const EVENTS_MAX: usize = 256;
 
 /// An attached program.
 #[derive(Debug)]
@@ -67,6 +77,39 @@ impl Hook {
                 .map_err(refused)?;
         }
         Ok(())
+    }
+}
+
+/// Is our filter on the device? Whoever may administer the network can take it off: `tc qdisc del dev eth0 clsact`.
+pub fn is_attached(ifindex: u32) -> io::Result<bool> {
+    Ok(filters(ifindex, TC_H_MIN_INGRESS)?.iter().any(is_ours))
+}
+
+/// Becomes readable when queueing disciplines or filters of the network namespace have changed.
+#[derive(Debug)]
+pub struct HookEvents(OwnedFd);
+
+impl HookEvents {
+    pub fn new() -> io::Result<HookEvents> {
+        let socket = netlink_socket()?;
+        net::bind(&socket, &SocketAddrNetlink::new(0, TC_GROUP))?;
+        Ok(HookEvents(socket))
+    }
+
+    /// Takes what has come, and what could not be kept, without a look at it.
+    pub fn drain(&self) {
+        for _ in 0..EVENTS_MAX {
+            match net::recv(&self.0, &mut [0; 1], RecvFlags::DONTWAIT) {
+                Ok(_) | Err(Errno::NOBUFS) => {}
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+impl AsFd for HookEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -121,13 +164,7 @@ fn filters(ifindex: u32, attach_point: u32) -> io::Result<Vec<TcMessage>> {
 
 /// All replies to a dump request.
 fn dump(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
-    // Protocol 0 of this family is NETLINK_ROUTE.
-    let socket = net::socket_with(
-        AddressFamily::NETLINK,
-        SocketType::RAW,
-        SocketFlags::CLOEXEC,
-        None,
-    )?;
+    let socket = netlink_socket()?;
     net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
     let mut message = NetlinkMessage::from(request);
     message.header.flags = NLM_F_REQUEST | NLM_F_DUMP;
@@ -144,6 +181,12 @@ fn dump(request: RouteNetlinkMessage) -> io::Result<Vec<RouteNetlinkMessage>> {
             return Ok(replies);
         }
     }
+}
+
+fn netlink_socket() -> Result<OwnedFd, Errno> {
+    // Protocol 0 of this family is NETLINK_ROUTE.
+    let (family, kind) = (AddressFamily::NETLINK, SocketType::RAW);
+    net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
 }
 
 /// Answers whether the dump is complete.

@@ -17,8 +17,10 @@ mod linear;
 mod load;
 mod map_builder;
 mod objects;
+mod removals;
 mod run_time;
 mod table;
+mod workers;
 
 #[cfg(test)]
 mod tests;
@@ -28,9 +30,9 @@ pub use counters::{Counter, counter_names};
 pub use driver::{DriverError, DriverHook};
 pub use error::{AttachError, ChannelError, LoadError, TableError};
 pub use extensions::{Extensions, Linkage};
-pub use filter::{Filter, Limits};
-pub use floods::FloodSeen;
+pub use filter::{Filter, Limits, Restored};
 pub use holders::HolderCount;
+pub use hook::{HookEvents, is_attached};
 pub use load::{Loaded, Refused};
 pub use map_builder::MapBuilder;
 pub use run_time::RunTime;

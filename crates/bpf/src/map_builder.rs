@@ -1,39 +1,54 @@
-//! Making and removing the maps of channels. Each write to a table of maps has the kernel wait until
-//! no program uses what was there before, tens of milliseconds: so several are made at a time, and by
-//! whatever thread has the time.
+//! Making and removing the maps of channels. After each write to a table of maps the kernel waits until no program uses what
+//! was there before, tens of milliseconds: threads do that, and a channel is ready as soon as its maps are seen in the tables.
 
-use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::panic::resume_unwind;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use portolan_types::ChannelId;
 
 use crate::channel::{ChannelMaps, Maps};
-use crate::error::{AttachError, ChannelError, LoadError, TableError};
+use crate::error::{AttachError, ChannelError, LoadError};
 use crate::filter::Limits;
 use crate::hook::Hook;
 use crate::objects::Objects;
+use crate::removals::Removals;
 use crate::table::Table;
+use crate::workers::Workers;
+
+/// Writes to the tables at a time.
+const WRITERS: usize = 64;
+
+/// A write takes no longer, in an idle machine.
+const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 pub struct MapBuilder {
     rings: Arc<Table<u32, i32>>,
     doorbells: Arc<Table<u32, i32>>,
     transmit_filter: OwnedFd,
     channels: u32,
-    /// Channels whose maps are on their way out of the tables.
-    leaving: Mutex<HashMap<ChannelId, JoinHandle<()>>>,
+    removals: Arc<Removals>,
+    writers: Arc<Workers>,
 }
 
 impl MapBuilder {
     pub(crate) fn of(objects: &Objects, limits: &Limits) -> Result<MapBuilder, LoadError> {
+        let rings: Arc<Table<u32, i32>> = Arc::new(Table::of(objects, "rings")?);
+        let doorbells: Arc<Table<u32, i32>> = Arc::new(Table::of(objects, "doorbells")?);
+        let tables = [&rings, &doorbells].map(Arc::clone);
+        let removals = Removals::by(move |channel| {
+            // What is not there needs no removal; nothing else can go wrong with a valid index.
+            for table in &tables {
+                let _ = table.remove(&channel.0);
+            }
+        });
         Ok(MapBuilder {
-            rings: Arc::new(Table::of(objects, "rings")?),
-            doorbells: Arc::new(Table::of(objects, "doorbells")?),
+            rings,
+            doorbells,
             transmit_filter: objects.program("transmit_filter")?,
             channels: limits.channels,
-            leaving: Mutex::default(),
+            removals,
+            writers: Workers::up_to(WRITERS),
         })
     }
 
@@ -59,10 +74,7 @@ impl MapBuilder {
 
     /// Is the channel's number used again only after a wait?
     pub fn is_leaving(&self, channel: ChannelId) -> bool {
-        let leaving = self.leaving();
-        leaving
-            .get(&channel)
-            .is_some_and(|thread| !thread.is_finished())
+        self.removals.has(channel)
     }
 
     pub(crate) fn install(&self, channels: &[(ChannelId, &Maps)]) -> Result<(), ChannelError> {
@@ -72,45 +84,40 @@ impl MapBuilder {
             }
             self.await_removal(channel);
         }
-        // They wait together.
-        let writes = thread::scope(|scope| -> Vec<Result<(), TableError>> {
-            let mut threads = Vec::new();
-            for &(channel, maps) in channels {
-                let write = move || self.rings.set_map(channel.0, &maps.ring);
-                threads.push(scope.spawn(write));
-                threads
-                    .push(scope.spawn(move || self.doorbells.set_map(channel.0, &maps.doorbell)));
+        let (done, results) = mpsc::channel();
+        let mut unseen = Vec::new();
+        for &(channel, maps) in channels {
+            for (table, map) in [(&self.rings, &maps.ring), (&self.doorbells, &maps.doorbell)] {
+                let before = table.read(&channel.0);
+                unseen.push((table, channel, before));
+                let (table, done) = (Arc::clone(table), done.clone());
+                let map = map.as_fd().try_clone_to_owned()?;
+                self.writers.begin(move || {
+                    // Nobody listens any more to what has been seen in the table.
+                    let _ = done.send(table.set_map(channel.0, &map));
+                });
             }
-            let ends = threads.into_iter().map(|thread| thread.join());
-            ends.map(|end| end.unwrap_or_else(|panic| resume_unwind(panic)))
-                .collect()
-        });
-        Ok(writes.into_iter().collect::<Result<(), TableError>>()?)
+        }
+        // The kernel's wait after a write is for who used what was there before, and here is nothing.
+        self.writers.work_off();
+        let mut waiting = unseen.len();
+        while waiting > 0 && !unseen.is_empty() {
+            if let Ok(written) = results.recv_timeout(LOOK_AGAIN) {
+                written?;
+                waiting -= 1;
+            }
+            unseen.retain(|(table, channel, before)| table.read(&channel.0) == *before);
+        }
+        Ok(())
     }
 
-    /// Takes a channel's maps out of the tables, in a thread of its own.
+    /// Takes a channel's maps out of the tables, in a thread.
     pub(crate) fn remove(&self, channel: ChannelId) {
-        let (rings, doorbells) = (Arc::clone(&self.rings), Arc::clone(&self.doorbells));
-        let leave = move || {
-            // What is not there needs no removal; nothing else can go wrong with a valid index.
-            let _ = rings.remove(&channel.0);
-            let _ = doorbells.remove(&channel.0);
-        };
-        let mut leaving = self.leaving();
-        leaving.retain(|_, thread| !thread.is_finished());
-        leaving.insert(channel, thread::spawn(leave));
+        self.removals.begin(channel);
     }
 
     /// Returns when nothing of a removed channel is left in the tables.
     pub(crate) fn await_removal(&self, channel: ChannelId) {
-        let thread = self.leaving().remove(&channel);
-        if let Some(thread) = thread {
-            // The thread has nothing in it that panics.
-            let _ = thread.join();
-        }
-    }
-
-    fn leaving(&self) -> MutexGuard<'_, HashMap<ChannelId, JoinHandle<()>>> {
-        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
+        self.removals.wait(channel);
     }
 }

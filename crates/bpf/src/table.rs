@@ -1,6 +1,7 @@
 //! A hash or array map with typed keys and values.
 
 use std::marker::PhantomData;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 use libbpf_rs::{ErrorKind, MapCore, MapFlags, MapHandle};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -60,8 +61,7 @@ impl<K: IntoBytes + Immutable, V: IntoBytes + Immutable> Table<K, V> {
 
 impl Table<u32, i32> {
     /// Puts a map into an array of maps, which takes it by its descriptor.
-    pub(crate) fn set_map(&self, key: u32, map: &MapHandle) -> Result<(), TableError> {
-        use std::os::fd::{AsFd, AsRawFd};
-        self.set(&key, &map.as_fd().as_raw_fd())
+    pub(crate) fn set_map(&self, key: u32, map: &OwnedFd) -> Result<(), TableError> {
+        self.set(&key, &map.as_raw_fd())
     }
 }

@@ -156,7 +156,7 @@ struct ServerAddress {
 /// Made once: the parser keeps a reference.
 fn version() -> &'static str {
     static VERSION: LazyLock<String> =
-        LazyLock::new(|| portolan_manual::version(portolan_stack::VERSION));
+        LazyLock::new(|| portolan_manual::version(portolan_proto::PROTOCOL));
     &VERSION
 }
 

@@ -8,6 +8,8 @@ use std::collections::hash_map::Entry;
 use std::rc::Rc;
 use std::time::Duration;
 
+use portolan_types::Instant;
+
 use crate::errno::Errno;
 
 #[cfg(test)]
@@ -74,15 +76,32 @@ struct Ledger {
 
 impl Ledger {
     fn check(&self, uid: u32, amount: u64) -> Result<(), Exhausted> {
-        let by_user = self.users.get(&uid).copied().unwrap_or(0);
-        if uid != ROOT && by_user.saturating_add(amount) > self.limit.per_user {
+        if amount > self.room_of_user(uid) {
             return Err(Exhausted::User);
         }
-        let kept = if uid == ROOT { 0 } else { self.limit.reserve };
-        if self.used.saturating_add(amount).saturating_add(kept) > self.limit.total {
+        if amount > self.room_of_all(uid) {
             return Err(Exhausted::Total);
         }
         Ok(())
+    }
+
+    fn room(&self, uid: u32) -> u64 {
+        self.room_of_user(uid).min(self.room_of_all(uid))
+    }
+
+    fn room_of_user(&self, uid: u32) -> u64 {
+        let by_user = self.users.get(&uid).copied().unwrap_or(0);
+        match uid {
+            ROOT => u64::MAX,
+            _ => self.limit.per_user.saturating_sub(by_user),
+        }
+    }
+
+    /// Others than root leave it the reserve.
+    fn room_of_all(&self, uid: u32) -> u64 {
+        let kept = if uid == ROOT { 0 } else { self.limit.reserve };
+        let total = self.limit.total.saturating_sub(kept);
+        total.saturating_sub(self.used)
     }
 
     fn add(&mut self, uid: u32, amount: u64) {
@@ -131,6 +150,20 @@ impl Budget {
         })
     }
 
+    /// A charge of nothing yet.
+    pub fn open(&self, uid: u32) -> Charge {
+        Charge {
+            budget: self.clone(),
+            uid,
+            amount: 0,
+        }
+    }
+
+    /// How much more could the user be charged?
+    pub fn room(&self, uid: u32) -> u64 {
+        self.0.borrow().room(uid)
+    }
+
     pub fn used(&self) -> u64 {
         self.0.borrow().used
     }
@@ -165,16 +198,37 @@ impl Charge {
     }
 }
 
+impl Charge {
+    /// Charges what is used now. What is there already is charged also where it is more than there may be: then there is
+    /// no room for more ([`Budget::room`]).
+    pub fn set(&mut self, amount: u64) {
+        self.shrink_to(amount);
+        let more = amount - self.amount;
+        if more > 0 {
+            self.budget.0.borrow_mut().add(self.uid, more);
+            self.amount = amount;
+        }
+    }
+}
+
 impl Drop for Charge {
     fn drop(&mut self) {
         self.budget.0.borrow_mut().give_back(self.uid, self.amount);
     }
 }
 
+/// What requests of all users together may take of a turn, about: where they are many, each has less of it.
+const TURN: Duration = Duration::from_millis(8);
+
+/// But no less than this.
+const LEAST_SLICE: Duration = Duration::from_micros(100);
+
 /// The time of the server's loop: how long each user has had it in this turn. Who has had its slice
 /// is served again in the next turn, after the others, so that nobody loses time that nobody else wants.
 #[derive(Debug)]
 pub struct Slices {
+    /// Of one user, where there are few.
+    longest: Duration,
     slice: Duration,
     spent: HashMap<u32, Duration>,
 }
@@ -182,12 +236,16 @@ pub struct Slices {
 impl Slices {
     pub fn new(slice: Duration) -> Slices {
         Slices {
+            longest: slice,
             slice,
             spent: HashMap::new(),
         }
     }
 
+    /// As many users are expected as there were in the last one.
     pub fn begin_turn(&mut self) {
+        let users = u32::try_from(self.spent.len()).unwrap_or(u32::MAX).max(1);
+        self.slice = (TURN / users).max(LEAST_SLICE).min(self.longest);
         self.spent.clear();
     }
 
@@ -201,5 +259,70 @@ impl Slices {
 
     pub fn spend(&mut self, uid: u32, time: Duration) {
         *self.spent.entry(uid).or_default() += time;
+    }
+}
+
+/// The server's time over more than a turn: of each second, so many percent are what the requests of one user may take, each
+/// at the price that it had by the clock. Root has no such limit.
+#[derive(Debug)]
+pub struct Shares {
+    percent: u32,
+    accounts: HashMap<u32, Account>,
+}
+
+/// What a user has taken, less what has become due to it since.
+#[derive(Clone, Copy, Debug)]
+struct Account {
+    debt: Duration,
+    at: Instant,
+}
+
+/// What may be taken at once.
+const BURST: Duration = Duration::from_millis(250);
+
+/// Users whose accounts are kept, balanced or not.
+const ACCOUNTS: usize = 256;
+
+impl Shares {
+    pub fn new(percent: u32) -> Shares {
+        Shares {
+            percent,
+            accounts: HashMap::new(),
+        }
+    }
+
+    pub fn spend(&mut self, uid: u32, time: Duration, now: Instant) {
+        if uid == ROOT {
+            return;
+        }
+        let percent = self.percent;
+        if self.accounts.len() > ACCOUNTS {
+            self.accounts
+                .retain(|_, account| !account.debt_at(now, percent).is_zero());
+        }
+        let nothing = Account {
+            debt: Duration::ZERO,
+            at: now,
+        };
+        let account = self.accounts.entry(uid).or_insert(nothing);
+        *account = Account {
+            debt: account.debt_at(now, percent) + time,
+            at: now,
+        };
+    }
+
+    /// When the user may be served again; none if that is now.
+    pub fn served_again(&self, uid: u32, now: Instant) -> Option<Instant> {
+        let debt = self.accounts.get(&uid)?.debt_at(now, self.percent);
+        let surplus = debt.checked_sub(BURST)?;
+        // A part of what it may take at once, so that it is not woken for each request.
+        Some(now + (surplus + BURST / 16) * 100 / self.percent)
+    }
+}
+
+impl Account {
+    fn debt_at(&self, now: Instant, percent: u32) -> Duration {
+        let due = now.since(self.at) * percent / 100;
+        self.debt.saturating_sub(due)
     }
 }

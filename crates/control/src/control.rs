@@ -10,20 +10,26 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use portolan_proto::filter::{BindingKey, Flood};
 use portolan_timers::Queue;
 use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot};
 
+use crate::budget::Limit;
 use crate::counters::Counters;
 use crate::errno::Errno;
+use crate::flooding::Floods;
+use crate::listener_table::ListenerTable;
 use crate::orphans::{OrphanLimits, Orphans};
 use crate::ports::{ClaimId, PortTable};
 use crate::recall::{REQUESTERS_MAX, Recall, RequestedState, Requester};
 use crate::registry::{Limits, Registry};
+use crate::relay::{Interest, RelayProgress, Relays, Start};
 use crate::session::{Closing, Holder, Life, SessionEntry};
+use crate::sharing::UdpEndpoint;
 use crate::timer::{Deadline, Timer};
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// How long the port of an aborted connection is kept from careless reuse: as long as TIME_WAIT.
 const HOLD_BACK: Duration = Duration::from_secs(60);
@@ -48,6 +54,8 @@ const RECALL_WITHIN: Duration = Duration::from_secs(2);
 pub struct ControlLimits {
     pub registry: Limits,
     pub orphans: OrphanLimits,
+    /// Bytes that are held of relayed sessions.
+    pub relay_memory: Limit,
     /// Sessions in TIME-WAIT.
     pub time_wait: usize,
 }
@@ -69,6 +77,14 @@ pub enum Input {
     Close(SessionId),
     /// To be reset.
     Abort(SessionId),
+    /// To be gone, as it is.
+    Forget(SessionId),
+    /// The handshake of an active open has come to nothing: it is as before `connect`.
+    OpenFailed(SessionId),
+    /// Its program wants connections no longer, and it is as before `listen`.
+    StoppedListening(SessionId),
+    /// No packets are for it any more.
+    Unsteer(SessionId),
     /// To be kept for the next process that asks.
     Park(SessionId),
     /// The engine has begun to finish a session, with so many bytes that the peer has not acknowledged.
@@ -90,6 +106,30 @@ pub enum Input {
     Orphaned(SessionId),
     /// The peer of a session whose holder died has said its numbers, and was answered.
     ProbeAnswered(SessionId),
+    /// A session listens from now on.
+    Listens(SessionId),
+    /// It does so no longer.
+    ListeningEnds(SessionId),
+    /// A listener's accept queue is longer or shorter.
+    Resized(SessionId),
+    /// The handshake of a passive open is done, and no bytes have come.
+    Handshake(SessionId),
+    /// It is done, and there is something to read.
+    ReadableHandshake(SessionId),
+    /// It has come to nothing.
+    FailedHandshake(SessionId),
+    /// It has left its listener's queue: a process has accepted it, or it is relayed.
+    Accepted(SessionId, Option<ChannelId>),
+    /// Both ends of an open within the host are there.
+    LocalOpen(SessionId),
+    /// Answer to [`Effect::TellLocalOpener`].
+    LocalOpenerTold(SessionId, Result<(), Errno>),
+    /// Somebody else has, or needs, the port of a listener whose handshakes a process performs.
+    WantBack(SessionId),
+    /// Whoever has the descriptor of a session that is here reads and writes that.
+    Relay(SessionId, Start),
+    /// Bytes of a relayed session were moved.
+    Relayed(SessionId, RelayProgress),
     /// Somebody wants a session that a process holds.
     Recall(SessionId, Requester),
     /// A session that was wanted is here again.
@@ -103,20 +143,43 @@ pub enum Effect {
     /// The engine closes the connection; [`Input::Finishing`] follows.
     CloseConnection(SessionId, Slot),
     ResetConnection(Slot),
-    CloseListener(SessionId),
+    /// The rows of a listener are written.
+    SteerListener(SessionId),
+    CloseRows(Vec<BindingKey>),
+    /// The filter need not know of these flows to a listener any more.
+    ForgetExempt(Vec<FlowKey>),
+    /// The filter answers the SYNs to listeners.
+    AnswerFlood(BindingKey, Box<Flood>),
+    /// It does so no longer; [`Control::on_flood_ended`] follows.
+    EndFlood(BindingKey),
+    /// What the filter answers for a listener may have changed.
+    ReviewFloods(SessionId),
+    /// Connections wait to be accepted.
+    Announce(SessionId),
     /// The server's end of a local session is closed, and forgotten.
     CloseLocal(SessionId),
     ResetLocal(SessionId),
     /// Nobody holds the local session any more.
     UnholdLocal(SessionId),
-    /// Nothing more is sent or received: what its flow was guaranteed is over.
-    EndGuarantees(SessionId),
+    /// Nothing more is sent or received: what the flow was guaranteed is over.
+    EndGuarantees(FlowKey),
+    /// The extensions of the session's port end.
+    EndExtensions(SessionId),
     /// The session is gone, with all that there is of it.
     Forget(SessionId),
     /// The same when its last segments are out.
     ForgetWhenSent(SessionId),
-    /// The session that was awaited here does not come.
-    DropAwaited(Slot),
+    /// The engine's connection goes, or what has waited for a session that does not come.
+    RemoveConnection(Slot),
+    RemoveRow(FlowKey),
+    /// Datagrams to the endpoint are not for the session any more.
+    LeaveEndpoint(SessionId, UdpEndpoint),
+    /// The server's end of a local session is reset, if it has not ended, and given up.
+    DropLocalEnd(SessionId),
+    /// The kernel's socket on its port goes.
+    ReleasePort(SessionId),
+    /// All descriptors and memory that the server has for the session go.
+    Release(SessionId),
     /// Its packets come here, where no session has them.
     SteerToNobody(SessionId),
     /// A segment outside any window makes the peer acknowledge (RFC 9293 §3.10.7.4), and the reset that
@@ -128,15 +191,18 @@ pub enum Effect {
     LookAtOrphan(SessionId),
     /// A process is asked to give a session back.
     AskBack(ChannelId, SessionId),
-    StartRelay(SessionId),
+    /// Of a relayed session, what can be moved; [`Input::Relayed`] follows.
+    MoveBytes(SessionId),
+    WatchPeerEnd(SessionId, Interest),
     /// As if the request had come now.
     Serve(SessionId, Requester),
     Refuse(Requester, Errno),
-    /// What was held back of a relay follows.
-    ResumeRelay(SessionId),
-    /// The handshake waits for bytes no longer.
-    Offer(SessionId),
-    RefuseLocalConnect(SessionId),
+    /// An opener within the host is given its end; [`Input::LocalOpenerTold`] follows.
+    TellLocalOpener(SessionId),
+    /// The server reads a local session, to learn of its first bytes.
+    WatchLocal(SessionId),
+    /// The opener is told that there is no connection; [`Input::OpenFailed`] follows.
+    FailOpen(SessionId, Errno),
     TakeHandshakes(SessionId),
     OpenPortAtKernel(SessionId),
 }
@@ -149,8 +215,11 @@ pub type Effects = Vec<Effect>;
 pub struct Control {
     pub registry: Registry,
     pub ports: PortTable,
+    pub listeners: ListenerTable,
     pub timers: Queue<Timer>,
     pub counters: Counters,
+    pub(crate) relays: Relays,
+    pub(crate) floods: Floods,
     orphans: Orphans,
     /// Sessions in TIME-WAIT, the oldest first.
     time_wait: BTreeSet<(Instant, SessionId)>,
@@ -162,8 +231,11 @@ impl Control {
         Control {
             registry: Registry::new(limits.registry),
             ports,
+            listeners: ListenerTable::default(),
             timers: Queue::new(now),
             counters: Counters::default(),
+            relays: Relays::new(limits.relay_memory),
+            floods: Floods::default(),
             orphans: Orphans::new(&limits.orphans),
             time_wait: BTreeSet::new(),
             time_wait_max: limits.time_wait,
@@ -177,14 +249,32 @@ impl Control {
             Input::HungUp(id) => self.on_hangup(id, now, out),
             Input::Close(id) => self.close(id, out),
             Input::Abort(id) => self.abort(id, out),
+            Input::Forget(id) => self.forget(id, out),
+            Input::OpenFailed(id) => self.on_open_failed(id, out),
+            Input::StoppedListening(id) => self.on_stopped_listening(id, out),
+            Input::Unsteer(id) => self.unsteer(id, out),
             Input::Park(id) => self.park(id, out),
             Input::Finishing { id, unsent } => self.note_orphan(id, unsent, now, out),
             Input::Progress { id, progress } => self.on_progress(id, progress, now, out),
             Input::Unsent { id, unsent } => self.on_unsent(id, unsent, now, out),
             Input::Orphaned(id) => self.on_orphaned(id, now, out),
             Input::ProbeAnswered(id) => self.quarantine_port(id, now, out),
+            Input::Listens(id) => self.open_port(id, now, out),
+            Input::ListeningEnds(id) => self.end_listening(id, out),
+            Input::Resized(id) => self.admit_crowded_out(id, out),
+            Input::Handshake(id) => self.on_handshake(id, now, out),
+            Input::ReadableHandshake(id) => self.on_readable_handshake(id, out),
+            Input::FailedHandshake(id) => self.on_failed_handshake(id, out),
+            Input::Accepted(id, acceptor) => self.on_accepted(id, acceptor, out),
+            Input::LocalOpen(id) => self.on_local_open(id, now, out),
+            Input::LocalOpenerTold(id, is_told) => {
+                self.on_local_opener_told(id, is_told, now, out);
+            }
+            Input::WantBack(id) => self.want_back(id, now, out),
+            Input::Relay(id, start) => self.start_relay(id, start, now, out),
+            Input::Relayed(id, progress) => self.on_relayed(id, progress, now, out),
             Input::Recall(id, requester) => self.recall(id, requester, now, out),
-            Input::Returned(id) => self.on_returned(id, out),
+            Input::Returned(id) => self.on_returned(id, now, out),
             Input::Due(id, deadline) => self.on_due(id, deadline, now, out),
         }
         effects
@@ -211,10 +301,8 @@ impl Control {
             delegate.is_some_and(|delegate| delegate.is_wanted_back)
         };
         match (deadline, &session.life) {
-            (Deadline::Defer, Life::Handshake { .. }) => out.push(Effect::Offer(id)),
-            (Deadline::LocalConnect, Life::Connecting { .. }) => {
-                out.push(Effect::RefuseLocalConnect(id));
-            }
+            (Deadline::Defer, Life::Handshake { .. }) => self.on_readable_handshake(id, out),
+            (Deadline::LocalConnect, Life::Connecting { .. }) => self.on_late_local_open(id, out),
             (Deadline::Recall, _) if session.recall.is_some() => {
                 self.counters.recall_timeouts += 1;
                 match session.local_peer {
@@ -222,7 +310,7 @@ impl Control {
                     None => self.on_orphaned(id, now, out),
                 }
             }
-            (Deadline::Relay, Life::Relayed(_)) => out.push(Effect::ResumeRelay(id)),
+            (Deadline::Relay, Life::Relayed(_)) => self.end_allowance(id, out),
             (Deadline::Probe, Life::Closing(Closing::Probing { .. })) => self.probe(id, now, out),
             (Deadline::Orphan, Life::Closing(Closing::Finishing(Some(_)))) => {
                 out.push(Effect::LookAtOrphan(id));
@@ -246,7 +334,10 @@ impl Control {
             (Life::Connected, Protocol::Tcp) => self.on_orphaned(id, now, out),
             (Life::Offered, _) => self.abort(id, out),
             (Life::Parked, _) => self.close(id, out),
-            (Life::Listening(_), _) => out.push(Effect::CloseListener(id)),
+            (Life::Listening(_), _) => {
+                self.end_listening(id, out);
+                out.push(Effect::Forget(id));
+            }
             (Life::Relayed(_), Protocol::Tcp) | (Life::Closing(_) | Life::Handshake { .. }, _) => {}
             (Life::Bound | Life::Connecting { .. }, _)
             | (Life::Connected | Life::Relayed(_), Protocol::Udp) => out.push(Effect::Forget(id)),
@@ -265,7 +356,7 @@ impl Control {
 
     // The end of a session.
 
-    fn close(&mut self, id: SessionId, out: &mut Effects) {
+    pub(crate) fn close(&mut self, id: SessionId, out: &mut Effects) {
         let Some(session) = self.registry.session_mut(id) else {
             return;
         };
@@ -278,7 +369,7 @@ impl Control {
         }
     }
 
-    fn abort(&mut self, id: SessionId, out: &mut Effects) {
+    pub(crate) fn abort(&mut self, id: SessionId, out: &mut Effects) {
         self.counters.aborts += 1;
         let Some(session) = self.registry.session_mut(id) else {
             return;
@@ -379,7 +470,7 @@ impl Control {
             }
             _ => return,
         }
-        out.push(Effect::EndGuarantees(id));
+        out.extend(session.flow().map(Effect::EndGuarantees));
         self.time_wait.insert((now, id));
         while self.time_wait.len() > self.time_wait_max
             && let Some((_, oldest)) = self.time_wait.pop_first()
@@ -415,7 +506,7 @@ impl Control {
             // Others may have the descriptor.
             self.park(id, out);
             if self.is_parked(id) {
-                self.on_returned(id, out);
+                self.on_returned(id, now, out);
             }
             return;
         }
@@ -441,7 +532,7 @@ impl Control {
     fn drop_awaited(&mut self, id: SessionId, out: &mut Effects) {
         let session = self.registry.session_mut(id);
         if let Some((slot, _)) = session.and_then(|session| session.awaited.take()) {
-            out.push(Effect::DropAwaited(slot));
+            out.push(Effect::RemoveConnection(slot));
         }
     }
 
@@ -496,11 +587,20 @@ impl Control {
         }
     }
 
-    /// Takes the session out with all that is known of it. Whoever waits for it is told, and what it has elsewhere goes,
-    /// by the entry.
-    pub fn remove(&mut self, id: SessionId) -> Option<SessionEntry> {
+    /// Takes the session out with all that is known of it. What it has elsewhere goes by what its entry says, and whoever
+    /// waits for it is refused.
+    pub(crate) fn forget(&mut self, id: SessionId, out: &mut Effects) {
         self.release_orphan(id);
-        let session = self.registry.remove(id)?;
+        let accepter = self.registry.session(id).and_then(|it| it.local_peer);
+        if self.leave_local_opens(id, accepter) {
+            out.extend(accepter.map(Effect::Forget));
+        }
+        self.vacate(id, out);
+        let Some(mut session) = self.registry.remove(id) else {
+            return;
+        };
+        out.extend(session.flow().map(Effect::EndGuarantees));
+        out.extend([Effect::EndExtensions(id), Effect::Release(id)]);
         if let Life::Closing(Closing::TimeWait { since }) = session.life {
             self.time_wait.remove(&(since, id));
         }
@@ -509,10 +609,35 @@ impl Control {
                 self.disarm(id, deadline);
             }
         }
-        for claim in session.claim.into_iter().chain(session.flow_claim) {
+        for claim in session.take_claims() {
             self.ports.release(claim);
         }
-        Some(session)
+        for requester in session.recall.into_iter().flat_map(|it| it.requesters) {
+            self.refuse(requester, Errno::CONNRESET, out);
+        }
+    }
+
+    /// The session is nowhere any more: not in the engine, not in the filter, not in memory that it shares with another.
+    pub(crate) fn vacate(&mut self, id: SessionId, out: &mut Effects) {
+        self.drop_awaited(id, out);
+        let Some(session) = self.registry.session_mut(id) else {
+            return;
+        };
+        out.extend(session.server_slot().map(Effect::RemoveConnection));
+        if session.local_peer.take().is_some() {
+            out.push(Effect::DropLocalEnd(id));
+        }
+        self.unsteer(id, out);
+    }
+
+    fn unsteer(&mut self, id: SessionId, out: &mut Effects) {
+        let row = self.registry.unsteer(id);
+        out.extend(row.map(Effect::RemoveRow));
+        if let Some(session) = self.registry.session(id)
+            && session.protocol == Protocol::Udp
+        {
+            out.push(Effect::LeaveEndpoint(id, session.into()));
+        }
     }
 
     // Sessions that others want.
@@ -551,7 +676,7 @@ impl Control {
 
     /// The session is here again: whoever waits for it hears how it goes on. From the second time on it is relayed, since
     /// nobody could have it for long.
-    fn on_returned(&mut self, id: SessionId, out: &mut Effects) {
+    fn on_returned(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         let requesters = self.take_recall(id);
         if requesters.is_empty() {
             return;
@@ -565,7 +690,7 @@ impl Control {
             }]
         );
         if self.is_parked(id) && !(is_first && may_move) {
-            out.push(Effect::StartRelay(id));
+            self.start_relay(id, Start::AtOnce, now, out);
         }
         let serve = requesters.into_iter().map(|it| Effect::Serve(id, it));
         out.extend(serve);

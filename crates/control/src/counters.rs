@@ -38,9 +38,15 @@ counters! {
     lists_refused = "budget_lists_refused",
     /// Times that requests of a user waited for the next turn.
     slices_spent = "budget_turns_spent",
+    /// Times that a connection was not read for a while, since its user's requests had had their share of the time.
+    shares_spent = "budget_shares_spent",
+    /// Times that a relayed descriptor was not read, since what the server holds for its user's was as much as may be.
+    relays_stalled = "budget_relays_stalled",
     /// Closed connections that were reset: their user had too many, or too much unsent, or their peer took nothing for
     /// too long.
     orphans_reset = "orphans_reset",
+    /// System calls of the server's that its own filter refused.
+    calls_refused = "refused_system_calls",
     /// Requests for guarantees that were not granted.
     guarantees_refused = "guarantees_refused",
     /// Protocols of programs' own.
@@ -75,6 +81,8 @@ counters! {
     direct_host_limit = "direct_refused_host_limit",
     direct_delivery = "direct_refused_delivery",
     direct_not_made = "direct_refused_not_made",
+    /// How often the packet filter was put back on a device that somebody had taken it off.
+    hooks_restored = "hooks_restored",
     /// Devices that were to have the packet filter in their driver, and have it not.
     driver_hooks_refused = "driver_hooks_refused",
     /// Handles that processes were given for their sessions (active demultiplexing).

@@ -42,7 +42,9 @@ impl Command {
 
     pub fn of(body: &RequestBody) -> Option<Command> {
         Some(match body {
-            RequestBody::Bind { .. } | RequestBody::ReplaceDescriptor { .. } => Command::Bind,
+            RequestBody::Bind { .. }
+            | RequestBody::ReplaceDescriptor { .. }
+            | RequestBody::Describe { .. } => Command::Bind,
             RequestBody::Connect { .. } => Command::Connect,
             RequestBody::Listen { .. } => Command::Listen,
             RequestBody::StopListening { .. } => Command::StopListening,

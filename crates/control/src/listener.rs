@@ -52,6 +52,8 @@ pub struct Listener {
     ready: VecDeque<SessionId>,
     /// Offered, not yet cached.
     offered: HashSet<SessionId>,
+    /// Opens within the host that wait for room.
+    pub(crate) local_opens: VecDeque<SessionId>,
     /// The descriptor's queue is full: we wait for room, and leave connections to the kernel.
     pub is_blocked: bool,
     /// Another process than the one that accepted it was the first to use the last connection.
@@ -78,6 +80,7 @@ impl Listener {
             crowded_out: VecDeque::new(),
             ready: VecDeque::new(),
             offered: HashSet::new(),
+            local_opens: VecDeque::new(),
             is_blocked: false,
             is_for_children: false,
             delegate: None,
@@ -109,9 +112,10 @@ impl Listener {
 
     pub fn caching(&self) -> Caching {
         let is_concurrent = self.options.is_concurrent_server;
-        match is_concurrent.unwrap_or(self.is_for_children) {
-            true => Caching::WithFirstUse,
-            false => Caching::WithAccept,
+        if is_concurrent.unwrap_or(self.is_for_children) {
+            Caching::WithFirstUse
+        } else {
+            Caching::WithAccept
         }
     }
 

@@ -84,6 +84,9 @@ struct ClaimEntry {
     usage: Use,
 }
 
+/// How many ports a connection looks at for one that nobody has.
+const UNSHARED_TRIES: usize = 16;
+
 /// All claims of one network namespace.
 #[derive(Debug)]
 pub struct PortTable {
@@ -134,7 +137,8 @@ impl PortTable {
     }
 
     /// Grants an ephemeral port for a connection to `remote`. Connections to different peers may
-    /// share a port; a bound endpoint is never shared. Of a connection within one host both ends are here: the other one
+    /// share a port, which they do where a port of one's own is not found soon: who binds it later with `SO_REUSEADDR` must
+    /// share with each of them. A bound endpoint is never shared. Of a connection within one host both ends are here: the other one
     /// of the last on this port may still be closing.
     pub fn connect(
         &mut self,
@@ -143,7 +147,9 @@ impl PortTable {
         random: u32,
     ) -> Result<(ClaimId, SocketAddr), ClaimError> {
         let mut candidate = normalised(claim);
-        for port in self.search(random) {
+        let is_free = |port: &u16| !self.taken(claim.protocol, *port);
+        let free = self.search(random).take(UNSHARED_TRIES).find(is_free);
+        for port in free.into_iter().chain(self.search(random)) {
             candidate.local.set_port(port);
             let flow = flow_of(&candidate, remote);
             let is_known = [flow, flow.reversed()]

@@ -3,15 +3,17 @@
 //! proves that its descriptor's message was read.
 
 use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
 
 use portolan_proto::control::SocketOptionsBlob;
-use portolan_types::{ChannelId, Generation, SessionId, Slot};
+use portolan_types::{ChannelId, FlowKey, Generation, SessionId, Slot};
 
 use crate::budget::{Budget, Charge, Exhausted, Limit};
 use crate::errno::Errno;
 use crate::legality::{self, Command, SessionPhase};
 use crate::listener::Listener;
-use crate::session::{Holder, Life, Opening, Relay, SessionEntry};
+use crate::relay::Relay;
+use crate::session::{Holder, Life, Opening, SessionEntry};
 
 #[cfg(test)]
 mod tests;
@@ -53,6 +55,10 @@ pub struct Registry {
     processes: HashMap<ChannelId, Process>,
     sessions: HashMap<SessionId, SessionEntry>,
     cookies: HashMap<u64, SessionId>,
+    /// Sessions with a row of their flow in the filter.
+    flows: HashMap<FlowKey, SessionId>,
+    /// Memberships of all sessions in groups.
+    memberships: usize,
     /// The last generation given to any row: fresh for every aim of every row.
     generation: u32,
 }
@@ -68,6 +74,8 @@ impl Registry {
             processes: HashMap::new(),
             sessions: HashMap::new(),
             cookies: HashMap::new(),
+            flows: HashMap::new(),
+            memberships: 0,
             generation: 0,
         }
     }
@@ -178,6 +186,10 @@ impl Registry {
         if let Some(channel) = owner {
             self.has_room(channel)?;
         }
+        // One near end, one session: a second would take the first one's name.
+        if opening.cookie != 0 && self.by_cookie(opening.cookie).is_some() {
+            return Err(Errno::INVAL);
+        }
         let charge = self.session_budget.charge(opening.uid, 1)?;
         let mut id = SessionId(random());
         while id.0 == 0 || self.sessions.contains_key(&id) {
@@ -270,14 +282,52 @@ impl Registry {
         let generation = self.next_generation();
         if let Some(session) = self.sessions.get_mut(&id) {
             session.generation = generation;
+            let has_row = holder != Holder::None && !session.is_local();
+            if let Some(flow) = session.flow().filter(|_| has_row) {
+                session.row = Some(flow);
+                self.flows.insert(flow, id);
+            }
         }
         self.set_holder(id, holder);
         generation
     }
 
-    /// The same without a generation: nothing reaches the session any more.
-    pub fn unsteer(&mut self, id: SessionId) {
+    /// Nothing reaches the session any more. Returns the flow that has a row.
+    pub fn unsteer(&mut self, id: SessionId) -> Option<FlowKey> {
         self.set_holder(id, Holder::None);
+        let flow = self.sessions.get_mut(&id)?.row.take()?;
+        if self.flows.get(&flow) == Some(&id) {
+            self.flows.remove(&flow);
+        }
+        Some(flow)
+    }
+
+    /// Makes the session a member of a group on a device.
+    pub fn join_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
+        if let Some(session) = self.sessions.get_mut(&id)
+            && session.memberships.insert((group, interface))
+        {
+            self.memberships += 1;
+        }
+    }
+
+    pub fn leave_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
+        if let Some(session) = self.sessions.get_mut(&id)
+            && session.memberships.remove(&(group, interface))
+        {
+            self.memberships -= 1;
+        }
+    }
+
+    pub fn leave_all_groups(&mut self, id: SessionId) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            self.memberships -= std::mem::take(&mut session.memberships).len();
+        }
+    }
+
+    /// Is any session a member of a group?
+    pub fn has_members(&self) -> bool {
+        self.memberships > 0
     }
 
     fn set_holder(&mut self, id: SessionId, holder: Holder) {
@@ -328,7 +378,8 @@ impl Registry {
 
     pub fn remove(&mut self, id: SessionId) -> Option<SessionEntry> {
         self.detach(id);
-        self.set_holder(id, Holder::None);
+        self.unsteer(id);
+        self.leave_all_groups(id);
         let session = self.sessions.remove(&id)?;
         for channel in &session.users {
             if let Some(process) = self.processes.get_mut(channel) {
@@ -372,6 +423,11 @@ impl Registry {
 
     pub fn by_cookie(&self, cookie: u64) -> Option<&SessionEntry> {
         self.cookies.get(&cookie).and_then(|id| self.session(*id))
+    }
+
+    /// The session whose row has the flow.
+    pub fn by_flow(&self, flow: &FlowKey) -> Option<SessionId> {
+        self.flows.get(flow).copied()
     }
 
     pub fn process(&self, channel: ChannelId) -> Option<&Process> {

@@ -4,15 +4,16 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 
-use portolan_proto::control::{Delivery, Reuse, SocketOptionsBlob};
+use portolan_proto::control::{Delivery, HandshakeOptions, Reuse, SocketOptionsBlob};
 use portolan_proto::report::SharedReason;
 use portolan_types::{ChannelId, FlowKey, Generation, Instant, Protocol, SessionId, Slot};
 
 use crate::budget::Charge;
 use crate::legality::{Command, SessionPhase};
 use crate::listener::Listener;
-use crate::ports::ClaimId;
-use crate::recall::{Recall, Requester};
+use crate::ports::{ClaimId, PortClaim};
+use crate::recall::Recall;
+use crate::relay::Relay;
 
 /// Where a session's packets go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,6 +50,13 @@ pub enum Life {
 }
 
 impl Life {
+    /// Of a handshake that waits for nothing else.
+    pub fn handshake() -> Life {
+        Life::Handshake {
+            deferred_until: None,
+        }
+    }
+
     pub fn phase(&self) -> SessionPhase {
         match self {
             Life::Bound => SessionPhase::Bound,
@@ -62,21 +70,6 @@ impl Life {
             Life::Closing(_) => SessionPhase::Closing,
         }
     }
-}
-
-/// What one relayed session has seen.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Relay {
-    /// The application's side ended: nothing more comes from the descriptor.
-    pub near_ended: bool,
-    /// The peer's end was passed on to the descriptor.
-    pub far_ended: bool,
-    /// Every copy of the descriptor is closed.
-    pub hung_up: bool,
-    /// And bytes lay in it that nobody had read.
-    pub left_unread: bool,
-    /// Bytes that may still go to the descriptor before its last holder has had time to come back.
-    pub allowance: Option<usize>,
 }
 
 /// How the server finishes a session that no process has any more.
@@ -116,6 +109,8 @@ pub struct SessionEntry {
     pub uid: u32,
     pub holder: Holder,
     pub generation: Generation,
+    /// Its row in the filter's table of flows.
+    pub(crate) row: Option<FlowKey>,
     /// Where the server waits for it while its holder packs it.
     pub awaited: Option<(Slot, Generation)>,
     /// Others want it, and its holder was asked to give it back.
@@ -149,7 +144,7 @@ pub struct SessionEntry {
     /// `SO_PRIORITY`, if it has chosen one.
     pub priority: u8,
     /// Groups, each on one device.
-    pub memberships: BTreeSet<(IpAddr, u32)>,
+    pub(crate) memberships: BTreeSet<(IpAddr, u32)>,
     /// It shares its process's ring although it would rather not, and why.
     pub ring_refusal: Option<SharedReason>,
     /// Charged for it; the first process that opened or cached it.
@@ -176,12 +171,46 @@ impl SessionEntry {
         })
     }
 
+    /// What its port is claimed with.
+    pub fn port_claim(&self) -> PortClaim {
+        PortClaim {
+            protocol: self.protocol,
+            local: self.local,
+            reuse: self.reuse,
+            v6_only: self.v6_only,
+            uid: self.uid,
+        }
+    }
+
+    pub(crate) fn take_claims(&mut self) -> impl Iterator<Item = ClaimId> + use<> {
+        let claims = [self.claim.take(), self.flow_claim.take()];
+        claims.into_iter().flatten()
+    }
+
+    /// Where the server's engine has it.
+    pub fn server_slot(&self) -> Option<Slot> {
+        match self.holder {
+            Holder::Server(slot) => Some(slot),
+            Holder::None | Holder::Process(..) => None,
+        }
+    }
+
+    /// Are both ends on this host?
+    pub fn is_local(&self) -> bool {
+        self.local_peer.is_some()
+    }
+
     pub fn owner(&self) -> Option<ChannelId> {
         self.owner
     }
 
     pub fn is_held_by(&self, channel: ChannelId) -> bool {
         matches!(self.holder, Holder::Process(holder, _) if holder == channel)
+    }
+
+    /// Groups that it is a member of, each on one device.
+    pub fn memberships(&self) -> impl Iterator<Item = (IpAddr, u32)> + '_ {
+        self.memberships.iter().copied()
     }
 
     /// Does `channel` have, or did it have, the descriptor?
@@ -196,17 +225,29 @@ impl SessionEntry {
         self.users.iter().copied().filter(is_idle)
     }
 
+    /// What a program chooses for an open, or for all connections to a listener.
+    pub fn choose(&mut self, options: &HandshakeOptions) {
+        self.delivery = options.delivery;
+        self.set_priority(options.priority);
+    }
+
+    pub fn set_priority(&mut self, priority: u8) {
+        self.priority = match priority {
+            1..=HandshakeOptions::PRIORITY_MAX => priority,
+            _ => 0,
+        };
+    }
+
+    /// Does it wait for bytes before it is offered?
+    pub fn is_deferred(&self) -> bool {
+        matches!(self.life, Life::Handshake { deferred_until } if deferred_until.is_some())
+    }
+
     /// The server is to finish it, if it is not doing so already.
     pub(crate) fn begin_closing(&mut self) {
         if !self.is_closing() {
             self.life = Life::Closing(Closing::Finishing(None));
         }
-    }
-
-    /// Requests that wait for it.
-    pub fn into_requesters(self) -> Vec<Requester> {
-        self.recall
-            .map_or_else(Vec::new, |recall| recall.requesters)
     }
 
     /// The server finishes it.
@@ -283,6 +324,7 @@ impl Opening {
             uid: self.uid,
             holder: Holder::None,
             generation: Generation(0),
+            row: None,
             awaited: None,
             recall: None,
             local_peer: None,

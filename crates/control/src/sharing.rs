@@ -2,13 +2,60 @@
 //! deal of flows among `SO_REUSEPORT` sockets that moves as few flows as it can.
 
 use std::collections::HashMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use portolan_proto::control::Reuse;
-use portolan_proto::filter::SHARE_BUCKETS;
-use portolan_types::SessionId;
+use portolan_proto::filter::{BindingKey, SHARE_BUCKETS};
+use portolan_types::{Protocol, SessionId};
+
+use crate::session::SessionEntry;
 
 #[cfg(test)]
 mod tests;
+
+/// Where a UDP session is bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UdpEndpoint {
+    pub local: SocketAddr,
+    pub v6_only: bool,
+}
+
+impl From<&SessionEntry> for UdpEndpoint {
+    fn from(session: &SessionEntry) -> UdpEndpoint {
+        UdpEndpoint {
+            local: session.local,
+            v6_only: session.v6_only,
+        }
+    }
+}
+
+impl UdpEndpoint {
+    /// The rows of the table of bindings that it has to do with, and whether it only sends from them.
+    pub fn bindings(&self) -> Vec<(BindingKey, bool)> {
+        let own = BindingKey::of(Protocol::Udp, self.local, self.v6_only);
+        let mut keys: Vec<(BindingKey, bool)> = own.map(|key| (key, false)).collect();
+        let address = self.local.ip();
+        if is_for_many(address) {
+            let any = SocketAddr::new(any_of(address), self.local.port());
+            keys.push((BindingKey::new(Protocol::Udp, any), true));
+        }
+        keys
+    }
+}
+
+/// Any address of the same family.
+pub fn any_of(address: IpAddr) -> IpAddr {
+    match address {
+        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    }
+}
+
+/// A multicast address, or one that ends in a way that only a broadcast address may: sockets bound
+/// to it send from another.
+fn is_for_many(address: IpAddr) -> bool {
+    address.is_multicast() || matches!(address, IpAddr::V4(v4) if v4.is_broadcast())
+}
 
 /// One of the sockets bound to an endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

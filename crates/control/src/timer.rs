@@ -14,6 +14,10 @@ pub enum Timer {
     Listings,
     /// Who waits for descriptors.
     Descriptors,
+    /// Connections whose user has had its share of the time.
+    Shares,
+    /// Relays that wait for room in their user's budget.
+    RelayMemory,
     Neighbour(NextHop),
     ChannelPool,
     Floods,
@@ -23,6 +27,8 @@ pub enum Timer {
     Cpu,
     Extensions,
     Cgroups,
+    /// Rows that are to name another receive budget.
+    Budgets,
     TxQueues(ChannelId),
     Links,
     /// Requests that wait for copies of a descriptor to be closed.

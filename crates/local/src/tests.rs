@@ -483,6 +483,26 @@ fn two_ends_behave_like_two_queues() {
 /// Whatever the peer writes into its words, this end neither panics nor reads outside, and either
 /// goes on or has failed for good.
 #[test]
+fn impossible_positions_of_its_own_reset_the_stream() {
+    for word in [u64::MAX, u64::MAX - 1, 1 << 63, (1 << 62) + 1] {
+        for is_sent in [false, true] {
+            let rings = memory(RING_MIN);
+            let own = &rings.ends().opener;
+            match is_sent {
+                true => own.sent.0.bytes.store(word, Relaxed),
+                false => own.taken.0.store(word, Relaxed),
+            }
+            let mut end = Local::new(Arc::clone(&rings), Side::Opener);
+            let _ = end.tcp_info();
+            assert_eq!(end.send(NOW, b"text"), 0);
+            assert_eq!(end.take_error(), Some(Error::Aborted));
+            assert!(end.is_closed());
+            let _ = end.publish();
+        }
+    }
+}
+
+#[test]
 fn a_hostile_peer_harms_only_the_stream() {
     check!(2000)
         .with_type::<Vec<(u8, u64)>>()

@@ -15,6 +15,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Frame, TxQueueId, Wire};
+use portolan_sys::doorbell::Doorbell;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::tap::{TapIo, WriteError};
 use portolan_types::{Instant, Slot};
@@ -161,13 +162,34 @@ impl Channel {
     /// Frames come by the ring again.
     pub(crate) fn wake_up(&mut self, now: Instant) {
         self.rx_path.wake_up(now);
-        self.rings.wake_up();
+        self.rings.wake_up(now);
     }
 
-    /// Has the filter wake whoever polls the rings for frames that nobody looks at for a while.
-    pub(crate) fn want_attention(&self) {
-        self.rx_path.want_attention();
-        self.rings.want_attention();
+    /// Is the filter to wake whoever polls the rings for frames that nobody looks at for a while?
+    pub(crate) fn want_attention(&self, is_wanted: bool) {
+        self.doorbells()
+            .for_each(|doorbell| doorbell.want_attention(is_wanted));
+    }
+
+    /// Somebody looks at the rings.
+    pub(crate) fn note_look(&self, now: Instant) {
+        self.doorbells()
+            .for_each(|doorbell| doorbell.note_look(now));
+    }
+
+    /// Somebody looks at them again and again, and without a clock.
+    pub(crate) fn note_looks(&self) {
+        self.doorbells().for_each(Doorbell::note_looks);
+    }
+
+    /// Was there more to send than the windows let through?
+    pub(crate) fn note_awaited_window(&self, is_awaited: bool) {
+        self.doorbells()
+            .for_each(|doorbell| doorbell.note_awaited_window(is_awaited));
+    }
+
+    fn doorbells(&self) -> impl Iterator<Item = &Doorbell> {
+        std::iter::once(self.rx_path.doorbell()).chain(self.rings.doorbells())
     }
 
     /// Readable when an ICMP error, or a frame that just missed the tap, has come while asleep.

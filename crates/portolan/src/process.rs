@@ -5,6 +5,7 @@
 pub(crate) mod cancel;
 pub(crate) mod control;
 pub(crate) mod inside;
+pub(crate) mod limit;
 pub(crate) mod report;
 pub(crate) mod settings;
 
@@ -16,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use portolan_proto::PROTOCOL;
 use portolan_proto::control::{Delivery, MappingChoice, Parameters, ReplyBody, RequestBody};
-use portolan_stack::VERSION;
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::pi::{PiGuard, PiMutex};
 use portolan_sys::ring::Ring;
@@ -78,6 +79,7 @@ pub(crate) enum Absent {
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 /// This process does without Portolan from now on.
 static IS_RENOUNCED: AtomicBool = AtomicBool::new(false);
+static IS_FORKED: AtomicBool = AtomicBool::new(false);
 static STARTING: Mutex<Option<Instant>> = Mutex::new(None);
 
 /// A server's control socket, and the network namespace of the thread that found it.
@@ -255,6 +257,15 @@ impl Process {
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
     }
 
+    /// In a child of fork, before it has asked for a channel of its own.
+    pub(crate) fn is_new_child() -> bool {
+        IS_FORKED.load(Ordering::Relaxed) && Process::running().is_none()
+    }
+
+    pub(crate) fn note_fork() {
+        IS_FORKED.store(true, Ordering::Relaxed);
+    }
+
     /// In a forked child: the parent's channel is not ours.
     pub(crate) fn forget() {
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
@@ -267,7 +278,7 @@ impl Process {
         let control =
             Control::connect(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let hello = RequestBody::Hello {
-            version: VERSION,
+            version: PROTOCOL,
             program: program(),
         };
         let (reply, fds) = control
@@ -418,6 +429,11 @@ impl Process {
             guard: Some(self.core.lock()),
             process: self,
         }
+    }
+
+    /// Has a thread the lock at the moment?
+    pub(crate) fn is_locked(&self) -> bool {
+        self.core.is_held()
     }
 
     /// Notifies the peer of a local session whose notifier is not known here yet.

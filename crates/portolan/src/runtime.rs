@@ -28,7 +28,7 @@ use crate::runtime::migrated_flows::MigratedFlows;
 use crate::socket::Socket;
 use crate::socket::inboxes::Inboxes;
 use crate::wait::Waiter;
-use crate::wait::openings::Openings;
+use crate::wait::openings::{Openings, Taker};
 use crate::wait::spin::Spread;
 use crate::wait::watch::{Leader, Needs, Role, SleepsOn, Watch};
 
@@ -70,6 +70,8 @@ pub(crate) struct Core {
     wire_until: Instant,
     /// Counts the times somebody attended to the channel.
     pub(crate) attended: u64,
+    /// A thread spins: nobody else is to be asked to look at frames.
+    is_spinning: bool,
     /// Counts what watchers of sockets were told.
     pub(crate) notify_seq: u64,
     pub(crate) spread: Spread,
@@ -133,6 +135,7 @@ impl Core {
             pending_signals: Vec::new(),
             wire_until: Instant::ZERO,
             attended: 0,
+            is_spinning: false,
             notify_seq: 0,
             spread: Spread::default(),
         }
@@ -175,6 +178,12 @@ impl Core {
         }
     }
 
+    /// A session came with something to read, of which no frame will tell: the helper, if it sleeps as the leader, is to
+    /// see whether the program waits for it where nobody shows (`wait/unseen.rs`).
+    pub(crate) fn call_helper(&self) {
+        wake(self.watch.call_helper());
+    }
+
     /// The socket whose session lies at `slot`.
     pub(crate) fn attach(&mut self, slot: Slot, socket: Arc<Socket>) {
         let index = slot.0 as usize;
@@ -198,6 +207,7 @@ impl Core {
     /// Takes in what has arrived and runs due timers, without answering yet.
     pub(crate) fn poll_rx(&mut self, now: Instant) {
         self.attended += 1;
+        self.channel.note_look(now);
         self.refresh_routes();
         self.receive(now);
         self.stack.expire(now);
@@ -248,6 +258,7 @@ impl Core {
             return false;
         }
         self.attended += 1;
+        self.channel.note_looks();
         !socket.has_error()
             && match self.stack.get(socket.slot()) {
                 Some(Session::Tcp(session)) => {
@@ -287,6 +298,7 @@ impl Core {
         let output = layers::enter(Layer::OutputSession);
         self.stack.output(now, &self.routes, &mut self.channel);
         drop(output);
+        self.channel.note_awaited_window(self.stack.awaits_window());
         self.channel.accounts.end();
         for NextHop { interface, address } in self.stack.unresolved() {
             if self.outbox.len() < OUTBOX_MAX {
@@ -352,9 +364,11 @@ impl Core {
     }
 
     /// The outcome of an active open will come on the descriptor `fd` of a socket.
-    pub(crate) fn add_opening(&mut self, socket: &Arc<Socket>, fd: RawFd) {
-        self.openings.add(socket, fd);
-        self.additions += 1;
+    pub(crate) fn add_opening(&mut self, socket: &Arc<Socket>, fd: RawFd, taker: Taker) {
+        self.openings.add(socket, fd, taker);
+        if taker == Taker::Leader {
+            self.additions += 1;
+        }
     }
 
     /// A thread that waited itself for the outcome of an open waits no more.
@@ -532,6 +546,33 @@ impl Core {
             Role::Lead => self.stop_leading(now),
             Role::Follow => self.watch.unfollow(waiter),
         }
+    }
+
+    /// A thread spins from now on, and looks at frames as they come.
+    pub(crate) fn begin_spin(&mut self) {
+        if !std::mem::replace(&mut self.is_spinning, true) {
+            self.channel.want_attention(false);
+        }
+    }
+
+    /// The thread that spun is about to do something else. True if something came in the last moment, which was taken
+    /// in.
+    pub(crate) fn end_spin(&mut self, now: Instant) -> bool {
+        if !std::mem::replace(&mut self.is_spinning, false) {
+            return false;
+        }
+        self.channel.want_attention(true);
+        let has_come = self.channel.may_have_received();
+        if has_come {
+            self.poll(now);
+        }
+        has_come
+    }
+
+    /// Called by a thread that waited, and goes back to its application.
+    pub(crate) fn leave_wait(&mut self, now: Instant) {
+        self.end_spin(now);
+        self.hand_over();
     }
 
     /// Called by a thread that goes back to its application: somebody else has to lead.

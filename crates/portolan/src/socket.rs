@@ -12,7 +12,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{
     AtomicBool, AtomicI32, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering,
 };
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use portolan_local::Stream;
@@ -64,6 +64,8 @@ pub(crate) struct Socket {
     is_shared: AtomicBool,
     /// Descriptors of this process that refer to it.
     references: AtomicU32,
+    /// Numbers in the table of descriptors that are this socket's.
+    numbers: AtomicU32,
     setup: Mutex<Setup>,
     options: Mutex<Options>,
     watchers: Mutex<Watchers>,
@@ -86,6 +88,7 @@ pub(crate) struct Socket {
     is_with_kernel: AtomicBool,
     /// The server is to do its work, from its first byte on.
     is_for_server: AtomicBool,
+    is_relayed_first: AtomicBool,
     asking: Asking,
 }
 
@@ -115,8 +118,12 @@ impl Asking {
 
     /// It was not in vain.
     fn begin_anew(&self) {
+        self.begin_at(0);
+    }
+
+    fn begin_at(&self, nanoseconds: u64) {
         self.wait.store(0, Ordering::Relaxed);
-        self.next.store(0, Ordering::Relaxed);
+        self.next.store(nanoseconds, Ordering::Relaxed);
     }
 }
 
@@ -129,8 +136,8 @@ pub(crate) const SEND: u8 = 2;
 pub(crate) struct Setup {
     /// Once the server knows the socket.
     pub(crate) session: Option<SessionId>,
-    /// The descriptor's other end, until the server gets it; of a listener, once the server has gone.
-    pub(crate) far: Option<InternalFd>,
+    /// Of a listener whose server has gone: the other end of a descriptor that nobody writes to.
+    pub(crate) silent_far: Option<InternalFd>,
     /// Its descriptor keeps messages apart: a bound TCP socket's does, so that whoever has a copy finds the connections to
     /// accept there, whichever of them calls `listen`.
     pub(crate) carries_messages: bool,
@@ -178,18 +185,9 @@ struct Watchers {
 }
 
 impl Socket {
-    pub(crate) fn new(family: Family, protocol: Protocol, far: InternalFd) -> Socket {
-        let setup = Setup {
-            far: Some(far),
-            ..Setup::default()
-        };
-        Socket::with(
-            family,
-            protocol,
-            SocketState::Idle,
-            setup,
-            Options::default(),
-        )
+    pub(crate) fn new(family: Family, protocol: Protocol) -> Socket {
+        let (setup, options) = (Setup::default(), Options::default());
+        Socket::with(family, protocol, SocketState::Idle, setup, options)
     }
 
     /// An accepted session, which the server holds.
@@ -230,6 +228,7 @@ impl Socket {
             is_async: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
             references: AtomicU32::new(1),
+            numbers: AtomicU32::new(0),
             setup: Mutex::new(setup),
             wants_times: AtomicBool::new(options.wants_times()),
             is_stamping: AtomicBool::new(options.timestamping() != 0),
@@ -244,6 +243,7 @@ impl Socket {
             peek_offset: AtomicI32::new(-1),
             is_with_kernel: AtomicBool::new(false),
             is_for_server: AtomicBool::new(false),
+            is_relayed_first: AtomicBool::new(false),
             asking: Asking::default(),
         }
     }
@@ -368,6 +368,22 @@ impl Socket {
         self.asking.begin_anew();
     }
 
+    /// It is relayed although this process could have it, which will ask for it after that moment.
+    pub(crate) fn note_first_relay(&self, until: Instant) {
+        self.asking.begin_at(until.as_nanos());
+        self.is_relayed_first.store(true, Ordering::Relaxed);
+    }
+
+    /// True once, if the session is relayed only at first: a call needs more than a relay can do.
+    pub(crate) fn end_first_relay(&self) -> bool {
+        let is_first = self.is_relayed_first.load(Ordering::Relaxed)
+            && self.is_relayed_first.swap(false, Ordering::Relaxed);
+        if is_first {
+            self.asking.begin_anew();
+        }
+        is_first
+    }
+
     /// Does anybody here wait for its events?
     pub(crate) fn is_watched(&self) -> bool {
         let watchers = self.watchers();
@@ -388,15 +404,6 @@ impl Socket {
 
     pub(crate) fn setup(&self) -> MutexGuard<'_, Setup> {
         self.setup.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// As [`Socket::setup`], unless somebody has it.
-    pub(crate) fn try_setup(&self) -> Option<MutexGuard<'_, Setup>> {
-        match self.setup.try_lock() {
-            Ok(setup) => Some(setup),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
-        }
     }
 
     pub(crate) fn options(&self) -> MutexGuard<'_, Options> {
@@ -452,6 +459,19 @@ impl Socket {
 
     pub(crate) fn add_reference(&self) {
         self.references.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One more number refers to it, as the table of descriptors says, which has it locked.
+    pub(crate) fn add_number(&self) {
+        self.numbers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn drop_number(&self) {
+        self.numbers.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    pub(crate) fn has_one_number(&self) -> bool {
+        self.numbers.load(Ordering::Relaxed) == 1
     }
 
     /// True when the last one has gone.

@@ -5,6 +5,7 @@ pub(crate) mod epoll;
 pub(crate) mod helper;
 pub(crate) mod openings;
 pub(crate) mod spin;
+mod turns;
 pub(crate) mod unseen;
 pub(crate) mod watch;
 
@@ -284,11 +285,11 @@ impl Process {
             let news = (core.locals.news(), core.notify_seq);
             if let Some(value) = ready(&mut core, now) {
                 turn.found(now);
-                core.hand_over();
+                core.leave_wait(now);
                 return Ok(Woken::Ready(value));
             }
             if cancel::is_wanted() {
-                core.hand_over();
+                core.leave_wait(now);
                 return Err(Errno::CANCELED);
             }
             if (core.locals.news(), core.notify_seq) != news {
@@ -300,20 +301,28 @@ impl Process {
                 core.poll_tx(now);
             }
             if sleep.deadline.is_some_and(|deadline| deadline <= now) {
-                core.hand_over();
+                core.leave_wait(now);
                 return Ok(Woken::TimedOut);
             }
             if turn.goes_on(now, &core.spread) {
+                core.begin_spin();
                 drop(core);
                 turn.pause();
-                if turn.is_to_ask_kernel() && sleep.kernel_has_events()? {
+                let kernel = match turn.is_to_ask_kernel() {
+                    true => sleep.kernel_has_events(),
+                    false => Ok(false),
+                };
+                if !matches!(kernel, Ok(false)) {
                     let mut core = self.lock();
                     let now = clock::now();
                     core.poll(now);
                     turn.found(now);
-                    core.hand_over();
-                    return Ok(Woken::Kernel);
+                    core.leave_wait(now);
+                    return kernel.map(|_| Woken::Kernel);
                 }
+                continue;
+            }
+            if core.end_spin(now) {
                 continue;
             }
             let by = core.wake_by(now, &sleep);

@@ -42,7 +42,7 @@ pub enum SessionRef {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum RequestBody {
-    /// First message of a library; its shape never changes. `version` is `portolan_stack::VERSION`.
+    /// First message of a library; its shape never changes. `version` is [`PROTOCOL`](crate::PROTOCOL).
     /// Reply: `Welcome`, or `EPROTO` from a server of another version.
     Hello { version: u32, program: String },
     /// Carries a socket that is bound to a port below the first unprivileged one, as the right to bind that port by the
@@ -163,6 +163,11 @@ pub enum RequestBody {
     Direct { session: SessionId },
     /// The process cannot map the ring that it was sent. No reply.
     RefuseRing { session: SessionId },
+    /// What was set on a bound TCP socket that others are about to have, or have. Reply: `Done`.
+    Describe {
+        session: SessionId,
+        options_blob: SocketOptionsBlob,
+    },
     /// With which priority the frames of a session that the process holds leave (`SO_PRIORITY`). Reply: `Done`.
     Prioritize { session: SessionId, priority: u8 },
     /// Gives up a session that has no state worth a capsule: unconnected, listening or UDP.
@@ -639,6 +644,8 @@ pub enum ProbedState {
     Bound,
     Listening {
         backlog: u32,
+        /// Connections that nobody has accepted, where the server has the queue.
+        waiting: u32,
     },
     /// Somebody holds it, or the server does: `Cache` tells.
     Connected {

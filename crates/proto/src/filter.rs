@@ -283,10 +283,15 @@ pub struct Doorbell {
     pub delivered: u64,
     /// Frames lost because the ring was full.
     pub overflow: u64,
+    pub reserved: [u64; 5],
+    /// When the owner looked last, in nanoseconds of the monotonic clock; 0 if it looks without a clock. This and what
+    /// follows is written by the owner.
+    pub attended_at: u64,
     /// Other than 0: the owner, if awake, is to be woken through the ring for frames that it has not looked at for a
-    /// while; written by the owner.
+    /// while.
     pub wants_attention: u32,
-    pub reserved: u32,
+    /// Other than 0: what it sent last was more than the windows let through.
+    pub awaits_window: u32,
 }
 
 impl Doorbell {
@@ -360,6 +365,13 @@ pub struct Flood {
     pub reserved: [u8; 7],
 }
 
+/// SYNs of one flood that the filter has dealt with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FloodSeen {
+    pub answered: u64,
+    pub dropped: u64,
+}
+
 impl Flood {
     pub const NO_SCALE: u8 = 0xff;
     pub const TIMESTAMPS: u8 = 1;
@@ -428,7 +440,18 @@ pub struct PairEnds {
     pub are_pair: u32,
 }
 
+/// What the program `runs_file` is asked, and its answer. Descriptors are the asking process's.
+#[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct RunningFile {
+    pub connection: u32,
+    pub file: u32,
+    /// 1 if the process at the connection's other end runs the file.
+    pub is_running: u32,
+}
+
 const _: () = assert!(size_of::<Holders>() == 48);
+const _: () = assert!(size_of::<RunningFile>() == 12);
 const _: () = assert!(size_of::<PairEnds>() == 12);
 const _: () = assert!(size_of::<FilterSettings>() == 8);
 const _: () = assert!(size_of::<HandleRow>() == 32);
@@ -444,7 +467,7 @@ const _: () = assert!(size_of::<MemberKey>() == 24);
 const _: () = assert!(size_of::<FilterInterface>() == 12);
 const _: () = assert!(size_of::<RecordHeader>() == 32);
 const _: () = assert!(size_of::<TapStamp>() == 12);
-const _: () = assert!(size_of::<Doorbell>() == 32);
+const _: () = assert!(size_of::<Doorbell>() == 80);
 const _: () = assert!(size_of::<Budget>() == 72);
 const _: () = assert!(size_of::<Losses>() == 24);
 const _: () = assert!(size_of::<Flood>() == 48);

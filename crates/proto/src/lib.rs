@@ -14,6 +14,10 @@ pub mod qos;
 pub mod raw;
 pub mod report;
 
+/// What library and server have to have in common, or the server refuses the library: raised with every change of a
+/// message, of a layout of shared memory, or of the capsule's version. `tests/protocol.rs` notices such changes.
+pub const PROTOCOL: u32 = 3;
+
 /// Longest control message in bytes, fds aside. A capsule that does not fit travels in a memfd.
 pub const MAX_MESSAGE: usize = 128 * 1024;
 

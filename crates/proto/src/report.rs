@@ -328,7 +328,7 @@ pub struct CounterReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusReport {
     pub version: String,
-    /// What libraries must have, too: `portolan_stack::VERSION`.
+    /// What libraries must have, too: [`PROTOCOL`](crate::PROTOCOL).
     pub protocol: u32,
     pub pid: u32,
     pub interfaces: Vec<String>,

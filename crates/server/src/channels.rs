@@ -1,7 +1,10 @@
 //! The channels of processes: how they are made and handed out, and how packets take them.
 
+pub mod channel;
 pub mod channel_pool;
 pub mod delivery;
 pub mod direct;
 pub mod handles;
+pub mod pool;
 pub mod processes;
+pub mod rings;

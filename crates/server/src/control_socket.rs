@@ -1,5 +1,6 @@
 //! The control socket: its connections, their requests, and the descriptors that come with them.
 
+pub mod client;
 pub mod clients;
 pub mod shortage;
 pub mod sink;

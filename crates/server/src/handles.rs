@@ -1,12 +1,14 @@
 //! Descriptors of the server's for sessions: their far ends, the kernel's sockets on their ports. They go with the
 //! session.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use portolan_types::SessionId;
+use portolan_local::Local;
+use portolan_types::{ChannelId, SessionId};
 
+use crate::local_ends::LocalEnd;
 use crate::poll::Token;
 use crate::reservation::PortReservation;
 
@@ -32,6 +34,12 @@ pub struct Handles {
     pub port: Option<HeldPort>,
     /// Connections from the kernel that wait for room in a listener's descriptor.
     pub kernel_connections: VecDeque<(OwnedFd, SocketAddr)>,
+    /// Its end, if both are on this host.
+    pub local: Option<Box<LocalEnd>>,
+    /// The ring of its own.
+    pub ring: Option<ChannelId>,
+    /// What its program bounds its pace to, while the server bounds it further.
+    pub paced: Option<Option<u64>>,
 }
 
 /// Those of all sessions.
@@ -63,7 +71,52 @@ impl HandleTable {
         self.0.get_mut(&id)?.port.take()
     }
 
+    pub fn local(&self, id: SessionId) -> Option<&LocalEnd> {
+        self.0.get(&id)?.local.as_deref()
+    }
+
+    pub fn local_mut(&mut self, id: SessionId) -> Option<&mut LocalEnd> {
+        self.0.get_mut(&id)?.local.as_deref_mut()
+    }
+
+    /// The end as the server moves it.
+    pub fn watched(&mut self, id: SessionId) -> Option<&mut Local> {
+        self.local_mut(id)?.watched.as_mut()
+    }
+
+    pub fn get_mut(&mut self, id: SessionId) -> Option<&mut Handles> {
+        self.0.get_mut(&id)
+    }
+
+    pub fn ring(&self, id: SessionId) -> Option<ChannelId> {
+        self.0.get(&id)?.ring
+    }
+
+    pub fn take_ring(&mut self, id: SessionId) -> Option<ChannelId> {
+        self.0.get_mut(&id)?.ring.take()
+    }
+
+    pub fn is_paced(&self, id: SessionId) -> bool {
+        self.0.get(&id).is_some_and(|it| it.paced.is_some())
+    }
+
+    pub fn take_paced(&mut self, id: SessionId) -> Option<Option<u64>> {
+        self.0.get_mut(&id)?.paced.take()
+    }
+
     pub fn remove(&mut self, id: SessionId) -> Option<Handles> {
         self.0.remove(&id)
     }
+}
+
+/// Who waits for descriptors.
+#[derive(Debug, Default)]
+pub struct Shortage {
+    /// The highest number seen: the kernel gives out the lowest that is free.
+    pub highest: u64,
+    /// Listeners with connections that could not be offered.
+    pub listeners: BTreeSet<SessionId>,
+    /// Nobody is let in at the control socket.
+    pub is_closed: bool,
+    pub has_warned: bool,
 }

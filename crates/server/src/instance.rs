@@ -182,6 +182,11 @@ impl Instance {
         &self.socket
     }
 
+    /// The socket's folder, if it goes with the server.
+    pub fn made_folder(&self) -> Option<&Path> {
+        self.folder.as_deref()
+    }
+
     /// The directory that the socket is in.
     pub fn directory(&self) -> &Path {
         match self.socket.parent() {

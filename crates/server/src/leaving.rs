@@ -13,8 +13,7 @@ use portolan_sys::wait::EventNotifier;
 use rustix::io::Errno;
 use tracing::warn;
 
-use crate::channels::channel_pool::PortClaim;
-use crate::server::Server;
+use crate::channels::pool::SpareClaim;
 
 /// The kernel lets nobody make a device while it takes several down.
 const AT_ONCE: usize = 64;
@@ -63,11 +62,12 @@ impl LeavingTaps {
         self.charges.values().any(|charge| charge.uid() == uid)
     }
 
-    /// Users whose programs come and go leave one channel to others.
-    pub fn claim_of(&self, uid: u32) -> PortClaim {
-        match self.has_of(uid) {
-            true => PortClaim::NotLast,
-            false => PortClaim::Any,
+    /// Users whose programs come and go leave some channels to others.
+    pub fn claim_of(&self, uid: u32) -> SpareClaim {
+        if self.has_of(uid) {
+            SpareClaim::NotReserve
+        } else {
+            SpareClaim::Any
         }
     }
 
@@ -79,7 +79,7 @@ impl LeavingTaps {
         }
     }
 
-    fn give_back(&mut self) {
+    pub fn give_back(&mut self) {
         self.notifier.drain();
         for device in self.deleted.try_iter().flatten() {
             self.charges.remove(&device);
@@ -103,14 +103,4 @@ fn delete_next(taps: &Receiver<Tap>) -> Option<Vec<u32>> {
     // Closed when the devices are gone: the close of a tap that still is one deletes it by itself.
     drop(taps);
     Some(devices)
-}
-
-impl Server {
-    /// Taps are gone: who waited for their charges is let in.
-    pub fn on_left_taps(&mut self) {
-        self.leaving_taps.give_back();
-        self.admit_waiting();
-        self.welcome_waiting();
-        self.order_channel_pool();
-    }
 }

@@ -2,38 +2,34 @@
 //! need the server no more. It keeps both ends' memory, to close what its holder has left behind, to
 //! move what it relays, and to say whose notifier wakes whom.
 
-use std::collections::{HashMap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
 use std::time::Duration;
 
-use portolan_control::{ClaimId, Deadline, Errno, Holder, Input, Life, SessionPhase, Timer};
+use portolan_control::{
+    Errno, Fallback, Holder, Input, Life, LocalPeer, SessionPhase, Start, Timer,
+};
 use portolan_local::{Local, Remains, Stream, Wake, WakeBy};
 use portolan_proto::control::{
     AfterFlush, DescriptorEvent, FastOpenMode, ReplyBody, SocketOptionsBlob,
 };
 use portolan_proto::local::{Side, holder};
-use portolan_proto::metastate::RouteKind;
-use portolan_stack::Path;
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
-use portolan_sys::wait::{WakeAddress, WakeReceiver, WakeSender, wake_receiver};
 use portolan_tcp::Events;
-use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot, scope_of};
+use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot};
 use tracing::debug;
 
-use crate::connections::opens::{Fallback, Target};
-use crate::control_socket::clients::Answer;
-use crate::migration::sessions::NewDescriptor;
-use crate::server::{Server, random_u64};
+use crate::local_ends::{LocalEnd, Memory};
+use crate::random::random_u64;
+use crate::requests::Answer;
+use crate::requests::NewDescriptor;
+use crate::requests::Target;
+use crate::server::Server;
 
 /// Bytes of a ring: what Linux's buffers hold at most. Memory that nothing was written to costs nothing.
 const RING: usize = 8 << 20;
-
-/// How long a caller waits for room in a listener's queue (Linux: six SYNs).
-const CALL_WAITS: Duration = Duration::from_secs(127);
 
 /// Linux's `TCP_TIMEWAIT_LEN`.
 const TIME_WAIT: Duration = Duration::from_secs(60);
@@ -41,208 +37,10 @@ const TIME_WAIT: Duration = Duration::from_secs(60);
 /// Rounds of moving bytes before others get their turn.
 const ROUNDS: usize = 8;
 
-/// Words of watched ends that are read in one turn.
-const WORDS: usize = 256;
-
 /// How long a turn attends to watched ends.
 const TURN_LASTS: Duration = Duration::from_micros(500);
 
-/// One end, whoever holds it.
-#[derive(Debug)]
-pub struct LocalEnd {
-    side: Side,
-    peer: SessionId,
-    memory: Arc<Memory>,
-    /// While the server moves its bytes, or waits for them.
-    watched: Option<Local>,
-    /// It stands in [`Locals::round`].
-    is_listed: bool,
-    /// It stands in [`Locals::due`].
-    is_due: bool,
-    /// The port of the other end, which was closed and waits for the FIN of this one.
-    awaited_by: Option<ClaimId>,
-    /// The server has closed or reset it. The flags in the memory do not tell: its holder writes them.
-    has_ended: bool,
-}
-
-/// What both ends share.
-#[derive(Debug)]
-struct Memory {
-    fd: OwnedFd,
-    rings: Arc<Rings>,
-}
-
-impl LocalEnd {
-    /// Says whose notifier is this end's.
-    fn give_to(&self, number: u64) {
-        let end = self.memory.rings.ends().of(self.side);
-        end.notifier.0.number.store(number, Release);
-    }
-
-    /// The end as its last holder left it.
-    pub fn open(&self) -> Local {
-        Local::new(Arc::clone(&self.memory.rings), self.side)
-    }
-}
-
-/// A process's notifier.
-#[derive(Debug)]
-pub struct ProcessBell {
-    pub number: u64,
-    wake_sender: WakeSender,
-    /// Where its peers' sockets are connected to: each has its own.
-    address: WakeAddress,
-}
-
-impl ProcessBell {
-    pub fn new(address: WakeAddress) -> Result<ProcessBell, rustix::io::Errno> {
-        Ok(ProcessBell {
-            number: random_u64().max(holder::FIRST),
-            wake_sender: address.wake_sender()?,
-            address,
-        })
-    }
-}
-
-/// Whoever waits for room in a listener's queue.
-#[derive(Clone, Copy, Debug)]
-struct PendingLocalConnect {
-    opener: SessionId,
-    accepter: SessionId,
-}
-
-/// All local sessions.
-#[derive(Debug)]
-pub struct Locals {
-    ends: HashMap<SessionId, LocalEnd>,
-    pending_connects: HashMap<SessionId, VecDeque<PendingLocalConnect>>,
-    pub wake_receiver: WakeReceiver,
-    wake_sender: WakeSender,
-    /// The watched ends, in the order in which their words are read.
-    round: VecDeque<SessionId>,
-    /// How many words are still to be read since the notifier was set.
-    unread: usize,
-    /// Ends to attend to, in this order.
-    due: VecDeque<SessionId>,
-    address: WakeAddress,
-}
-
-impl Locals {
-    /// Names of wake-up sockets stand in `directory` for a moment.
-    pub fn new(directory: &std::path::Path) -> Result<Locals, rustix::io::Errno> {
-        let (wake_receiver, address) = wake_receiver(directory)?;
-        Ok(Locals {
-            ends: HashMap::new(),
-            pending_connects: HashMap::new(),
-            wake_receiver,
-            wake_sender: address.wake_sender()?,
-            address,
-            round: VecDeque::new(),
-            unread: 0,
-            due: VecDeque::new(),
-        })
-    }
-
-    pub fn has(&self, id: SessionId) -> bool {
-        self.ends.contains_key(&id)
-    }
-
-    pub fn end(&self, id: SessionId) -> Option<&LocalEnd> {
-        self.ends.get(&id)
-    }
-
-    /// The end as the server moves it.
-    pub fn watched(&mut self, id: SessionId) -> Option<&mut Local> {
-        self.ends.get_mut(&id)?.watched.as_mut()
-    }
-
-    /// Has the end attended to in one of the next turns.
-    fn make_due(&mut self, id: SessionId) {
-        if let Some(end) = self.ends.get_mut(&id)
-            && !std::mem::replace(&mut end.is_due, true)
-        {
-            self.due.push_back(id);
-        }
-    }
-
-    /// Reads the words of some watched ends, and finds those whose peers have news.
-    fn read_words(&mut self) {
-        for _ in 0..self.unread.min(WORDS) {
-            self.unread -= 1;
-            let Some(id) = self.round.pop_front() else {
-                self.unread = 0;
-                return;
-            };
-            let Some(end) = self.ends.get_mut(&id) else {
-                continue;
-            };
-            let Some(watched) = &end.watched else {
-                end.is_listed = false;
-                continue;
-            };
-            self.round.push_back(id);
-            if watched.was_rung() {
-                self.make_due(id);
-            }
-        }
-    }
-
-    /// Nobody is told: its holders go on without the server.
-    pub fn release(&mut self, id: SessionId) {
-        self.ends.remove(&id);
-    }
-}
-
-/// An address of this host's that somebody wants to reach, and where from.
-#[derive(Clone, Copy, Debug)]
-pub struct LocalPeer {
-    remote: SocketAddr,
-    path: Path,
-    /// The listener takes bytes with the opening (`TCP_FASTOPEN`).
-    opens_fast: bool,
-}
-
 impl Server {
-    /// The listener of ours that an active open leads to without leaving the host, if it does.
-    pub fn local_peer(&self, target: &Target, known: Option<SessionId>) -> Option<LocalPeer> {
-        if target.protocol != Protocol::Tcp {
-            return None;
-        }
-        let remote = SocketAddr::new(reached(target.remote.ip()), target.remote.port());
-        let remote = match target.remote {
-            SocketAddr::V6(v6) if scope_of(target.remote) != 0 => SocketAddr::V6(v6),
-            _ => remote,
-        };
-        if !self.routes.is_local(remote.ip()) {
-            return None;
-        }
-        let path = self.routes.path_in(remote.ip(), scope_of(remote)).ok()?;
-        let bound = known
-            .and_then(|id| self.control.registry.session(id))
-            .map(|session| session.local.ip())
-            .filter(|ip| !ip.is_unspecified());
-        let source = bound.or(path.source).unwrap_or(remote.ip());
-        if path.kind != RouteKind::Local || source.is_ipv4() != remote.is_ipv4() {
-            return None;
-        }
-        let flow = FlowKey {
-            protocol: Protocol::Tcp,
-            local: remote,
-            remote: SocketAddr::new(source, 0),
-        };
-        let listener = self.listener_for(&flow)?;
-        let queue = self.handshake_options(listener).fast_open_queue;
-        let path = Path {
-            source: Some(source),
-            ..path
-        };
-        Some(LocalPeer {
-            remote,
-            path,
-            opens_fast: queue.is_some_and(|queue| queue > 0),
-        })
-    }
-
     /// Opens a local session: both ends come to be at once, and the listener hears of it.
     pub fn connect_local(
         &mut self,
@@ -260,13 +58,13 @@ impl Server {
             None => self.enter_unbound(channel, &target, descriptor)?,
         };
         let introduced = self
-            .local_for(opener, remote, &path)
+            .choose_source(opener, remote, &path)
             .and_then(|local| self.introduce(opener, (channel, target), (local, local_peer)));
         match introduced {
             Ok(answer) => Ok(answer),
             Err(errno) => {
                 match known {
-                    Some(id) => self.back_to_bound(id),
+                    Some(id) => self.input(Input::OpenFailed(id)),
                     None => self.forget(opener),
                 }
                 Err(errno.into())
@@ -280,7 +78,9 @@ impl Server {
         (channel, target): (ChannelId, Target),
         (local, local_peer): (SocketAddr, LocalPeer),
     ) -> Result<Answer, Errno> {
-        let remote = local_peer.remote;
+        let LocalPeer {
+            remote, opens_fast, ..
+        } = local_peer;
         let flow = FlowKey {
             protocol: Protocol::Tcp,
             local: remote,
@@ -288,13 +88,11 @@ impl Server {
         };
         // It was there a moment ago; which one of a group, the port decides.
         let listener = self.listener_for(&flow).ok_or(Errno::CONNREFUSED)?;
-        let accepter = self.enter_for(
-            listener,
-            &flow,
-            Life::Handshake {
-                deferred_until: None,
-            },
-        )?;
+        let to = (channel, target.slot);
+        let ends = (local, remote);
+        let accepter = self
+            .control
+            .introduce(opener, to, listener, ends, random_u64)?;
         let made = Rings::create(RING).ok().and_then(|fd| {
             let rings = Arc::new(Rings::map(&fd).ok()?);
             Some(Arc::new(Memory { fd, rings }))
@@ -303,18 +101,20 @@ impl Server {
             self.forget(accepter);
             return Err(Errno::NOBUFS);
         };
-        let end = |side, peer| LocalEnd {
-            side,
-            peer,
-            memory: Arc::clone(&memory),
-            watched: None,
-            is_listed: false,
-            is_due: false,
-            awaited_by: None,
-            has_ended: false,
+        let end = |side, peer| {
+            Box::new(LocalEnd {
+                side,
+                peer,
+                memory: Arc::clone(&memory),
+                watched: None,
+                is_listed: false,
+                is_due: false,
+                awaited_by: None,
+                has_ended: false,
+            })
         };
         let early = match target.early {
-            FastOpenMode::Payload { bytes, .. } if local_peer.opens_fast => {
+            FastOpenMode::Payload { bytes, .. } if opens_fast => {
                 let mut opener = Local::new(Arc::clone(&memory.rings), Side::Opener);
                 let taken = opener.open_with(self.now, &bytes);
                 // Nobody has the other end yet.
@@ -323,42 +123,10 @@ impl Server {
             }
             _ => 0,
         };
-        let ends = &mut self.locals.ends;
-        ends.insert(opener, end(Side::Opener, accepter));
-        ends.insert(accepter, end(Side::Accepter, opener));
-        let slot = target.slot;
-        self.control
-            .registry
-            .steer(opener, Holder::Process(channel, slot));
-        if let Some(session) = self.control.registry.session_mut(opener) {
-            session.local = local;
-            session.remote = Some(remote);
-            session.life = Life::Connecting { channel, slot };
-            session.local_peer = Some(accepter);
-        }
-        if let Some(session) = self.control.registry.session_mut(accepter) {
-            session.local_peer = Some(opener);
-        }
-        self.control.counters.opens += 1;
+        self.handles.of(opener).local = Some(end(Side::Opener, accepter));
+        self.handles.of(accepter).local = Some(end(Side::Accepter, opener));
         debug!(session = opener.0, %local, %remote, "connecting locally");
-        let has_room = self
-            .control
-            .registry
-            .listener(listener)
-            .is_some_and(|l| l.has_room());
-        let caller = PendingLocalConnect { opener, accepter };
-        if has_room {
-            self.complete(caller);
-        } else {
-            self.control.counters.syn_dropped += 1;
-            self.locals
-                .pending_connects
-                .entry(listener)
-                .or_default()
-                .push_back(caller);
-            let until = self.now + CALL_WAITS;
-            self.control.arm(opener, Deadline::LocalConnect, until);
-        }
+        self.input(Input::LocalOpen(opener));
         Ok(ReplyBody::Connecting {
             session: opener,
             local,
@@ -367,90 +135,22 @@ impl Server {
         .into())
     }
 
-    /// There is room: the opener gets its end, the listener hears of the other.
-    fn complete(&mut self, caller: PendingLocalConnect) {
-        let PendingLocalConnect { opener, accepter } = caller;
-        self.control.disarm(opener, Deadline::LocalConnect);
-        let channel = match self
-            .control
-            .registry
-            .session(opener)
-            .map(|session| session.holder)
-        {
-            Some(Holder::Process(channel, _)) => channel,
-            _ => return,
+    /// There is room in the accept queue: the opener gets its end.
+    pub fn tell_local_opener(&mut self, opener: SessionId) {
+        let is_told = self.give_end_to_opener(opener).ok_or(Errno::NOBUFS);
+        self.input(Input::LocalOpenerTold(opener, is_told));
+    }
+
+    fn give_end_to_opener(&mut self, opener: SessionId) -> Option<()> {
+        let Holder::Process(channel, _) = self.holder(opener)? else {
+            return None;
         };
-        let (Some(end), Some(number)) = (
-            self.locals.ends.get(&opener),
-            self.channels.get(&channel).map(|c| c.notifier.number),
-        ) else {
-            return;
-        };
-        end.give_to(number);
+        let end = self.handles.local(opener)?;
+        end.give_to(self.channels.get(&channel)?.notifier.number);
         let memory = Arc::clone(&end.memory);
         let event = DescriptorEvent::EstablishedLocal;
-        if !self.send_event(opener, &event, &[memory.fd.as_fd()]) {
-            self.forget(accepter);
-            self.forget(opener);
-            return;
-        }
-        self.set_life(opener, Life::Connected);
-        self.control.counters.local_sessions += 1;
-        self.defer_or_offer(accepter);
-        if self.is_deferred(accepter) {
-            self.watch_local(accepter);
-            self.attend_local(accepter);
-        }
-    }
-
-    /// Somebody was accepted: whoever waits for room comes next.
-    pub fn admit_pending_connects(&mut self, listener: SessionId) {
-        while self
-            .control
-            .registry
-            .listener(listener)
-            .is_some_and(|l| l.has_room())
-        {
-            let Some(pending_connects) = self.locals.pending_connects.get_mut(&listener) else {
-                return;
-            };
-            match pending_connects.pop_front() {
-                Some(caller) => self.complete(caller),
-                None => {
-                    self.locals.pending_connects.remove(&listener);
-                    return;
-                }
-            }
-        }
-    }
-
-    /// The listener is gone.
-    pub fn refuse_pending_connects(&mut self, listener: SessionId) {
-        for caller in self
-            .locals
-            .pending_connects
-            .remove(&listener)
-            .unwrap_or_default()
-        {
-            self.refuse_caller(caller, Errno::CONNREFUSED);
-        }
-    }
-
-    fn refuse_caller(&mut self, caller: PendingLocalConnect, errno: Errno) {
-        self.forget(caller.accepter);
-        self.open_failed(caller.opener, errno);
-    }
-
-    /// Sends away one who has waited for too long.
-    pub fn refuse_late_connect(&mut self, opener: SessionId) {
-        let queues = self.locals.pending_connects.values_mut();
-        let late = queues.into_iter().find_map(|queue| {
-            let at = queue.iter().position(|caller| caller.opener == opener)?;
-            queue.remove(at)
-        });
-        if let Some(caller) = late {
-            self.refuse_caller(caller, Errno::TIMEDOUT);
-        }
+        let is_sent = self.send_event(opener, &event, &[memory.fd.as_fd()]);
+        is_sent.then_some(())
     }
 
     /// `Cache` of an end that no process holds.
@@ -466,14 +166,14 @@ impl Server {
             .ok_or(Errno::PERM)?
             .notifier
             .number;
-        let end = self.locals.ends.get_mut(&id).ok_or(Errno::BADF)?;
+        let end = self.handles.local_mut(id).ok_or(Errno::BADF)?;
         end.watched = None;
         end.give_to(number);
         let fd = rustix::io::fcntl_dupfd_cloexec(&end.memory.fd, 0).map_err(|_| Errno::NOBUFS)?;
         let side = end.side;
         match self.phase(id) {
-            Some(SessionPhase::Offered) => self.note_acceptor(id, channel),
-            _ => self.note_user(id, Some(channel)),
+            Some(SessionPhase::Offered) => self.input(Input::Accepted(id, Some(channel))),
+            _ => self.control.note_user(id, Some(channel)),
         }
         self.control.registry.entitle(id, channel);
         self.set_life(id, Life::Connected);
@@ -504,7 +204,7 @@ impl Server {
             AfterFlush::Close => self.close_local(id),
             AfterFlush::Relay(reader) => {
                 self.note_reader(id, channel, reader);
-                self.start_relay(id);
+                self.input(Input::Relay(id, Start::AtOnce));
             }
             AfterFlush::Park => self.input(Input::Park(id)),
         }
@@ -514,7 +214,7 @@ impl Server {
 
     pub fn unhold_local(&mut self, id: SessionId) {
         self.control.registry.steer(id, Holder::None);
-        if let Some(end) = self.locals.ends.get(&id) {
+        if let Some(end) = self.handles.local(id) {
             end.give_to(holder::NONE);
         }
     }
@@ -540,7 +240,7 @@ impl Server {
     /// written into the memory, flags and wake-up words alike, may be false: the peer is woken in any case, and by what
     /// the server itself knows of it.
     fn end_local(&mut self, id: SessionId, finish: impl FnOnce(&mut Local)) {
-        let Some(end) = self.locals.ends.get_mut(&id) else {
+        let Some(end) = self.handles.local_mut(id) else {
             return;
         };
         if std::mem::replace(&mut end.has_ended, true) {
@@ -553,9 +253,10 @@ impl Server {
         let _ = local.publish();
         local.wake_peer();
         if let Some(claim) = awaited_by {
-            match local.has_reset() {
-                true => self.control.ports.release(claim),
-                false => self.control.keep_port(claim, self.now + TIME_WAIT),
+            if local.has_reset() {
+                self.control.ports.release(claim)
+            } else {
+                self.control.keep_port(claim, self.now + TIME_WAIT)
             }
         }
         self.leave_behind(id, peer, local.remains());
@@ -587,36 +288,21 @@ impl Server {
             return;
         };
         self.control.keep_port(claim, self.now + wait);
-        if let (Remains::FinWait(_), Some(end)) = (remains, self.locals.ends.get_mut(&peer)) {
+        if let (Remains::FinWait(_), Some(end)) = (remains, self.handles.local_mut(peer)) {
             end.awaited_by = Some(claim);
         }
     }
 
-    /// `forget`: an end that goes without a word is reset for its peer, and who waited to be let in
-    /// waits no more.
-    pub fn forget_local(&mut self, id: SessionId) {
+    /// An end that goes without a word is reset for its peer.
+    pub fn drop_local_end(&mut self, id: SessionId) {
         let now = self.now;
         self.end_local(id, |end| end.abort(now));
-        if self.locals.ends.remove(&id).is_none() {
-            return;
-        }
-        if let Some(session) = self.control.registry.session_mut(id) {
-            session.local_peer = None;
-        }
-        let is_caller = |caller: &PendingLocalConnect| caller.opener == id;
-        let mut left = Vec::new();
-        for pending_connects in self.locals.pending_connects.values_mut() {
-            left.extend(pending_connects.iter().copied().filter(is_caller));
-            pending_connects.retain(|caller| !is_caller(caller));
-        }
-        for caller in left {
-            self.forget(caller.accepter);
-        }
+        self.handles.of(id).local = None;
     }
 
     /// From now on the server moves the end's bytes, or waits for them.
     pub fn watch_local(&mut self, id: SessionId) {
-        let Some(end) = self.locals.ends.get_mut(&id) else {
+        let Some(end) = self.handles.local_mut(id) else {
             return;
         };
         end.give_to(holder::SERVER);
@@ -634,21 +320,21 @@ impl Server {
     }
 
     fn attend_later(&mut self, id: SessionId) {
-        self.locals.make_due(id);
+        self.locals.make_due(id, &mut self.handles);
         self.control.timers.defer(Timer::LocalSessions);
     }
 
     /// Attends to watched ends whose peers have news. Anybody with such a peer can ring without end, so one turn reads
     /// a bounded number of words and moves bytes for a bounded time.
     pub fn attend_locals(&mut self) {
-        self.locals.read_words();
+        self.locals.read_words(&mut self.handles);
         let until = clock::now() + TURN_LASTS;
         // Those that become due again wait for the next turn.
         for _ in 0..self.locals.due.len() {
             let Some(id) = self.locals.due.pop_front() else {
                 break;
             };
-            if let Some(end) = self.locals.ends.get_mut(&id) {
+            if let Some(end) = self.handles.local_mut(id) {
                 end.is_due = false;
                 self.attend_local(id);
                 if clock::now() >= until {
@@ -661,18 +347,18 @@ impl Server {
         }
     }
 
-    fn attend_local(&mut self, id: SessionId) {
+    pub fn attend_local(&mut self, id: SessionId) {
         match self.phase(id) {
             Some(SessionPhase::Relayed) => self.pump(id),
             Some(SessionPhase::Handshake) => {
                 let now = self.now;
-                let Some(end) = self.locals.watched(id) else {
+                let Some(end) = self.handles.watched(id) else {
                     return;
                 };
                 end.arm(WakeBy::Notifier);
                 end.look(now);
                 if end.readable() > 0 || end.is_receive_shut() {
-                    self.handshake_done(id);
+                    self.input(Input::ReadableHandshake(id));
                 }
             }
             _ => {}
@@ -683,7 +369,7 @@ impl Server {
     /// to move already.
     pub fn settle_local(&mut self, id: SessionId) -> bool {
         let now = self.now;
-        let Some(end) = self.locals.watched(id) else {
+        let Some(end) = self.handles.watched(id) else {
             return false;
         };
         let wake = end.publish();
@@ -724,7 +410,7 @@ impl Server {
         if !matches!(session.holder, Holder::Process(holder, _) if holder == channel) {
             return Err(Errno::BADF);
         }
-        let peer = self.locals.ends.get(&id).ok_or(Errno::BADF)?.peer;
+        let peer = self.handles.local(id).ok_or(Errno::BADF)?.peer;
         let holder = self
             .control
             .registry
@@ -742,14 +428,5 @@ impl Server {
             ReplyBody::PeerNotifier { number },
             vec![wake_sender.into()],
         ))
-    }
-}
-
-/// Linux takes "any address" for this host's own.
-fn reached(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(Ipv6Addr::UNSPECIFIED) => Ipv6Addr::LOCALHOST.into(),
-        address => address,
     }
 }

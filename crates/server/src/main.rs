@@ -11,15 +11,19 @@ mod handles;
 mod instance;
 mod leaving;
 mod listeners;
+mod local_ends;
 mod locals;
+mod log_limit;
 mod migration;
 mod packets;
 mod perform;
 mod poll;
 mod priorities;
 mod qos;
+mod random;
 mod raw;
 mod report;
+mod requests;
 mod reservation;
 mod server;
 mod supervisor;
@@ -33,7 +37,7 @@ use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, ValueEnum};
 use portolan_sys::{capability::Capability, namespace, wake_cost};
-use tracing::{error, warn};
+use tracing::error;
 use tracing_journald::{Priority, PriorityMappings};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
@@ -42,7 +46,8 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::config::{Config, ConfigError};
 use crate::confine::confine;
 use crate::instance::{Instance, InstanceError};
-use crate::server::{Server, StartError, raise_descriptor_limit};
+use crate::log_limit::LogLimit;
+use crate::server::{Server, StartError, raise_descriptor_limit, widen_descriptor_table};
 
 /// The network server of Portolan.
 ///
@@ -79,7 +84,7 @@ struct Args {
 /// Made once: the parser keeps a reference.
 fn version() -> &'static str {
     static VERSION: LazyLock<String> =
-        LazyLock::new(|| portolan_manual::version(portolan_stack::VERSION));
+        LazyLock::new(|| portolan_manual::version(portolan_proto::PROTOCOL));
     &VERSION
 }
 
@@ -202,9 +207,8 @@ fn run(args: Args) -> Result<(), Failure> {
     let instance = Instance::claim(&socket)?;
     config.spin_us.get_or_insert_with(longest_spin);
     raise_descriptor_limit();
-    if let Err(error) = confine() {
-        warn!(%error, "the server is not confined");
-    }
+    widen_descriptor_table();
+    confine(&config, &instance);
     let mut server = Server::start(config, &instance)?;
     server.run().map_err(Failure::Loop)?;
     server.stop();
@@ -255,6 +259,7 @@ fn start_logging(format: LogFormat) {
             });
         return tracing_subscriber::registry()
             .with(filter)
+            .with(LogLimit::default())
             .with(journal)
             .init();
     }
@@ -263,8 +268,10 @@ fn start_logging(format: LogFormat) {
         .with_target(false)
         .with_writer(std::io::stderr);
     match format {
-        LogFormat::Json => builder.json().init(),
-        LogFormat::Text | LogFormat::Journal => builder.init(),
+        LogFormat::Json => builder.json().finish().with(LogLimit::default()).init(),
+        LogFormat::Text | LogFormat::Journal => {
+            builder.finish().with(LogLimit::default()).init();
+        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! Frames that reach the server: to its own sessions, SYNs to listeners, frames for sessions that
 //! have moved, and the rest, which is reset.
 
-use portolan_control::{self as control, Errno, Holder, Progress, SessionPhase};
+use portolan_control::{self as control, Errno, Holder, Progress, SessionEntry, SessionPhase};
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::CookieCounts;
 use portolan_stack::passive::{
@@ -94,7 +94,7 @@ impl Server {
             .tcp(Slot(record.slot))
             .filter(|session| packet.flow() == Some(session.flow))
             .and_then(|session| {
-                let isn = session.connection.reopens(now, header)?;
+                let isn = session.connection.time_wait()?.reopens(now, header)?;
                 Some((session.id, session.flow, isn))
             });
         let Some((id, flow, isn)) = reopened else {
@@ -159,6 +159,8 @@ impl Server {
 
     /// After it: the next segment has to know how full the queue is.
     fn look_at_handshake(&mut self, id: SessionId, slot: Slot) {
+        let known = self.control.registry.session(id);
+        let is_deferred = known.is_some_and(SessionEntry::is_deferred);
         let Some(session) = self.stack.tcp(slot) else {
             return;
         };
@@ -166,10 +168,10 @@ impl Server {
         match connection.state() {
             StateName::SynReceived | StateName::Closed => {}
             _ if connection.readable() > 0 || connection.is_receive_shut() => {
-                self.handshake_done(id);
+                self.input(control::Input::ReadableHandshake(id));
             }
-            _ if !self.is_deferred(id) => self.defer_or_offer(id),
-            _ => {}
+            _ if is_deferred => {}
+            _ => self.input(control::Input::Handshake(id)),
         }
     }
 
@@ -178,7 +180,7 @@ impl Server {
             self.control.counters.dropped += 1;
             return;
         };
-        if let Some(&id) = self.flows.get(&flow) {
+        if let Some(id) = self.control.registry.by_flow(&flow) {
             self.on_moved(id, packet, record, frame);
         } else if let Transport::Tcp {
             header, payload, ..
@@ -258,7 +260,7 @@ impl Server {
         };
         let id = packet
             .flow()
-            .and_then(|flow| self.flows.get(&flow).copied());
+            .and_then(|flow| self.control.registry.by_flow(&flow));
         let is_user = id
             .and_then(|id| self.control.registry.session(id))
             .is_some_and(|session| session.is_user(channel));
@@ -369,7 +371,7 @@ impl Server {
         if let Some(id) = self.enter_passive(listener, flow, connection) {
             self.control.counters.cookies_taken += 1;
             self.count_cookies(listener, |cookies| cookies.accepted += 1);
-            self.handshake_done(id);
+            self.input(control::Input::ReadableHandshake(id));
         }
     }
 
@@ -388,7 +390,9 @@ impl Server {
                 let errno = error.map_or(Errno::TIMEDOUT, |error| Errno(error.errno()));
                 self.open_failed(id, errno);
             }
-            Some(SessionPhase::Handshake) if ended => self.handshake_failed(id),
+            Some(SessionPhase::Handshake) if ended => {
+                self.input(control::Input::FailedHandshake(id))
+            }
             Some(SessionPhase::Handshake) if events.contains(Events::HELD) => {
                 self.control.counters.accept_overflow += 1;
             }

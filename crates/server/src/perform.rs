@@ -1,6 +1,6 @@
 //! Performs what the machine decides. Nothing is decided here.
 
-use portolan_control::{Effect, Holder, Input, Requester, Timer};
+use portolan_control::{Effect, Effects, Holder, Input, Requester, Timer};
 use portolan_proto::control::ReplyBody;
 use portolan_sys::socket_filter;
 use portolan_types::{ChannelId, SessionId, Slot};
@@ -17,23 +17,40 @@ const NO_SLOT: Slot = Slot(u32::MAX);
 impl Server {
     /// Tells the machine what has happened, and does what it wants done.
     pub fn input(&mut self, input: Input) {
-        for effect in self.control.handle(input, self.now) {
-            self.carry_out(effect);
+        let effects = self.control.handle(input, self.now);
+        self.carry_out(effects);
+    }
+
+    pub fn carry_out(&mut self, effects: Effects) {
+        for effect in effects {
+            self.carry_out_one(effect);
         }
     }
 
-    fn carry_out(&mut self, effect: Effect) {
+    fn carry_out_one(&mut self, effect: Effect) {
         match effect {
             Effect::CloseConnection(id, slot) => self.close_connection(id, slot),
             Effect::ResetConnection(slot) => self.reset_connection(slot),
-            Effect::CloseListener(id) => self.close_listener(id),
+            Effect::SteerListener(id) => self.steer_listener(id),
+            Effect::CloseRows(keys) => self.close_rows(&keys),
+            Effect::ForgetExempt(flows) => self.forget_exempt(&flows),
+            Effect::AnswerFlood(binding, flood) => self.answer_flood(&binding, &flood),
+            Effect::EndFlood(binding) => self.end_flood(&binding),
+            Effect::ReviewFloods(id) => self.review_floods_of(id),
+            Effect::Announce(id) => self.announce(id),
             Effect::CloseLocal(id) => self.close_local(id),
             Effect::ResetLocal(id) => self.abort_local(id),
             Effect::UnholdLocal(id) => self.unhold_local(id),
-            Effect::EndGuarantees(id) => self.end_guarantees_of_flow(id),
+            Effect::EndGuarantees(flow) => self.end_guarantees_of_flow(&flow),
+            Effect::EndExtensions(id) => self.end_extensions_of(id),
             Effect::Forget(id) => self.forget(id),
             Effect::ForgetWhenSent(id) => self.done.push(id),
-            Effect::DropAwaited(slot) => self.drop_awaited(slot),
+            Effect::RemoveConnection(slot) => self.remove_connection(slot),
+            Effect::RemoveRow(flow) => self.remove_row(&flow),
+            Effect::LeaveEndpoint(id, endpoint) => self.leave_endpoint(id, endpoint),
+            Effect::DropLocalEnd(id) => self.drop_local_end(id),
+            Effect::ReleasePort(id) => drop(self.drop_reservation(id)),
+            Effect::Release(id) => self.release_handles(id),
             Effect::SteerToNobody(id) => {
                 self.steer(id, Holder::Server(NO_SLOT));
             }
@@ -44,7 +61,8 @@ impl Server {
                 self.input(Input::Unsent { id, unsent });
             }
             Effect::AskBack(channel, id) => self.ask_back(channel, id),
-            Effect::StartRelay(id) => self.start_relay(id),
+            Effect::MoveBytes(id) => self.pump(id),
+            Effect::WatchPeerEnd(id, interest) => self.watch_relayed(id, interest),
             Effect::Serve(id, requester) => self.serve_requester(id, requester),
             Effect::Refuse(
                 Requester {
@@ -55,9 +73,12 @@ impl Server {
                 let body = ReplyBody::Error { errno: errno.0 };
                 self.reply(client, request, body, Vec::new());
             }
-            Effect::ResumeRelay(id) => self.resume_relay(id),
-            Effect::Offer(id) => self.handshake_done(id),
-            Effect::RefuseLocalConnect(id) => self.refuse_late_connect(id),
+            Effect::TellLocalOpener(id) => self.tell_local_opener(id),
+            Effect::WatchLocal(id) => {
+                self.watch_local(id);
+                self.attend_local(id);
+            }
+            Effect::FailOpen(id, errno) => self.open_failed(id, errno),
             Effect::TakeHandshakes(id) => self.take_handshakes(id),
             Effect::OpenPortAtKernel(id) => self.open_port_at_kernel(id),
         }
@@ -88,6 +109,11 @@ impl Server {
                 Timer::EndedProcesses => self.go_on_ending(),
                 Timer::Listings => self.go_on_listing(),
                 Timer::Descriptors => self.look_for_descriptors(),
+                Timer::Shares => self.read_throttled(),
+                Timer::RelayMemory => {
+                    let effects = self.control.stalled_relays();
+                    self.carry_out(effects);
+                }
                 Timer::Neighbour(next_hop) => self.ask_again_for(next_hop),
                 Timer::ChannelPool => self.shrink_channel_pool(),
                 Timer::Floods => self.look_at_floods(),
@@ -96,6 +122,7 @@ impl Server {
                 Timer::Cpu => self.look_at_cpu(),
                 Timer::Extensions => self.look_for_stopped_extensions(),
                 Timer::Cgroups => self.look_for_moves(),
+                Timer::Budgets => self.go_on_renewing(),
                 Timer::TxQueues(channel) => self.look_for_late_tx_queues(channel),
                 Timer::PendingCaches => self.look_at_pending_caches(),
                 Timer::Links => self.look_at_links_again(),

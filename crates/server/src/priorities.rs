@@ -2,27 +2,18 @@
 //! it where they say no class, since a reservation goes before.
 
 use portolan_control::SessionEntry;
-use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::CHOSEN_PRIORITY;
 use portolan_types::{ChannelId, SessionId};
 
 use crate::server::Server;
 
 impl Server {
-    /// The session has chosen as it was opened or accepted. What needs privileges is not to be had in this way.
-    pub fn choose_priority(&mut self, id: SessionId, priority: u8) {
-        if let Some(session) = self.control.registry.session_mut(id) {
-            session.priority = match priority {
-                1..=HandshakeOptions::PRIORITY_MAX => priority,
-                _ => 0,
-            };
-        }
-    }
-
     /// `Prioritize`.
     pub fn prioritize(&mut self, channel: ChannelId, id: SessionId, priority: u8) {
         if self.is_held_by(id, channel) {
-            self.choose_priority(id, priority);
+            if let Some(session) = self.control.registry.session_mut(id) {
+                session.set_priority(priority);
+            }
             self.renew_rows(id);
             self.classify_kernel_socket(id);
         }

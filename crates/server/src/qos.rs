@@ -5,23 +5,15 @@ mod groups;
 mod moves;
 mod policy;
 mod receive;
+mod request;
 mod scope;
+mod serve;
 mod transmit;
-mod tx_queues;
-
-pub use policy::PolicyError;
-use portolan_control::{ClientId, SessionEntry};
-use portolan_proto::control::ReplyBody;
-use portolan_proto::encode;
-use portolan_proto::qos::{GroupAction, Kind, QosReply, QosReport, QosRequest, Refusal, Scope};
-use portolan_sys::unix::Credentials;
-use portolan_types::SessionId;
-pub use tx_queues::TxQueueSet;
+pub mod tx_queues;
 
 use crate::config::{Config, Policy};
-use crate::control_socket::clients::Answer;
-use crate::listeners::listen::pack;
-use crate::server::Server;
+
+pub use policy::PolicyError;
 
 /// All guarantees of this server.
 #[derive(Debug)]
@@ -29,6 +21,7 @@ pub struct Qos {
     transmit: transmit::Reservations,
     groups: groups::Groups,
     receive: receive::Budgets,
+    renewals: receive::Renewals,
     cpu: cpu::Reservations,
     whereabouts: moves::Whereabouts,
     /// Of the configuration.
@@ -41,6 +34,7 @@ impl Qos {
             transmit: transmit::Reservations::default(),
             groups: groups::Groups::default(),
             receive: receive::Budgets::default(),
+            renewals: receive::Renewals::default(),
             cpu: cpu::Reservations::new(config),
             whereabouts: moves::Whereabouts::default(),
             policies: config.qos.policy.clone(),
@@ -50,146 +44,5 @@ impl Qos {
     /// The name of a managed device.
     pub fn device(&self, ifindex: u32) -> String {
         self.transmit.device(ifindex)
-    }
-}
-
-/// Who asks.
-#[derive(Clone, Copy, Debug)]
-struct Requester {
-    credentials: Credentials,
-}
-
-/// What a request leads to.
-type Outcome<T = ()> = Result<T, Refusal>;
-
-fn refuse<T>(errno: i32, reason: impl Into<String>) -> Outcome<T> {
-    Err(Refusal {
-        errno,
-        reason: reason.into(),
-    })
-}
-
-/// Longest name of a device or service class; refusals repeat it.
-const NAME_MAX: usize = 64;
-
-/// What the request calls by a name that somebody else has given.
-fn name_in(request: &QosRequest) -> Option<&str> {
-    match request {
-        QosRequest::Transmit { spec, .. } => spec.device.as_deref(),
-        QosRequest::Cpu { spec, .. } => spec.class.as_deref(),
-        QosRequest::Link { device, .. } => Some(device),
-        QosRequest::Group {
-            action: GroupAction::Create { device, .. },
-            ..
-        } => device.as_deref(),
-        _ => None,
-    }
-}
-
-fn is_short(name: Option<&str>) -> Outcome {
-    match name {
-        Some(name) if name.len() > NAME_MAX => refuse(
-            libc::ENAMETOOLONG,
-            format!("no name is longer than {NAME_MAX} bytes"),
-        ),
-        _ => Ok(()),
-    }
-}
-
-impl Server {
-    pub fn qos(&mut self, client: ClientId, request: QosRequest) -> Answer {
-        let Some(client) = self.clients.get(&client) else {
-            return Answer::Silence;
-        };
-        let requester = Requester {
-            credentials: client.credentials,
-        };
-        if request == QosRequest::Show {
-            return self.show_qos(requester);
-        }
-        let reply = self.decide(requester, request).unwrap_or_else(|refusal| {
-            self.control.counters.guarantees_refused += 1;
-            QosReply::Refused(refusal)
-        });
-        self.look_at_leaving_classes_soon();
-        ReplyBody::Qos(reply).into()
-    }
-
-    fn decide(&mut self, requester: Requester, request: QosRequest) -> Outcome<QosReply> {
-        is_short(name_in(&request))?;
-        match request {
-            QosRequest::Show => return Ok(QosReply::Done),
-            QosRequest::Transmit { scope, spec } => {
-                self.reserve_transmit(requester, requester.canonicalize(scope)?, spec)
-            }
-            QosRequest::Receive { scope, spec } => {
-                self.set_budget(requester, requester.canonicalize(scope)?, spec)
-            }
-            QosRequest::Cpu { scope, spec } => {
-                self.reserve_cpu(requester, requester.canonicalize(scope)?, spec)
-            }
-            QosRequest::Delete { scope, kind } => {
-                let scope = requester.canonicalize(scope)?;
-                match kind {
-                    Kind::Transmit => self.end_transmit(requester, &scope),
-                    Kind::Receive => self.end_budget(requester, &scope),
-                    Kind::Cpu => self.end_cpu(requester, &scope),
-                }
-            }
-            QosRequest::Link { device, bits } => self.set_link_rate(requester, &device, bits),
-            QosRequest::Group { key, action } => {
-                return self.change_multiplex_group(requester, key, action);
-            }
-        }
-        .map(|()| QosReply::Done)
-    }
-
-    /// A flow's guarantees end with its session, or when that leaves the peer.
-    pub(crate) fn end_guarantees_of_flow(&mut self, id: SessionId) {
-        let flow = self
-            .control
-            .registry
-            .session(id)
-            .and_then(SessionEntry::flow);
-        if let Some(flow) = flow.map(|flow| Scope::Flow(flow.canonical())) {
-            self.end_transmit_of(&flow);
-            self.end_budget_of(&flow);
-        }
-    }
-
-    fn show_qos(&mut self, requester: Requester) -> Answer {
-        let mut report = QosReport::default();
-        let counts = self.qos.transmit.count_links();
-        report.links = self.qos.transmit.report_links(&counts);
-        self.report_transmit(&counts, &mut report);
-        self.report_groups(&counts, &mut report);
-        self.report_budgets(&mut report);
-        self.report_cpu(&mut report);
-        self.redact(&mut report, requester);
-        match pack(encode(&report)) {
-            Ok((blob, fd)) => {
-                let body = ReplyBody::Qos(QosReply::State(blob));
-                Answer::Reply(body, fd.into_iter().collect())
-            }
-            Err(errno) => ReplyBody::Error { errno: errno.0 }.into(),
-        }
-    }
-
-    /// Others see what they asked for, and what they may decide over; of the rest, sums.
-    fn redact(&self, report: &mut QosReport, requester: Requester) {
-        let uid = requester.credentials.uid;
-        if uid == 0 {
-            return;
-        }
-        let shows = |owner, scope: &_| owner == uid || self.may_decide(requester, scope).is_ok();
-        report
-            .transmit
-            .retain(|entry| shows(entry.uid, &entry.scope));
-        report
-            .receive
-            .retain(|entry| shows(entry.uid, &entry.scope));
-        report.cpu.retain(|entry| shows(entry.uid, &entry.scope));
-        let looks = |key| self.may_look_at_group(requester.credentials, key);
-        report.groups.retain(|group| looks(group.key));
     }
 }

@@ -4,3 +4,13 @@
 mod counters_tests;
 pub mod listings;
 pub mod reports;
+
+use portolan_control::Process;
+use portolan_proto::report::Holder;
+
+pub fn reported(process: &Process) -> Holder {
+    Holder::Process {
+        pid: process.pid,
+        program: process.program.clone(),
+    }
+}

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
 use portolan_control::qos::transmit::ClassId;
-use portolan_control::{Budget, ClientId, Control, Input, PortTable, SessionPhase, Slices, Timer};
+use portolan_control::{
+    Budget, ClientId, Control, Input, PortTable, SessionPhase, Shares, Slices, Timer,
+};
 use portolan_stack::passive::{CookieClock, first_number, path_config};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, ResetLimit, Routes, Stack, Wire};
 use portolan_sys::device::{self, DeviceError};
@@ -32,27 +34,27 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tracing::{info, warn};
 
-use crate::channels::channel_pool::ChannelPool;
-use crate::channels::direct::{self, Directs};
-use crate::channels::processes::{Channel, Ending};
+use crate::channels::channel::{Channel, Ending};
+use crate::channels::pool::ChannelPool;
+use crate::channels::rings::{self, Directs};
 use crate::config::{Config, FLOWS};
-use crate::control_socket::clients::Client;
-use crate::control_socket::shortage::Shortage;
+use crate::confine::RefusedCalls;
+use crate::control_socket::client::{Client, Listings};
 use crate::control_socket::sink::Sink;
 use crate::extensions::Extensions;
-use crate::handles::HandleTable;
+use crate::handles::{HandleTable, Shortage};
 use crate::instance::Instance;
 use crate::leaving::LeavingTaps;
-use crate::listeners::floods::Floods;
 use crate::listeners::rx_throttle::RxThrottle;
-use crate::locals::Locals;
-use crate::migration::recall::PendingCache;
+use crate::local_ends::Locals;
 use crate::poll::{Poller, Ready, Token};
 use crate::qos::{PolicyError, Qos};
+use crate::random::random_bytes;
 use crate::raw::RawFlows;
-use crate::report::listings::Listings;
+use crate::requests::PendingCache;
 use crate::supervisor::Supervisor;
 use crate::udp::sharing::Sharing;
+use crate::watch::hooks::HookWatch;
 use crate::watch::network::{Network, NetworkError};
 use crate::watch::sysctls::Sysctls;
 use crate::wire::TapWire;
@@ -63,6 +65,9 @@ const RAW_BINDINGS: u32 = 8192;
 /// Descriptors the server wants: a few for each session.
 const DESCRIPTORS: u64 = 1 << 20;
 
+/// Of them there is room from the start, half a megabyte of the kernel's memory.
+const DESCRIPTOR_TABLE: u64 = 1 << 16;
+
 /// How long a stopping server waits for its last segments to leave.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(100);
 
@@ -72,6 +77,7 @@ pub enum Source {
     Control,
     Signals,
     Network,
+    Hooks,
     Ring,
     Wire,
     Inject,
@@ -97,6 +103,8 @@ pub enum StartError {
     Device(#[from] DeviceError),
     #[error("cannot load the packet filter: {0}")]
     Load(#[from] LoadError),
+    #[error("cannot watch over the packet filter: {0}")]
+    HookWatch(std::io::Error),
     #[error("cannot attach the packet filter: {0}")]
     Attach(#[from] AttachError),
     #[error(transparent)]
@@ -149,6 +157,9 @@ pub struct Server {
     pub(crate) clients: HashMap<ClientId, Client>,
     pub(crate) connections: Budget,
     pub(crate) slices: Slices,
+    pub(crate) shares: Shares,
+    /// Connections that are not read before their user may take more time.
+    pub(crate) throttled: Vec<ClientId>,
     pub(crate) listings: Listings,
     pub(crate) next_client: u64,
     pub(crate) channels: HashMap<ChannelId, Channel>,
@@ -171,8 +182,6 @@ pub struct Server {
     pub(crate) cookie_clock: CookieClock,
     pub(crate) rx_throttle: RxThrottle,
     pub(crate) reset_limit: ResetLimit,
-    /// Listeners whose SYNs the packet filter answers.
-    pub(crate) floods: Floods,
     pub(crate) early: EarlyFragments,
     /// Fast Open cookies that peers granted.
     pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::GrantedCookie>,
@@ -188,20 +197,17 @@ pub struct Server {
     pub(crate) routes: Routes,
     pub(crate) generation: u32,
     pub(crate) managed: BTreeSet<u32>,
-    /// The host's addresses, and whether their device is managed.
-    pub(crate) managed_addresses: HashMap<IpAddr, bool>,
+    pub(crate) hooks: HookWatch,
     /// Neighbours that are looked for, and since when.
     pub(crate) resolving: HashMap<NextHop, Instant>,
     reserved: Option<ReservedPorts>,
 
     // What sessions have beside their entry in the registry.
-    pub(crate) flows: HashMap<FlowKey, SessionId>,
     pub(crate) pending_caches: Vec<PendingCache>,
     /// Why a device has no filter in its driver that was to have one.
     pub(crate) driver_refusals: HashMap<u32, String>,
     /// Rings of sessions that have one of their own.
     pub(crate) directs: Directs,
-    pub(crate) listening_ports: HashMap<u16, Vec<SessionId>>,
     pub(crate) sharing: Sharing,
     pub(crate) locals: Locals,
     /// Where the names of wake-up sockets stand for a moment.
@@ -212,6 +218,7 @@ pub struct Server {
     pub(crate) done: Vec<SessionId>,
     pub(crate) control_token: Token,
     pub(crate) shortage: Shortage,
+    pub(crate) refused_calls: RefusedCalls,
 }
 
 impl Server {
@@ -229,7 +236,7 @@ impl Server {
             flows: FLOWS,
             bindings: config.limits.bindings + RAW_BINDINGS,
             shared: config.limits.shared_ports,
-            channels: config.limits.processes + 1 + direct::RINGS,
+            channels: config.limits.processes + 1 + rings::RINGS,
         };
         let mut filter = Filter::load(&limits, &config.filter_settings())?;
         let ends = filter.create_channel(ChannelId::SERVER, config.ring_size)?;
@@ -240,6 +247,7 @@ impl Server {
         let ring = Ring::map(&ends.ring, config.ring_size as usize)?;
         let doorbell = Doorbell::map(&ends.doorbell)?;
         let network = Network::follow()?;
+        let hooks = HookWatch::start().map_err(StartError::HookWatch)?;
         let reserved = Some(reserve_ports(first..=last, instance)?);
         let listener = ControlSocket::bind(instance.socket())?;
         set_permissions(&config, instance)?;
@@ -248,6 +256,7 @@ impl Server {
         let control_token = poll.add(&listener, Source::Control, EventFlags::IN)?;
         poll.add(&signals, Source::Signals, EventFlags::IN)?;
         poll.add(&*network.news, Source::Network, EventFlags::IN)?;
+        poll.add(&*hooks.news, Source::Hooks, EventFlags::IN)?;
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
         let channel_pool = ChannelPool::new(filter.map_builder(), config.ring_size, now)?;
         poll.add(&*channel_pool.notifier, Source::ChannelPool, EventFlags::IN)?;
@@ -283,6 +292,8 @@ impl Server {
             clients: HashMap::new(),
             connections: Budget::new(config.limits.connections()),
             slices: Slices::new(config.limits.slice()),
+            shares: Shares::new(config.limits.time_share),
+            throttled: Vec::new(),
             listings: Listings::default(),
             next_client: 1,
             channels: HashMap::new(),
@@ -301,7 +312,6 @@ impl Server {
             cookie_clock: CookieClock::default(),
             rx_throttle: RxThrottle::default(),
             reset_limit: ResetLimit::default(),
-            floods: Floods::default(),
             early: EarlyFragments::default(),
             fast_cookies: HashMap::new(),
             qos: Qos::new(&config),
@@ -313,14 +323,12 @@ impl Server {
             routes: Routes::default(),
             generation: 0,
             managed,
-            managed_addresses: HashMap::new(),
+            hooks,
             resolving: HashMap::new(),
             reserved,
-            flows: HashMap::new(),
             pending_caches: Vec::new(),
             driver_refusals: HashMap::new(),
             directs: Directs::new(config.limits.processes),
-            listening_ports: HashMap::new(),
             sharing: Sharing::new(config.limits.shared_ports()),
             locals,
             wake_directory,
@@ -328,6 +336,7 @@ impl Server {
             done: Vec::new(),
             control_token,
             shortage: Shortage::default(),
+            refused_calls: RefusedCalls::default(),
             supervisor: Supervisor::new(),
             config,
         };
@@ -372,7 +381,9 @@ impl Server {
             None if self.rx_path.fall_asleep() => deadline,
             None => Some(self.now),
         };
-        let ready = self.poll.wait(clock::now(), deadline)?;
+        let mut ready = self.poll.wait(clock::now(), deadline)?;
+        // Root waits for nobody's requests.
+        ready.sort_by_cached_key(|ready| !self.is_roots(ready.source));
         self.now = clock::now();
         self.rx_path.wake_up(self.now);
         self.slices.begin_turn();
@@ -387,7 +398,17 @@ impl Server {
         self.stack.expire(self.now);
         self.settle();
         self.sink.flush();
+        self.control.counters.calls_refused = self.refused_calls.look();
         Ok(())
+    }
+
+    fn is_roots(&self, source: Source) -> bool {
+        let Source::Client(id) = source else {
+            return false;
+        };
+        self.clients
+            .get(&id)
+            .is_some_and(|client| client.credentials.uid == 0)
     }
 
     fn dispatch(&mut self, source: Source, flags: EventFlags) {
@@ -395,6 +416,7 @@ impl Server {
             Source::Control => self.accept_clients(),
             Source::Signals => self.on_signal(),
             Source::Network => self.on_network_change(),
+            Source::Hooks => self.on_lost_hooks(),
             Source::Ring => self.drain(),
             Source::Wire => self.wire.flush(),
             Source::Inject => self.inject.flush(),
@@ -494,15 +516,16 @@ impl Server {
         // Whoever accepts is to find the server gone when its listener hangs up.
         let mut listeners = Vec::new();
         for id in held {
-            if self.locals.has(id) {
-                self.locals.release(id);
+            if self.handles.local(id).is_some() {
+                self.handles.of(id).local = None;
                 self.forget(id);
                 continue;
             }
             match (self.phase(id), self.server_slot(id)) {
                 (Some(SessionPhase::Listening), _) => {
                     listeners.extend(self.take_far(id));
-                    self.close_listener(id);
+                    self.input(Input::ListeningEnds(id));
+                    self.forget(id);
                 }
                 (_, Some(_)) => self.input(Input::Abort(id)),
                 (_, None) => self.input(Input::Orphaned(id)),
@@ -587,23 +610,17 @@ fn reserve_ports(
     Ok(reserved)
 }
 
-/// Bytes from the kernel's generator.
-pub fn random_bytes<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    let flags = rustix::rand::GetRandomFlags::empty();
-    // Up to 256 bytes come whole and without an error once the generator is seeded, which the
-    // call waits for.
-    let filled = rustix::rand::getrandom(&mut bytes, flags);
-    assert_eq!(filled, Ok(N), "the kernel has a random generator");
-    bytes
-}
-
-pub fn random_u32() -> u32 {
-    u32::from_ne_bytes(random_bytes())
-}
-
-pub fn random_u64() -> u64 {
-    u64::from_ne_bytes(random_bytes())
+/// Has the kernel make room for so many descriptors while there is one thread only: whenever the table of a process with several
+/// grows, whoever wants the descriptor waits for a grace period of RCU – half a second where the machine is busy.
+pub fn widen_descriptor_table() {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS);
+    let last = DESCRIPTOR_TABLE.min(limit).saturating_sub(1);
+    let last = i32::try_from(last).unwrap_or(i32::MAX);
+    let widened = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), last);
+    // Closed again: the table stays as wide.
+    if let Err(errno) = widened {
+        warn!(%errno, "the table of descriptors grows while the server runs");
+    }
 }
 
 /// Each session takes a descriptor or two here.

@@ -6,16 +6,17 @@ pub mod unread;
 
 use std::net::SocketAddr;
 
-use portolan_control::{Command, Errno, Holder, Life, PortClaim};
+use portolan_control::{Command, Errno, Fallback, Holder, Input, Life, PortClaim, SessionEntry};
 use portolan_proto::control::{ReplyBody, Reuse};
 use portolan_stack::Path;
 use portolan_types::{ChannelId, Protocol, SessionId, Slot, scoped};
 use tracing::debug;
 
-use crate::connections::opens::{Fallback, Target};
-use crate::control_socket::clients::Answer;
-use crate::migration::sessions::NewDescriptor;
-use crate::server::{Server, random_u32};
+use crate::random::random_u32;
+use crate::requests::Answer;
+use crate::requests::NewDescriptor;
+use crate::requests::Target;
+use crate::server::Server;
 
 impl Server {
     /// Fixes the peer: an exact flow instead of the binding.
@@ -37,14 +38,13 @@ impl Server {
             }
             return Err(errno.into());
         }
-        self.unsteer(id);
+        self.input(Input::Unsteer(id));
         let session = self.control.registry.session_mut(id).ok_or(Errno::BADF)?;
         session.remote = Some(target.remote);
         session.life = Life::Connected;
+        session.choose(&target.options);
         let local = session.local;
         self.tell_kernel_of_peer(id, Some(target.remote));
-        self.choose_delivery(id, target.options.delivery);
-        self.choose_priority(id, target.options.priority);
         let generation = self.steer(id, Holder::Process(channel, target.slot));
         self.control.counters.handoffs += 1;
         Ok(ReplyBody::Connected {
@@ -80,7 +80,7 @@ impl Server {
             let source = path.source.ok_or(Errno::ADDRNOTAVAIL)?;
             let port = session.local.port();
             // The binding row goes before the address that names it does.
-            self.unsteer(id);
+            self.input(Input::Unsteer(id));
             if let Some(session) = self.control.registry.session_mut(id) {
                 session.local = scoped(source, port, path.interface);
             }
@@ -98,9 +98,12 @@ impl Server {
         self.control
             .registry
             .admit(channel, Command::Disconnect, id)?;
-        self.end_guarantees_of_flow(id);
-        self.unsteer(id);
-        let bound = self.claim_of(id);
+        let session = self.control.registry.session(id);
+        if let Some(flow) = session.and_then(SessionEntry::flow) {
+            self.end_guarantees_of_flow(&flow);
+        }
+        self.input(Input::Unsteer(id));
+        let bound = self.control.claim_of(id);
         let session = self.control.registry.session_mut(id).ok_or(Errno::BADF)?;
         session.remote = None;
         session.life = Life::Bound;

@@ -7,7 +7,9 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use common::{Client, Library, await_some, control_path, open_files, start_server};
+use common::{
+    Client, Library, await_some, control_path, open_files, open_files_at_rest, start_server,
+};
 use portolan_netns::{Bed, Daemon};
 use portolan_proto::control::{
     AfterFlush, DescriptorEvent, KernelReason, Reader, ReplyBody, RequestBody, SessionRef,
@@ -315,7 +317,7 @@ fn a_thousand_connections_leave_nothing_behind() {
     let mut library = Library::start(&control_path(&bed.a));
     let (_, _, listener) = library.listen(at(Bed::A4, 8080), 64);
     command.sessions();
-    let before = open_files(&server);
+    let before = open_files_at_rest(&server);
     for _ in 0..1000 {
         let peer = connect_from_b(&bed, at(Bed::A4, 8080));
         let (id, near, slot) = library.accept(&listener);
@@ -569,6 +571,29 @@ fn stop_and_look(bed: &Bed, server: &mut Daemon, expected_ports: &str) {
     assert!(!shown(&["ip", "link"]).contains("ptl"));
     let reserved = shown(&["cat", "/proc/sys/net/ipv4/ip_local_reserved_ports"]);
     assert_eq!(reserved.trim(), expected_ports);
+}
+
+/// A script that resets the device's traffic control takes the filter off, and nobody would notice but the sessions.
+#[test]
+fn a_filter_that_somebody_takes_off_is_put_back() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut client = Client::connect(&control_path(&bed.a));
+    let filters = || {
+        let mut show = bed.a.exec("tc");
+        show.args(["filter", "show", "dev", "eth0", "ingress"]);
+        String::from_utf8(show.output().unwrap().stdout).unwrap()
+    };
+    for times in 1..=2 {
+        assert!(filters().contains("packet_filter"));
+        let mut take_off = bed.a.exec("tc");
+        take_off.args(["qdisc", "del", "dev", "eth0", "clsact"]);
+        assert!(take_off.status().unwrap().success());
+        await_some("filter that is back", || {
+            (counter(&mut client, "server", "hooks_restored") == times).then_some(())
+        });
+    }
+    assert!(filters().contains("packet_filter"));
 }
 
 #[test]

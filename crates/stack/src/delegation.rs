@@ -343,6 +343,11 @@ impl Delegation {
         self.cookies
     }
 
+    /// Connections that nobody has accepted.
+    pub fn waiting(&self) -> u32 {
+        self.backlog.waiting()
+    }
+
     pub fn has_ready(&self) -> bool {
         !self.ready.is_empty()
     }

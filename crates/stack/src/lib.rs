@@ -7,13 +7,6 @@
 //! [`Stack::get_mut`] call [`Stack::touch`].
 #![forbid(unsafe_code)]
 
-/// Changes with every source that shapes messages, capsules or shared memory. Library and server
-/// refuse each other when it differs.
-pub const VERSION: u32 = match u32::from_str_radix(env!("PORTOLAN_BUILD"), 10) {
-    Ok(version) => version,
-    Err(_) => panic!("the build script writes a number"),
-};
-
 mod backlog;
 mod counters;
 mod delegation;
@@ -44,7 +37,7 @@ pub use portolan_proto::ip::{IpOptions, MtuDiscovery};
 pub use reset_limit::ResetLimit;
 pub use resolved_path::NextHop;
 pub use routes::{NoRoute, Path, Routes};
-pub use session::{BadCapsule, Session, TcpSession};
+pub use session::{Session, TcpSession};
 pub use stack::{Input, SendError, Sending, Stack, Step, send_segment};
 pub use udp::{
     Checksums, Datagram, DatagramError, ErrorCause, MulticastOptions, Reports, UdpSession, V6Sizes,

@@ -211,6 +211,15 @@ impl Routes {
         self.neighbours.get(&(interface, address)).copied()
     }
 
+    /// Does Portolan serve the device of this address? None if it is none of the host's.
+    pub fn serves(&self, address: IpAddr) -> Option<bool> {
+        let mut addresses = self.state.addresses.iter();
+        let own = addresses.rfind(|own| own.address == address)?;
+        let interfaces = &self.state.interfaces;
+        let is_managed = |it: &Interface| it.index == own.interface && it.managed;
+        Some(interfaces.iter().any(is_managed))
+    }
+
     /// Is this one of the host's own addresses?
     pub fn is_local(&self, address: IpAddr) -> bool {
         address.is_loopback() || self.state.addresses.iter().any(|a| a.address == address)

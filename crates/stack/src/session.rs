@@ -1,15 +1,13 @@
 //! A session and its capsule: what a holder keeps, and what travels when the holder changes.
 
-use portolan_proto::ip::IpOptions;
+use std::net::{IpAddr, SocketAddr, SocketAddrV6};
+
+use portolan_proto::ip::{IpOptions, MtuDiscovery};
+use portolan_tcp::capsule::{self, Encoded, Reader, Refused, Writer};
 use portolan_tcp::{Connection, HandoffBuffer};
-use portolan_types::{FlowKey, Generation, SessionId};
-use postcard::ser_flavors::Flavor;
-use serde::{Deserialize, Serialize};
+use portolan_types::{FlowKey, Generation, Protocol, SessionId};
 
 use crate::udp::UdpSession;
-
-/// Version of the capsule format; the first byte of each capsule.
-const CAPSULE_VERSION: u8 = 2;
 
 /// Bytes that a capsule seldom exceeds, stored data aside.
 const STATE_ROOM: usize = 1024;
@@ -30,26 +28,14 @@ impl Session {
 }
 
 /// A TCP session: its endpoints, and the machine that runs it.
-#[derive(Debug, Serialize, Deserialize)]
+#[derive(Debug)]
 pub struct TcpSession {
     pub id: SessionId,
     pub flow: FlowKey,
     /// Packets filtered for an earlier holder carry another generation.
-    #[serde(skip)]
     pub generation: Generation,
     pub ip: IpOptions,
     pub connection: Connection,
-}
-
-/// Why a capsule was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadCapsule {
-    #[error("capsule of another version")]
-    Version,
-    #[error("capsule does not decode")]
-    Malformed,
-    #[error("capsule breaks an invariant of TCP")]
-    Inconsistent,
 }
 
 impl TcpSession {
@@ -63,64 +49,110 @@ impl TcpSession {
         }
     }
 
-    /// Bytes that are read elsewhere ([`Connection::prefix`]) have to travel beside it.
+    /// The session and its endpoints, then the connection. Bytes that are read elsewhere ([`Connection::handoff`])
+    /// have to travel beside it.
     pub fn to_capsule(&self) -> Vec<u8> {
-        let mut bytes = Vec::with_capacity(STATE_ROOM + self.connection.stored());
-        bytes.push(CAPSULE_VERSION);
-        postcard::serialize_with_flavor(self, Growing(bytes))
-            .expect("plain data encodes into a growing vector")
+        let mut out = Writer::new(STATE_ROOM + self.connection.stored());
+        self.id.0.put(&mut out);
+        put_endpoint(self.flow.local, &mut out);
+        put_endpoint(self.flow.remote, &mut out);
+        put_ip(&self.ip, &mut out);
+        capsule::encode(&self.connection, &mut out);
+        out.finish()
     }
 
-    /// Decodes a capsule that may come from a hostile process: whatever this returns is safe to
+    /// Parses a capsule that may come from a hostile process: whatever this returns is safe to
     /// run.
-    pub fn from_capsule(bytes: &[u8]) -> Result<TcpSession, BadCapsule> {
+    pub fn from_capsule(bytes: &[u8]) -> Result<TcpSession, Refused> {
         TcpSession::from_parts(bytes, None)
     }
 
     /// As [`TcpSession::from_capsule`], with the unread bytes that travelled beside the capsule.
-    pub fn from_parts(
-        bytes: &[u8],
-        unread: Option<HandoffBuffer>,
-    ) -> Result<TcpSession, BadCapsule> {
-        let [CAPSULE_VERSION, body @ ..] = bytes else {
-            return Err(BadCapsule::Version);
+    pub fn from_parts(bytes: &[u8], unread: Option<HandoffBuffer>) -> Result<TcpSession, Refused> {
+        let mut from = Reader::new(bytes)?;
+        let id = SessionId(u64::take(&mut from)?);
+        let local = take_endpoint(&mut from)?;
+        let remote = take_endpoint(&mut from)?;
+        let flow = FlowKey {
+            protocol: Protocol::Tcp,
+            local,
+            remote,
         };
-        let Ok((mut session, [])) = postcard::take_from_bytes::<TcpSession>(body) else {
-            return Err(BadCapsule::Malformed);
-        };
-        if let Some(unread) = unread {
-            session.connection.lead_with(unread);
-            if session.connection.handoff().is_none() {
-                // There is nothing in it for this one.
-                return Err(BadCapsule::Inconsistent);
-            }
-        }
-        session
-            .connection
-            .validate()
-            .map_err(|_| BadCapsule::Inconsistent)?;
-        Ok(session)
+        let ip = take_ip(&mut from)?;
+        let connection = capsule::parse(from, unread)?;
+        Ok(TcpSession {
+            ip,
+            ..TcpSession::new(id, flow, connection)
+        })
     }
 }
 
-/// Where a capsule is encoded. Unlike postcard's own, it has room from the start and takes bytes as
-/// a whole.
-struct Growing(Vec<u8>);
+/// Families, as capsules name them.
+const V4: u8 = 4;
+const V6: u8 = 6;
 
-impl Flavor for Growing {
-    type Output = Vec<u8>;
-
-    fn try_push(&mut self, byte: u8) -> postcard::Result<()> {
-        self.0.push(byte);
-        Ok(())
+fn put_endpoint(endpoint: SocketAddr, out: &mut Writer) {
+    match endpoint {
+        SocketAddr::V4(v4) => {
+            V4.put(out);
+            out.bytes(&v4.ip().octets());
+        }
+        SocketAddr::V6(v6) => {
+            V6.put(out);
+            out.bytes(&v6.ip().octets());
+            v6.scope_id().put(out);
+        }
     }
+    endpoint.port().put(out);
+}
 
-    fn try_extend(&mut self, bytes: &[u8]) -> postcard::Result<()> {
-        self.0.extend_from_slice(bytes);
-        Ok(())
+fn take_endpoint(from: &mut Reader<'_>) -> Result<SocketAddr, Refused> {
+    match u8::take(from)? {
+        V4 => {
+            let ip = IpAddr::from(*array::<4>(from)?);
+            Ok(SocketAddr::new(ip, u16::take(from)?))
+        }
+        V6 => {
+            let ip = (*array::<16>(from)?).into();
+            let scope = u32::take(from)?;
+            Ok(SocketAddrV6::new(ip, u16::take(from)?, 0, scope).into())
+        }
+        _ => Err(Refused::Value("the family of an endpoint")),
     }
+}
 
-    fn finalize(self) -> postcard::Result<Vec<u8>> {
-        Ok(self.0)
-    }
+fn array<'a, const N: usize>(from: &mut Reader<'a>) -> Result<&'a [u8; N], Refused> {
+    let bytes = from.bytes(N)?;
+    bytes.first_chunk().ok_or(Refused::Short)
+}
+
+const DISCOVERIES: [MtuDiscovery; 6] = [
+    MtuDiscovery::Dont,
+    MtuDiscovery::Want,
+    MtuDiscovery::Do,
+    MtuDiscovery::Probe,
+    MtuDiscovery::Interface,
+    MtuDiscovery::Omit,
+];
+
+fn put_ip(ip: &IpOptions, out: &mut Writer) {
+    let IpOptions {
+        ttl,
+        tos,
+        min_ttl,
+        discovery,
+    } = ip;
+    let number = DISCOVERIES.iter().position(|known| known == discovery);
+    out.bytes(&[*ttl, *tos, *min_ttl, number.unwrap_or(0) as u8]);
+}
+
+fn take_ip(from: &mut Reader<'_>) -> Result<IpOptions, Refused> {
+    let [ttl, tos, min_ttl, number] = *array(from)?;
+    let discovery = DISCOVERIES.get(usize::from(number));
+    Ok(IpOptions {
+        ttl,
+        tos,
+        min_ttl,
+        discovery: *discovery.ok_or(Refused::Value("path MTU discovery"))?,
+    })
 }

@@ -1,34 +1,34 @@
-//! The session table: who gets a received frame, who may send, whose timer is due.
+//! The session table.
 
-use core::net::{IpAddr, SocketAddr};
+use core::net::IpAddr;
 use core::time::Duration;
 use std::collections::VecDeque;
 
 use portolan_proto::filter::RecordHeader;
-use portolan_proto::ip::IpOptions;
-use portolan_tcp::{Codepoint, Events};
+use portolan_tcp::Events;
 use portolan_timers::Wheel;
-use portolan_types::{FlowKey, Generation, Instant, Protocol, SeqNum, Slot, scope_of};
-use portolan_wire::tcp::TcpHeader;
+use portolan_types::{Generation, Instant, Slot};
 
 use crate::counters::{COUNTERS, Counters, Fate};
-use crate::expected::{Expected, ExpectedDatagram, Segment};
+use crate::expected::{Expected, ExpectedDatagram};
 use crate::fragments::{FragmentCounters, Reassembled, Reassembly};
-use crate::frame::{Frame, HEAD_MAX, TxQueueId, Wire};
-use crate::packet::{Drop, IcmpMessage, Packet, Transport};
+use crate::frame::TxQueueId;
+use crate::packet::{Drop, Packet};
 use crate::pmtu::PathMtus;
-use crate::resolved_path::{Ends, NextHop, ResolvedPath};
+use crate::resolved_path::{NextHop, ResolvedPath};
 use crate::routes::Routes;
 use crate::session::{Session, TcpSession};
 use crate::udp::UdpSession;
 
 mod datagrams;
 mod early;
+mod input;
+mod output;
 mod tx_queues;
 
 pub use datagrams::{SendError, Sending};
-use datagrams::{deliver_datagrams, hears, report_to_udp};
 use early::EarlyFrames;
+pub use output::send_segment;
 use tx_queues::WaitingQueues;
 
 /// A holder whose sessions wait for a route or a neighbour looks again after so long, at first and at
@@ -65,6 +65,8 @@ pub struct Stack {
     tried_generation: u32,
     pub(crate) counters: Counters,
     fast_path_disabled: bool,
+    /// One of those that sent last has more to send than its windows let through.
+    awaits_window: bool,
     observer: Option<fn(Step)>,
 }
 
@@ -148,6 +150,7 @@ impl Stack {
             tried_generation: 0,
             counters: Counters::default(),
             fast_path_disabled: false,
+            awaits_window: false,
             observer: None,
         }
     }
@@ -408,182 +411,6 @@ impl Stack {
         self.counters.read(self.iter().map(|(_, session)| session))
     }
 
-    /// Gives a received frame to its session.
-    pub fn input<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
-        let input = self.give(now, record, frame);
-        self.counters.count(match &input {
-            Input::Delivered(_) => Fate::Delivered,
-            Input::Held(_) => Fate::Held,
-            Input::Unclaimed(_) => Fate::Unclaimed,
-            Input::Dropped(reason) => Fate::Dropped(*reason),
-        });
-        input
-    }
-
-    fn give<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
-        if let Some(input) = self.give_expected(now, record, frame) {
-            return input;
-        }
-        self.slow_path(now, record, frame)
-    }
-
-    /// The fast path: the frame is what its session expects, which one compare tells.
-    fn give_expected<'a>(
-        &mut self,
-        now: Instant,
-        record: &RecordHeader,
-        frame: &'a [u8],
-    ) -> Option<Input<'a>> {
-        let slot = Slot(record.slot);
-        let observer = self.observer;
-        let entry = entry_of(&mut self.places, slot.0)?;
-        let expected = entry.expected.as_deref_mut()?;
-        if record.flags != 0 || generation(&entry.session) != Generation(record.generation) {
-            return None;
-        }
-        match (&mut entry.session, expected) {
-            (Session::Tcp(session), NextHeaders::OfSegment(expected)) => {
-                if session.ip.min_ttl != 0 {
-                    return None;
-                }
-                let segment = expected.meet(frame)?;
-                tell(observer, Step::Session);
-                let next = take_segment(session, &segment, now);
-                let events = session.connection.events();
-                match next {
-                    Some(next) => expected.expect(next),
-                    None => entry.expected = None,
-                }
-                self.counters.count(Fate::Expected);
-                self.note(slot.0, events);
-                self.follow_up(now, slot);
-            }
-            (Session::Udp(session), NextHeaders::OfDatagram(expected)) => {
-                let met = expected.meet(frame, session.remote)?;
-                tell(observer, Step::Session);
-                let ends = (met.source, met.destination);
-                let is_taken = deliver_datagrams(session, ends, met.ip, met.payload, record);
-                self.counters.count(Fate::DatagramExpected);
-                if !is_taken {
-                    return Some(Input::Dropped(Drop::ReceiveBufferFull));
-                }
-                self.note(slot.0, Events::READABLE);
-            }
-            _ => return None,
-        }
-        Some(Input::Delivered(slot))
-    }
-
-    /// A frame has taken the standard path: what comes after it may take the fast one.
-    fn expect_after(&mut self, slot: Slot, frame: &[u8], packet: &Packet<'_>) {
-        let fast_path_disabled = self.fast_path_disabled;
-        let Some(entry) = self.entry(slot.0) else {
-            return;
-        };
-        let fate = match &entry.session {
-            Session::Tcp(session) => {
-                match (
-                    session.connection.next_expected(),
-                    entry.expected.as_deref_mut(),
-                ) {
-                    (Some(next), Some(NextHeaders::OfSegment(expected))) => expected.expect(next),
-                    (Some(next), _) if !fast_path_disabled => {
-                        let expected = Expected::after(frame, packet, next);
-                        entry.expected = expected.map(|it| Box::new(NextHeaders::OfSegment(it)));
-                    }
-                    _ => entry.expected = None,
-                }
-                Fate::TakenApart
-            }
-            Session::Udp(session) if session.remote == Some(packet.source) => {
-                let is_known = matches!(
-                    entry.expected.as_deref(),
-                    Some(NextHeaders::OfDatagram(expected)) if expected.is_between(packet)
-                );
-                if !is_known && !fast_path_disabled {
-                    let expected = ExpectedDatagram::after(frame, packet);
-                    entry.expected = expected.map(|it| Box::new(NextHeaders::OfDatagram(it)));
-                }
-                Fate::DatagramTakenApart
-            }
-            Session::Udp(_) => return,
-        };
-        self.counters.count(fate);
-    }
-
-    fn slow_path<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
-        let packet = match Packet::parse(frame, record) {
-            Ok(packet) => packet,
-            Err(reason) => return Input::Dropped(reason),
-        };
-        tell(self.observer, Step::Session);
-        let slot = Slot(record.slot);
-        match self.places.get_mut(slot.0 as usize) {
-            Some(SlotState::Taken(entry))
-                if generation(&entry.session) == Generation(record.generation) =>
-            {
-                let delivered = deliver(&mut self.mtus, now, &mut entry.session, &packet, record);
-                match delivered {
-                    Ok(Some(events)) => self.note(slot.0, events),
-                    Ok(None) => return Input::Unclaimed(packet),
-                    Err(reason) => return Input::Dropped(reason),
-                }
-                self.expect_after(slot, frame, &packet);
-                self.follow_up(now, slot);
-                Input::Delivered(slot)
-            }
-            Some(SlotState::Reserved(early)) if early.expects(record) => {
-                if early.hold(&mut self.early, record, frame) {
-                    Input::Held(slot)
-                } else {
-                    Input::Dropped(Drop::TooEarly)
-                }
-            }
-            _ => Input::Unclaimed(packet),
-        }
-    }
-
-    /// A session has taken a packet in.
-    fn follow_up(&mut self, now: Instant, slot: Slot) {
-        let Some(session) = self.tcp(slot) else {
-            return;
-        };
-        if session.connection.has_output() && !self.defers(slot) {
-            return self.touch(slot);
-        }
-        let Some(session) = self.tcp(slot) else {
-            return;
-        };
-        session.connection.rest(now);
-        let events = session.connection.events();
-        self.note(slot.0, events);
-        self.reschedule(now, slot.0);
-    }
-
-    /// The application has read: what the session has to send is sent by [`Stack::output`], but for what may wait.
-    pub fn touch_after_read(&mut self, slot: Slot) {
-        if !self.defers(slot) {
-            self.touch(slot);
-        }
-    }
-
-    /// Is all that the session has to send an acknowledgement that waits for data to go with?
-    fn defers(&mut self, slot: Slot) -> bool {
-        let Stack { places, owing, .. } = self;
-        let (Some(owing), Some(entry)) = (owing, entry_of(places, slot.0)) else {
-            return false;
-        };
-        let Session::Tcp(session) = &entry.session else {
-            return false;
-        };
-        let defers = !entry.is_pending && session.connection.owes_acknowledgement();
-        if defers && !entry.is_owing {
-            entry.is_owing = true;
-            owing.push(slot.0);
-        }
-        defers
-    }
-
     fn note(&mut self, slot: u32, events: Events) {
         if !events.is_empty() {
             self.changed.push((Slot(slot), events));
@@ -603,219 +430,6 @@ impl Stack {
     pub fn unresolved(&mut self) -> impl Iterator<Item = NextHop> + '_ {
         self.unresolved.drain(..)
     }
-
-    /// Has [`Stack::output`] anything to do?
-    pub fn awaits_output(&self, routes: &Routes) -> bool {
-        self.has_output()
-            || self.next_look.is_some()
-            || !self.stalled.is_empty()
-            || self.tried_generation != routes.generation()
-    }
-
-    /// Sends what is due until nothing is left, or only of sessions whose transmit queues are full.
-    pub fn output(&mut self, now: Instant, routes: &Routes, wire: &mut impl Wire) {
-        if self.tried_generation != routes.generation() {
-            self.retry_stalled(routes);
-        }
-        self.admit_waiting(wire);
-        while let Some(slot) = self.pending.pop_front() {
-            self.output_one(now, slot, routes, wire);
-        }
-        self.tx_queues.end_turns();
-        self.look_again(now);
-    }
-
-    /// Nobody says that routes have changed to a holder that sleeps.
-    fn look_again(&mut self, now: Instant) {
-        self.next_look = match self.next_look {
-            _ if self.stalled.is_empty() => None,
-            None => Some((now + LOOK_FIRST, LOOK_FIRST)),
-            Some((at, wait)) if at <= now => {
-                let wait = (wait * 2).min(LOOK_LAST);
-                Some((now + wait, wait))
-            }
-            waiting => waiting,
-        };
-    }
-
-    /// Is somebody waiting for the wire?
-    pub fn has_output(&self) -> bool {
-        !self.pending.is_empty() || self.tx_queues.has_waiting()
-    }
-
-    fn output_one(&mut self, now: Instant, slot: u32, routes: &Routes, wire: &mut impl Wire) {
-        let Some(entry) = entry_of(&mut self.places, slot) else {
-            return;
-        };
-        if entry.is_suspend_tx {
-            entry.is_pending = false;
-            return;
-        }
-        if !entry.enter(wire) {
-            return self.tx_queues.wait(entry.tx_queue, slot);
-        }
-        entry.is_pending = false;
-        wire.serve(Slot(slot));
-        let SessionEntry {
-            session: Session::Tcp(session),
-            resolved,
-            ..
-        } = entry
-        else {
-            // All that a UDP session waits for is room.
-            return self.note(slot, Events::WRITABLE);
-        };
-        let flow = &session.flow;
-        let ends = Ends {
-            protocol: Protocol::Tcp,
-            source: flow.local.ip(),
-            destination: flow.remote.ip(),
-            scope: scope_of(flow.remote),
-        };
-        let is_current = resolved
-            .as_ref()
-            .is_some_and(|resolved| resolved.is_current(&ends, routes, &self.mtus));
-        if !is_current {
-            *resolved = ResolvedPath::find(ends, session.ip, routes, &self.mtus).ok();
-        }
-        let next_hop = resolved.as_ref().map(|resolved| resolved.unresolved);
-        let (Some(resolved), Some(None)) = (resolved, next_hop) else {
-            self.stalled.push(slot);
-            self.unresolved.extend(next_hop.flatten());
-            return;
-        };
-        if !is_current {
-            let mtu = resolved.mtu_for(session.ip.discovery);
-            session.connection.set_path_mtu(tcp_payload(mtu, flow));
-        }
-        let mut head = [0; HEAD_MAX];
-        while let Some(segment) = session.connection.transmit(now) {
-            tell(self.observer, Step::Headers);
-            let head = resolved.template_for(&segment).tcp_head(
-                &mut head,
-                &segment.header,
-                segment.payload,
-                segment.segment_size,
-                segment.codepoint,
-            );
-            wire.transmit(&Frame {
-                head,
-                payload: segment.payload,
-            });
-            tell(self.observer, Step::Session);
-            if wire.is_full() {
-                entry.is_pending = true;
-                break;
-            }
-            if !session.connection.may_transmit() {
-                session.connection.rest(now);
-                break;
-            }
-        }
-        if entry.is_pending {
-            self.tx_queues.wait_for_next_turn(entry.tx_queue, slot);
-        }
-        let events = session.connection.events();
-        self.note(slot, events);
-        self.reschedule(now, slot);
-    }
-
-    /// The wheel only has to be told when a deadline moves forward: when it moves back, the early
-    /// visit costs less than a change for each segment.
-    fn reschedule(&mut self, now: Instant, slot: u32) {
-        let Some(entry) = self.entry(slot) else {
-            return;
-        };
-        let Session::Tcp(session) = &entry.session else {
-            return;
-        };
-        let Some(deadline) = session.connection.deadline() else {
-            return;
-        };
-        if deadline < entry.scheduled || entry.scheduled <= now {
-            entry.scheduled = deadline;
-            self.timers.set(slot, deadline);
-        }
-    }
-
-    /// When to call [`Stack::expire`] next.
-    pub fn deadline(&self) -> Option<Instant> {
-        let earliest = |known: Option<Instant>, other: Option<Instant>| match (known, other) {
-            (Some(known), Some(other)) => Some(known.min(other)),
-            (known, other) => known.or(other),
-        };
-        let timers = earliest(self.timers.next(), self.fragments.deadline());
-        let timers = earliest(timers, self.next_look.map(|(at, _)| at));
-        earliest(timers, self.mtus.deadline())
-    }
-
-    /// Runs the timers that are due; follow with [`Stack::output`].
-    pub fn expire(&mut self, now: Instant) {
-        self.fragments.expire(now);
-        self.mtus.expire(now);
-        if self.timers.next().is_none_or(|next| next > now) {
-            return;
-        }
-        let mut due = Vec::new();
-        self.timers.expire(now, |slot| due.push(slot));
-        for slot in due {
-            let Some(entry) = self.entry(slot) else {
-                continue;
-            };
-            entry.scheduled = Instant::FAR_FUTURE;
-            let Session::Tcp(session) = &mut entry.session else {
-                continue;
-            };
-            if session
-                .connection
-                .deadline()
-                .is_some_and(|deadline| deadline <= now)
-            {
-                session.connection.on_timer(now);
-                let events = session.connection.events();
-                self.note(slot, events);
-                self.touch(Slot(slot));
-            }
-            self.reschedule(now, slot);
-        }
-    }
-
-    fn retry_stalled(&mut self, routes: &Routes) {
-        self.tried_generation = routes.generation();
-        for slot in core::mem::take(&mut self.stalled) {
-            self.touch(Slot(slot));
-        }
-    }
-}
-
-/// Sends a segment that belongs to no session: a reset, a SYN cookie. False if there is no way to
-/// its destination now.
-pub fn send_segment(
-    flow: &FlowKey,
-    ip: IpOptions,
-    header: &TcpHeader,
-    routes: &Routes,
-    wire: &mut impl Wire,
-) -> bool {
-    let ends = Ends {
-        protocol: Protocol::Tcp,
-        source: flow.local.ip(),
-        destination: flow.remote.ip(),
-        scope: scope_of(flow.remote),
-    };
-    let found = ResolvedPath::find(ends, ip, routes, &PathMtus::default()).ok();
-    let Some(resolved) = found.filter(|resolved| resolved.unresolved.is_none()) else {
-        return false;
-    };
-    let mut head = [0; HEAD_MAX];
-    let head = resolved
-        .template
-        .tcp_head(&mut head, header, [&[], &[]], 0, Codepoint::NotEct);
-    wire.transmit(&Frame {
-        head,
-        payload: [&[], &[]],
-    });
-    true
 }
 
 fn tell(observer: Option<fn(Step)>, step: Step) {
@@ -831,126 +445,11 @@ fn entry_of(places: &mut [SlotState], slot: u32) -> Option<&mut SessionEntry> {
     }
 }
 
-/// The connection takes an expected segment in. Returns what it expects then, if anything.
-fn take_segment(session: &mut TcpSession, segment: &Segment<'_>, now: Instant) -> Option<SeqNum> {
-    let connection = &mut session.connection;
-    let (header, payload) = (&segment.header, segment.payload);
-    connection.on_marked_segment(now, segment.codepoint, header, payload);
-    connection.next_expected()
-}
-
 fn generation(session: &Session) -> Generation {
     match session {
         Session::Tcp(session) => session.generation,
         Session::Udp(session) => session.generation,
     }
-}
-
-/// What is left of an IP packet for TCP's options and payload.
-fn tcp_payload(mtu: u32, flow: &FlowKey) -> u16 {
-    let headers = if flow.remote.is_ipv4() { 40 } else { 60 };
-    u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX)
-}
-
-/// Gives a packet to its session, and tells what that means to the application; none if it is of
-/// another protocol.
-fn deliver(
-    mtus: &mut PathMtus,
-    now: Instant,
-    session: &mut Session,
-    packet: &Packet<'_>,
-    record: &RecordHeader,
-) -> Result<Option<Events>, Drop> {
-    if let Session::Tcp(session) = &*session
-        && packet.ttl < session.ip.min_ttl
-    {
-        return Err(Drop::TooFar);
-    }
-    let events = match (session, &packet.transport) {
-        (
-            Session::Tcp(session),
-            Transport::Tcp {
-                header,
-                payload,
-                codepoint,
-            },
-        ) => {
-            // The filter looks at the peer only where it looks the flow up, which a handle spares it.
-            if !is_of(&session.flow, packet) {
-                return Err(Drop::ForeignPeer);
-            }
-            let connection = &mut session.connection;
-            connection.on_marked_segment(now, *codepoint, header, payload);
-            connection.events()
-        }
-        (Session::Tcp(session), Transport::IcmpError(message)) => {
-            report_to_tcp(mtus, now, session, packet, message)
-        }
-        (
-            Session::Udp(session),
-            Transport::Udp {
-                ip,
-                payload,
-                has_checksum,
-            },
-        ) => {
-            // RFC 8200 §8.1: IPv6 does not allow that, but to who asks for it (RFC 6936).
-            let may_lack = packet.source.is_ipv4() || session.checksums.v6_unwanted;
-            if !has_checksum && !may_lack {
-                return Err(Drop::BadChecksum);
-            }
-            if session.remote.is_some_and(|remote| remote != packet.source) {
-                return Err(Drop::ForeignPeer);
-            }
-            if !hears(session, packet, record) {
-                return Err(Drop::NotMember);
-            }
-            let ends = (packet.source, packet.destination);
-            if !deliver_datagrams(session, ends, *ip, payload, record) {
-                return Err(Drop::ReceiveBufferFull);
-            }
-            Events::READABLE
-        }
-        (Session::Udp(session), Transport::IcmpError(message)) => {
-            if let Some(mtu) = message.path_mtu()
-                && session.ip.discovery.heeds_routers()
-            {
-                mtus.learn(now, packet.source.ip(), mtu);
-            }
-            report_to_udp(now, session, packet, message)
-        }
-        _ => return Ok(None),
-    };
-    Ok(Some(events))
-}
-
-fn is_of(flow: &FlowKey, packet: &Packet<'_>) -> bool {
-    let plain = |address: SocketAddr| (address.ip(), address.port());
-    plain(flow.remote) == plain(packet.source) && plain(flow.local) == plain(packet.destination)
-}
-
-fn report_to_tcp(
-    mtus: &mut PathMtus,
-    now: Instant,
-    session: &mut TcpSession,
-    packet: &Packet<'_>,
-    message: &IcmpMessage,
-) -> Events {
-    let connection = &mut session.connection;
-    let is_in_flight = |seq| connection.is_in_flight(seq);
-    let mtu = message.path_mtu();
-    if mtu.is_some() && !session.ip.discovery.heeds_routers() {
-        return connection.events();
-    }
-    if let Some(mtu) = mtu
-        && message.quoted.seq.is_some_and(is_in_flight)
-    {
-        mtus.learn(now, packet.source.ip(), mtu);
-    }
-    if let Some(error) = message.for_tcp() {
-        connection.on_icmp(error);
-    }
-    connection.events()
 }
 
 #[cfg(test)]

@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use bolero::TypeGenerator;
 use bolero::generator::*;
+use portolan_proto::ip::{IpOptions, MtuDiscovery};
 use portolan_stack::TcpSession;
-use portolan_tcp::{Config, Connection, HandoffBuffer};
+use portolan_tcp::capsule::{Reader, Refused};
+use portolan_tcp::{Config, Connection, HandoffBuffer, capsule};
 use portolan_types::{FlowKey, Instant, Protocol, SeqNum, SessionId};
 use portolan_wire::tcp::{SackBlock, TcpFlags, TcpHeader, Timestamps};
 
@@ -66,12 +68,19 @@ fn genuine(stage: u8) -> TcpSession {
             connection.on_segment(now, &header, &[4; 1700]);
         }
     }
-    let flow = FlowKey {
+    TcpSession::new(
+        SessionId(1),
+        flow("10.0.0.1:1000", "10.0.0.2:2000"),
+        connection,
+    )
+}
+
+fn flow(local: &str, remote: &str) -> FlowKey {
+    FlowKey {
         protocol: Protocol::Tcp,
-        local: "10.0.0.1:1000".parse().expect("an address"),
-        remote: "10.0.0.2:2000".parse().expect("an address"),
-    };
-    TcpSession::new(SessionId(1), flow, connection)
+        local: local.parse().expect("an address"),
+        remote: remote.parse().expect("an address"),
+    }
 }
 
 fn drain(connection: &mut Connection, now: Instant) {
@@ -145,6 +154,70 @@ fn a_damaged_capsule_is_refused_or_harmless() {
         });
 }
 
+/// Sessions whose capsules `tests/golden` has, as version and name.
+fn golden() -> Vec<(String, TcpSession)> {
+    let mut connection = Connection::connect(&Config::default(), 1000, 2000, SeqNum(7), start());
+    drain(&mut connection, start());
+    let flow = flow("[2001:db8::1]:1000", "[fe80::2%3]:2000");
+    let mut opening = TcpSession::new(SessionId(2), flow, connection);
+    opening.ip = IpOptions {
+        ttl: 7,
+        tos: 8,
+        min_ttl: 9,
+        discovery: MtuDiscovery::Probe,
+    };
+    let stages = (0..4).map(|stage| (format!("stage-{stage}"), genuine(stage)));
+    stages.chain([("opening".to_owned(), opening)]).collect()
+}
+
+/// Which field is where is `tests/protocol.rs` of `portolan-proto`'s to notice.
+#[test]
+fn kept_capsules_of_this_version_are_read_and_written_as_they_are() {
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let is_wanted = std::env::var_os("PORTOLAN_GOLDEN").is_some();
+    for (name, session) in golden() {
+        let path = folder.join(format!("v{}-{name}.capsule", capsule::VERSION));
+        if is_wanted {
+            std::fs::write(&path, session.to_capsule()).expect("the folder is there");
+        }
+        let kept = std::fs::read(&path).expect("PORTOLAN_GOLDEN=1 writes files of a new version");
+        let read = TcpSession::from_capsule(&kept).expect("a capsule of this version");
+        assert_eq!(
+            (read.id, read.flow, &read.ip),
+            (session.id, session.flow, &session.ip)
+        );
+        assert_eq!(
+            read.connection.state(),
+            session.connection.state(),
+            "{name}"
+        );
+        assert!(
+            read.to_capsule() == kept,
+            "{name} is not written as it was read: raise capsule::VERSION"
+        );
+    }
+}
+
+#[test]
+fn what_is_no_capsule_is_refused_with_the_reason() {
+    let genuine = genuine(0).to_capsule();
+    let refused = |bytes: &[u8]| TcpSession::from_capsule(bytes).map(drop).unwrap_err();
+    assert_eq!(refused(&[]), Refused::Short);
+    assert_eq!(refused(&genuine[..genuine.len() - 1]), Refused::Short);
+    assert_eq!(refused(&[&genuine[..], &[0]].concat()), Refused::Long(1));
+    let changed = |at: usize, value: u8| {
+        let mut bytes = genuine.clone();
+        bytes[at] = value;
+        refused(&bytes)
+    };
+    assert_eq!(changed(0, 2), Refused::Version(2));
+    // Behind the session's number stands the family of its own endpoint.
+    assert_eq!(changed(9, 5), Refused::Value("the family of an endpoint"));
+    // And behind both and the IP options the ports and the state.
+    assert_eq!(changed(9 + 14 + 3, 6), Refused::Value("path MTU discovery"));
+    assert_eq!(changed(9 + 14 + 4 + 4, 99), Refused::Value("State"));
+}
+
 #[test]
 fn a_genuine_capsule_is_accepted_at_every_stage() {
     for stage in 0..4 {
@@ -164,7 +237,7 @@ fn a_genuine_capsule_is_accepted_at_every_stage() {
 #[test]
 fn no_bytes_make_the_decoder_panic() {
     portolan_fuzz::check!(3000).for_each(|bytes| {
-        let mut capsule = vec![2];
+        let mut capsule = vec![capsule::VERSION];
         capsule.extend(bytes);
         drive(&capsule, None, &[]);
         drive(bytes, None, &[]);
@@ -250,11 +323,9 @@ fn apply(connection: &mut Connection, now: &mut Instant, buffer: &mut [u8], step
         Step::Close => connection.close(*now),
         Step::Again => {
             let memory = connection.handoff().cloned();
-            let bytes = postcard::to_allocvec(connection).expect("connections encode");
-            *connection = postcard::from_bytes(&bytes).expect("and decode");
-            if let Some(memory) = memory {
-                connection.lead_with(memory);
-            }
+            let bytes = capsule::to_bytes(connection);
+            let reader = Reader::new(&bytes).expect("of this version");
+            *connection = capsule::parse(reader, memory).expect("as it was");
         }
     }
 }

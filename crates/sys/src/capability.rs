@@ -19,11 +19,10 @@ pub enum Capability {
 }
 
 /// What a server uses where it has it: the statistics of extensions and the numbers of programs (SYS_ADMIN), ports below the
-/// first unprivileged one, the program behind a process, more descriptors, the group of its socket, and files of control
+/// first unprivileged one, more descriptors, the group of its socket, and files of control
 /// groups that are not root's.
 const BESIDES: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::NET_BIND_SERVICE)
-    .union(CapabilitySet::SYS_PTRACE)
     .union(CapabilitySet::SYS_RESOURCE)
     .union(CapabilitySet::CHOWN)
     .union(CapabilitySet::DAC_OVERRIDE);

@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 use portolan_proto::filter::Doorbell as Layout;
+use portolan_types::Instant;
 use rustix::io::Errno;
 
 use crate::mapping::{Mapping, page_size};
@@ -51,11 +52,34 @@ impl Doorbell {
             .swap(value, SeqCst);
     }
 
-    /// From now on the filter wakes whoever waits on the ring's descriptor for frames that an owner who is awake has not
-    /// looked at for a while.
-    pub fn want_attention(&self) {
+    /// Is the filter to wake whoever waits on the ring's descriptor for frames that an owner who is awake has not
+    /// looked at for a while? A full barrier: when the owner looks at the ring after this, either it sees a frame or the
+    /// filter sees what is wanted.
+    pub fn want_attention(&self, is_wanted: bool) {
         let wanted = self.page.u32_at(offset_of!(Layout, wants_attention));
-        wanted.store(1, Relaxed);
+        wanted.swap(is_wanted.into(), SeqCst);
+    }
+
+    /// The owner looks at the ring.
+    pub fn note_look(&self, now: Instant) {
+        let attended_at = self.page.u64_at(offset_of!(Layout, attended_at));
+        attended_at.store(now.as_nanos(), Relaxed);
+    }
+
+    /// The owner looks at the ring, again and again and without a clock.
+    pub fn note_looks(&self) {
+        let attended_at = self.page.u64_at(offset_of!(Layout, attended_at));
+        if attended_at.load(Relaxed) != 0 {
+            attended_at.store(0, Relaxed);
+        }
+    }
+
+    /// Could the owner not send all that it had, for want of a window?
+    pub fn note_awaited_window(&self, is_awaited: bool) {
+        let awaits_window = self.page.u32_at(offset_of!(Layout, awaits_window));
+        if awaits_window.load(Relaxed) != u32::from(is_awaited) {
+            awaits_window.store(is_awaited.into(), Relaxed);
+        }
     }
 
     /// The state as it stands; the filter returns it to `Awake` when it has notified.

@@ -6,7 +6,7 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 /// Size of a page; the layouts shared with the kernel count in it.
 pub(crate) fn page_size() -> usize {
@@ -63,6 +63,20 @@ impl Mapping {
         };
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
         Ok(Mapping { start, length })
+    }
+
+    /// A child of `fork` does not have it: it must neither use nor drop its copy of the `Mapping`. Its page tables are not
+    /// copied then.
+    pub(crate) fn keep_from_children(&self) {
+        // SAFETY: exactly the range that `shared` mapped; this process has it as before.
+        let kept = unsafe {
+            madvise(
+                self.start.as_ptr().cast(),
+                self.length,
+                Advice::LinuxDontFork,
+            )
+        };
+        debug_assert!(kept.is_ok());
     }
 
     pub(crate) fn length(&self) -> usize {

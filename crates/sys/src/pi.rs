@@ -88,6 +88,11 @@ impl<T> PiMutex<T> {
         }
     }
 
+    /// Does a thread hold it at the moment?
+    pub fn is_held(&self) -> bool {
+        self.word.load(Relaxed) != 0
+    }
+
     pub fn get_mut(&mut self) -> &mut T {
         self.value.get_mut()
     }

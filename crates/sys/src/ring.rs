@@ -55,7 +55,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Maps the ring `fd`, whose data area has `size` bytes.
+    /// Maps the ring `fd`, whose data area has `size` bytes. A child of `fork` does not have it, and leaks its copy of this.
     pub fn map(fd: impl AsFd, size: usize) -> Result<Ring, MapError> {
         let page = page_size();
         // The bound keeps `2 * size + page` from overflowing.
@@ -65,6 +65,7 @@ impl Ring {
         let fd = fd.as_fd();
         let consumer = Mapping::read_write(fd, 0, page).map_err(MapError::Consumer)?;
         let producer = Mapping::read_only(fd, page, page + 2 * size).map_err(MapError::Data)?;
+        producer.keep_from_children();
         let position = consumer.u64_at(0).load(Acquire);
         Ok(Ring {
             consumer,

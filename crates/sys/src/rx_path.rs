@@ -55,9 +55,8 @@ enum Location {
 }
 
 impl RxPath {
-    /// See [`Doorbell::want_attention`].
-    pub fn want_attention(&self) {
-        self.doorbell.want_attention();
+    pub fn doorbell(&self) -> &Doorbell {
+        &self.doorbell
     }
 
     pub fn new(ring: Ring, doorbell: Doorbell) -> RxPath {
@@ -96,6 +95,7 @@ impl RxPath {
         self.is_asleep = false;
         // Before the state: what the ring gets from then on is younger than the tap's frames.
         self.ring_at_wake = self.ring.produced();
+        self.doorbell.note_look(now);
         self.doorbell.set(State::Awake);
         self.woken = Some(now);
         self.must_ask = self.has_given_up;

@@ -15,7 +15,7 @@ mod share;
 #[cfg(test)]
 mod tests;
 
-pub use share::{Share, ShareError, memberships};
+pub use share::{Share, ShareError, hierarchies, memberships};
 
 const SCHED_OTHER: u32 = 0;
 const SCHED_BATCH: u32 = 3;
@@ -129,6 +129,18 @@ impl Attributes {
             deadline,
             period,
         })
+    }
+
+    /// For so long it runs before others get their turn (Linux 6.12), if it shares the processor as most threads do: the
+    /// shorter, the sooner it runs when it wakes.
+    pub fn with_slice(self, slice: Duration) -> Attributes {
+        match self.is_ordinary() {
+            true => Attributes {
+                runtime: slice.as_nanos() as u64,
+                ..self
+            },
+            false => self,
+        }
     }
 
     #[cfg(test)]

@@ -1,7 +1,9 @@
 //! Threads that the application must not notice.
 
 use std::mem::MaybeUninit;
+use std::num::NonZeroU64;
 use std::thread::{Builder, JoinHandle};
+use std::time::Duration;
 
 /// Threads of this process; as if there were many where there is no `/proc`.
 pub fn count() -> usize {
@@ -27,6 +29,20 @@ pub fn spawn_masked(
     unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, before.as_ptr(), std::ptr::null_mut()) };
     spawned
 }
+
+/// The processor on which the calling thread runs, or did a moment ago; no system call where libc keeps a `struct rseq`.
+pub fn processor() -> i32 {
+    // SAFETY: it takes nothing, and touches only what is the thread's own.
+    unsafe { libc::sched_getcpu() }
+}
+
+/// From now on the calling thread's sleeps are exact to [`EXACT`], not to 50 microseconds (PR_SET_TIMERSLACK).
+pub fn sleep_exactly() {
+    let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(EXACT.as_nanos() as u64));
+}
+
+/// How late the kernel may end a sleep in favour of fewer interrupts.
+const EXACT: Duration = Duration::from_micros(1);
 
 /// The calling thread, as the kernel counts.
 pub fn number() -> i32 {

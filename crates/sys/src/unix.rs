@@ -1,22 +1,23 @@
 //! UNIX sockets: the control connection between library and server, and the pairs that
 //! descriptors are made of. Messages keep their boundaries and carry descriptors. Nothing here
-//! blocks: every call that could says `Blocked`, and the caller polls.
+//! blocks but `connect`, for a while: every other call that could says `Blocked`, and the caller polls.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use arrayvec::ArrayVec;
 use portolan_types::Instant;
 use rustix::fs::{FileType, Mode, chmod, lstat, mkdir, unlink};
-use rustix::io::Errno;
+use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
 use rustix::ioctl::{Getter, Opcode, ioctl};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix,
     SocketFlags, SocketType, accept_with, bind, connect as connect_socket, getpeername,
-    getsockname, ipproto, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    getsockname, ipproto, listen, recv, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
 
 use crate::descriptor::set_socket_option;
@@ -29,7 +30,10 @@ pub const MAX_FDS: usize = 8;
 const SCM_MAX_FD: usize = 253;
 
 /// Connections that wait for `accept`.
-const BACKLOG: i32 = 128;
+const BACKLOG: i32 = 512;
+
+/// How long whoever connects waits for room in that queue, which anybody can fill.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Room for a few of the longest messages; the kernel caps it at `net.core.wmem_max`.
 const SEND_BUFFER: usize = 1024 * 1024;
@@ -228,9 +232,8 @@ impl Connection {
     /// Connects to the server that listens on `path`.
     pub fn connect(path: &Path) -> Result<Connection, ConnectError> {
         let address = SocketAddrUnix::new(path).map_err(ConnectError::Failed)?;
-        let fd = seqpacket_socket().map_err(ConnectError::Failed)?;
-        match connect_socket(&fd, &address) {
-            Ok(()) => Ok(Connection::new(fd)),
+        match connect_patiently(&address) {
+            Ok(fd) => Ok(Connection::new(fd)),
             Err(Errno::NOENT | Errno::CONNREFUSED) => Err(ConnectError::NoServer),
             Err(errno) => Err(ConnectError::Failed(errno)),
         }
@@ -292,6 +295,16 @@ fn seqpacket_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
+/// Waits in the kernel for room in the server's queue, in turn with all who do; does not block any more when it returns.
+fn connect_patiently(address: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+    sockopt::set_socket_timeout(&fd, sockopt::Timeout::Send, Some(CONNECT_PATIENCE))?;
+    retry_on_intr(|| connect_socket(&fd, address))?;
+    ioctl_fionbio(&fd, true)?;
+    Ok(fd)
+}
+
 /// `SIOCOUTQ`.
 const OUTPUT_QUEUE: Opcode = 0x5411;
 
@@ -311,6 +324,15 @@ pub fn socket_pair(kind: PairKind) -> Result<(OwnedFd, OwnedFd), Errno> {
         PairKind::SeqPacket => SocketType::SEQPACKET,
     };
     socketpair(AddressFamily::UNIX, socket_type, SocketFlags::CLOEXEC, None)
+}
+
+/// A socket that has no peer yet. One of `SeqPacket` is of datagrams: no look at it shows a hang-up.
+pub fn without_peer(kind: PairKind) -> Result<OwnedFd, Errno> {
+    let socket_type = match kind {
+        PairKind::Stream => SocketType::STREAM,
+        PairKind::SeqPacket => SocketType::DGRAM,
+    };
+    socket_with(AddressFamily::UNIX, socket_type, SocketFlags::CLOEXEC, None)
 }
 
 /// Sends one message through any UNIX socket, without blocking and without SIGPIPE. On a message
@@ -385,7 +407,7 @@ pub fn receive_all(
 
 /// Is it a socket, or memory? Asks nobody who serves a file system.
 pub fn is_socket_or_memory(fd: impl AsFd) -> bool {
-    sockopt::socket_type(&fd).is_ok() || rustix::fs::fcntl_get_seals(&fd).is_ok()
+    sockopt::socket_domain(&fd).is_ok() || rustix::fs::fcntl_get_seals(&fd).is_ok()
 }
 
 /// May the last close of `fd` take as long as somebody else likes? A socket whose queue is others' to fill may, too, but
@@ -401,23 +423,36 @@ pub fn may_wait_when_closed(fd: impl AsFd) -> bool {
 /// listeners, and of UNIX sockets without a message that could carry descriptors.
 pub fn closes_at_once(fd: impl AsFd) -> bool {
     if sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX) {
-        let mut fds = [libc::pollfd {
-            fd: fd.as_fd().as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        }];
-        return ppoll(&mut fds, Some(Instant::ZERO), None) == Ok(0);
+        return is_empty(fd);
     }
     let protocol = sockopt::socket_protocol(&fd).ok().flatten();
     protocol == Some(ipproto::UDP)
         || protocol == Some(ipproto::TCP) && sockopt::socket_acceptconn(&fd) == Ok(true)
 }
 
-/// The end of a pair takes no descriptors from its peer (`SO_PASSRIGHTS`, Linux 6.16).
-pub fn refuse_descriptors(fd: impl AsFd) {
+/// Is no message in the queue of a UNIX socket? A peer that has gone shows as one does; of a stream the next read tells
+/// them apart.
+pub fn is_empty(fd: impl AsFd) -> bool {
+    let mut fds = [libc::pollfd {
+        fd: fd.as_fd().as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    }];
+    let is_quiet = ppoll(&mut fds, Some(Instant::ZERO), None) == Ok(0);
+    is_quiet || fds[0].revents & libc::POLLHUP != 0 && has_ended(fd)
+}
+
+fn has_ended(stream: impl AsFd) -> bool {
+    let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    sockopt::socket_type(&stream) == Ok(SocketType::STREAM)
+        && recv(stream, &mut [0; 1], peek).is_ok_and(|(count, _)| count == 0)
+}
+
+/// The end of a pair takes no descriptors from its peer from now on (`SO_PASSRIGHTS`, Linux 6.16). False where the kernel
+/// lets them come.
+pub fn refuse_descriptors(fd: impl AsFd) -> bool {
     const PASS_RIGHTS: i32 = 83;
-    // An older kernel lets them come.
-    let _ = set_socket_option(fd, libc::SOL_SOCKET, PASS_RIGHTS, &0_i32.to_ne_bytes());
+    set_socket_option(fd, libc::SOL_SOCKET, PASS_RIGHTS, &0_i32.to_ne_bytes()).is_ok()
 }
 
 /// What the kernel calls this socket (`SO_COOKIE`): unique while the host runs, and the same for

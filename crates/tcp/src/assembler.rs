@@ -4,12 +4,13 @@
 use arrayvec::ArrayVec;
 use portolan_types::SeqNum;
 use portolan_wire::tcp::SackBlock;
-use serde::{Deserialize, Serialize};
+
+use crate::encoding;
 
 /// Holes a peer may leave in the stream; segments that would open more are not kept.
 const MAX_RANGES: usize = 1024;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     start: SeqNum,
     end: SeqNum,
@@ -17,12 +18,20 @@ struct Range {
     is_told: bool,
 }
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+encoding::fields!(Range {
+    start,
+    end,
+    is_told
+});
+
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Assembler {
     ranges: Vec<Range>,
     /// A sequence number inside each of the ranges that changed last, newest first.
     recent: ArrayVec<SeqNum, 4>,
 }
+
+encoding::fields!(Assembler { ranges, recent });
 
 impl Assembler {
     pub(crate) fn is_empty(&self) -> bool {

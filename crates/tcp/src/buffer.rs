@@ -8,8 +8,7 @@
 use core::fmt;
 use std::sync::Mutex;
 
-use serde::de;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use crate::encoding::{Encoded, Reader, Refused, Writer};
 
 const SMALLEST: usize = 2048;
 /// From this size on a ring has memory for circles that are so many times larger.
@@ -228,37 +227,28 @@ impl fmt::Debug for ByteRing {
     }
 }
 
-/// Encodes as the readable length and the bytes of the used part, in two pieces: what lies before the wrap and behind it.
-impl Serialize for ByteRing {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let [first, second] = self.slices(0, self.span).map(Bytes);
-        (self.len as u64, first, second).serialize(serializer)
-    }
-}
-
-impl<'de> Deserialize<'de> for ByteRing {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<ByteRing, D::Error> {
-        let (len, first, second) = <(u64, &[u8], &[u8])>::deserialize(deserializer)?;
-        let len = usize::try_from(len).map_err(de::Error::custom)?;
-        let span = first.len() + second.len();
-        if len > span || span > LARGEST {
-            return Err(de::Error::custom("readable part exceeds the bytes"));
+/// The readable length, then the bytes of the used part.
+impl Encoded for ByteRing {
+    fn put(&self, out: &mut Writer) {
+        (self.len as u32).put(out);
+        (self.span as u32).put(out);
+        for piece in self.slices(0, self.span) {
+            out.bytes(piece);
         }
+    }
+
+    fn take(from: &mut Reader<'_>) -> Result<ByteRing, Refused> {
+        let len = u32::take(from)? as usize;
+        let span = u32::take(from)? as usize;
+        if len > span || span > LARGEST {
+            return Err(Refused::Value(""));
+        }
+        let bytes = from.bytes(span)?;
         let mut ring = ByteRing::default();
         ring.reserve(span);
-        ring.push(first);
-        ring.push(second);
+        ring.push(bytes);
         ring.len = len;
         Ok(ring)
-    }
-}
-
-/// Bytes that encode as such and not as a sequence of numbers.
-struct Bytes<'a>(&'a [u8]);
-
-impl Serialize for Bytes<'_> {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_bytes(self.0)
     }
 }
 

@@ -4,10 +4,11 @@
 use core::time::Duration;
 
 use portolan_types::Instant;
-use serde::{Deserialize, Serialize};
+
+use crate::encoding;
 
 /// What the sending half does.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Activity {
     #[default]
     Idle,
@@ -18,8 +19,15 @@ pub(crate) enum Activity {
     BufferLimited,
 }
 
+encoding::variants!(Activity {
+    0 => Idle,
+    1 => Busy,
+    2 => WindowLimited,
+    3 => BufferLimited,
+});
+
 /// Measures what holds the sending half back.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Chronometer {
     activity: Activity,
     since: Instant,
@@ -27,6 +35,14 @@ pub struct Chronometer {
     window_limited: Duration,
     buffer_limited: Duration,
 }
+
+encoding::fields!(Chronometer {
+    activity,
+    since,
+    busy,
+    window_limited,
+    buffer_limited
+});
 
 /// Time spent busy for any reason, and of that held back by the peer's window or the own buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

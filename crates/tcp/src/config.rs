@@ -5,6 +5,8 @@ use core::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::encoding;
+
 /// Which congestion controller a connection starts with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum CongestionKind {
@@ -13,6 +15,12 @@ pub enum CongestionKind {
     Reno,
     Bbr,
 }
+
+encoding::variants!(CongestionKind {
+    0 => Cubic,
+    1 => Reno,
+    2 => Bbr,
+});
 
 impl CongestionKind {
     pub const ALL: [CongestionKind; 3] = [
@@ -113,13 +121,20 @@ impl Default for Config {
 }
 
 /// Keep-alive probing (RFC 9293 §3.8.4 [MUST-24, MUST-25, MUST-27, MUST-28]).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct KeepAlive {
     pub enabled: bool,
     pub idle: Duration,
     pub interval: Duration,
     pub count: u32,
 }
+
+encoding::fields!(KeepAlive {
+    enabled,
+    idle,
+    interval,
+    count
+});
 
 impl Default for KeepAlive {
     fn default() -> KeepAlive {
@@ -133,7 +148,7 @@ impl Default for KeepAlive {
 }
 
 /// How long a connection without a user waits for the peer's FIN.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OrphanWait {
     /// As long as TIME-WAIT lasts.
     #[default]
@@ -143,8 +158,14 @@ pub enum OrphanWait {
     Never,
 }
 
+encoding::variants!(OrphanWait {
+    0 => Default,
+    1 => For(inner),
+    2 => Never,
+});
+
 /// Options that may change at any time; they take effect at the next call of `transmit`.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Options {
     /// Switches Nagle's algorithm off.
     pub nodelay: bool,
@@ -174,3 +195,20 @@ pub struct Options {
     /// What happens to an orphan in FIN-WAIT-2 (`TCP_LINGER2`).
     pub orphan_wait: OrphanWait,
 }
+
+encoding::fields!(Options {
+    nodelay,
+    cork,
+    more,
+    keepalive,
+    user_timeout,
+    max_segment,
+    receive_low_water,
+    window_clamp,
+    max_pacing,
+    unsent_low_water,
+    urgent_inline,
+    syn_retries,
+    reset_on_close,
+    orphan_wait
+});

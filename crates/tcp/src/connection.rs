@@ -2,48 +2,44 @@
 //! `output`; time passes in `clock`; this file has the calls of the socket layer.
 
 mod clock;
+mod open;
+mod report;
 
-use core::time::Duration;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
 use portolan_types::{Handle, Instant, Memory, SeqNum};
-use portolan_wire::tcp::{MAX_COOKIE, TcpHeader};
-use serde::{Deserialize, Serialize};
+use portolan_wire::tcp::MAX_COOKIE;
 
 use crate::buffer::LARGEST;
-use crate::cc::BbrInfo;
+use crate::challenge::Challenges;
 use crate::chrono::Chronometer;
-use crate::config::{Config, CongestionKind, Options, OrphanWait};
-use crate::cookie;
+use crate::config::{CongestionKind, Options, OrphanWait};
 use crate::demux::{Demux, Edge};
 use crate::ecn::Ecn;
+use crate::encoding;
 use crate::error::{Error, IcmpError, IcmpKind};
-use crate::event_counters::{EVENTS_MAX, Event, EventCounters};
+use crate::event_counters::{Event, EventCounters};
 use crate::events::Events;
-use crate::fastopen::{Cookie, FastOpen, GrantedCookie};
-use crate::handshake::{Agreement, FastSyn, Offer, SynReceived, SynSent};
-use crate::listen::{ListenAnswer, judge_at_listener};
+use crate::handshake::{SynReceived, SynSent};
 use crate::output::Reset;
 use crate::path_mtu::PathMtu;
 use crate::queue::HandoffBuffer;
 use crate::receive::{AckSchedule, Receiver};
-use crate::send::{CaState, LARGEST_SEGMENT, Sender};
-use crate::state::{Closed, Established, State, StateName};
-use crate::tcp_info::{SendSpace, TcpInfo};
+use crate::send::Sender;
+use crate::state::{Closed, State, StateName};
+use crate::time_wait::{TIME_WAIT_LEN, TimeWait};
 use crate::timers::Timers;
 use crate::timestamps::Timestamps;
 use crate::urgent::UrgentMark;
 
-/// Linux's `TCP_TIMEWAIT_LEN` and `tcp_fin_timeout`.
-pub(crate) const TIME_WAIT_LEN: Duration = Duration::from_secs(60);
 /// One TCP connection.
 ///
 /// Call contract: after each call of `on_segment`, `on_timer`, `on_icmp`, `send`, `recv`,
 /// `shutdown_send`, `close` or `abort`, call `transmit` until it returns nothing, then read
 /// `deadline` and call `on_timer` when it has come. `events` says what changed for the user.
 /// The connection ends in state CLOSED and is then inert.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub struct Connection {
     pub(crate) local_port: u16,
     pub(crate) remote_port: u16,
@@ -87,7 +83,41 @@ pub struct Connection {
     pub(crate) path: PathMtu,
 }
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+encoding::fields!(Connection {
+    local_port,
+    remote_port,
+    state,
+    send,
+    receive,
+    timers,
+    timestamps,
+    sack,
+    ecn,
+    demux,
+    scaling,
+    timestamp_offset,
+    options,
+    events,
+    error,
+    soft_error,
+    reset,
+    probe,
+    orphan,
+    receive_shut,
+    challenges,
+    last_rx,
+    keepalives,
+    probed,
+    counters,
+    event_counters,
+    urgent_end,
+    chronometer,
+    early_data,
+    granted,
+    path
+});
+
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) segments_in: u64,
     pub(crate) segments_out: u64,
@@ -103,6 +133,18 @@ pub(crate) struct Counters {
     pub(crate) delivered_marked: u64,
 }
 
+encoding::fields!(Counters {
+    segments_in,
+    segments_out,
+    data_in,
+    data_out,
+    bytes_out,
+    retransmits,
+    bytes_retransmitted,
+    bytes_acknowledged,
+    delivered_marked
+});
+
 /// What `recv` with `MSG_OOB` finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutOfBand {
@@ -113,256 +155,8 @@ pub enum OutOfBand {
     Byte(u8),
 }
 
-/// Limits answers to segments that an attacker may have sent (RFC 5961 §7).
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct Challenges {
-    last: Option<Instant>,
-}
-
-impl Challenges {
-    /// Linux's `tcp_invalid_ratelimit`; RFC 5961 §7 proposes ten in five seconds.
-    const INTERVAL: Duration = Duration::from_millis(500);
-
-    pub(crate) fn allow(&mut self, now: Instant, event_counters: &mut EventCounters) -> bool {
-        let allowed = self
-            .last
-            .is_none_or(|last| now.since(last) >= Challenges::INTERVAL);
-        if allowed {
-            self.last = Some(now);
-        }
-        event_counters.count(if allowed {
-            Event::Challenge
-        } else {
-            Event::ChallengeWithheld
-        });
-        allowed
-    }
-}
-
 impl Connection {
     // ---- opening ----
-
-    /// An active open: SYN-SENT.
-    pub fn connect(
-        config: &Config,
-        local_port: u16,
-        remote_port: u16,
-        iss: SeqNum,
-        now: Instant,
-    ) -> Connection {
-        let receive = Receiver::new(config);
-        let offer = Offer::new(config, receive.wanted_scale(config.window_clamp));
-        let state = State::SynSent(SynSent {
-            iss,
-            offer,
-            due: true,
-            fast: None,
-        });
-        Connection::new(config, (local_port, remote_port), state, iss, receive, now)
-    }
-
-    /// Sends text with the SYN, or asks for the cookie that a later open needs for that; to be
-    /// called before the first `transmit` of an active open.
-    pub fn open_fast(&mut self, how: FastOpen) {
-        if let State::SynSent(state) = &mut self.state {
-            let (cookie, mss) = match how {
-                FastOpen::Ask => (Some(ArrayVec::new()), state.offer.mss),
-                FastOpen::With(granted) => (Some(granted.cookie.0), granted.mss),
-                FastOpen::WithoutCookie => (None, state.offer.mss),
-            };
-            state.fast = Some(FastSyn {
-                cookie,
-                mss: mss.min(state.offer.mss),
-                sent: 0,
-                text_follows: false,
-            });
-        }
-    }
-
-    /// After `open_fast`: the user waits for the handshake with text, which will take the
-    /// acknowledgement of the SYN+ACK along (Linux: `sk_write_pending`).
-    pub fn expect_text(&mut self) {
-        if let State::SynSent(SynSent {
-            fast: Some(fast), ..
-        }) = &mut self.state
-        {
-            fast.text_follows = true;
-        }
-    }
-
-    /// The SYN+ACK of a passive open brings its peer a cookie.
-    pub fn grant_cookie(&mut self, cookie: Cookie) {
-        if let State::SynReceived(state) = &mut self.state {
-            state.grant = Some(cookie.0);
-        }
-    }
-
-    /// While a passive open is held it is not completed: its last acknowledgement is dropped, with
-    /// what that carries, and the SYN+ACK is sent again when its time comes. For a listener whose
-    /// accept queue is full (Linux: `tcp_check_req`).
-    pub fn hold_handshake(&mut self, is_held: bool) {
-        if let State::SynReceived(state) = &mut self.state {
-            // With Fast Open it was accepted by its SYN.
-            state.is_held = is_held && !state.fast && !state.active;
-        }
-    }
-
-    /// Takes the text that came with the SYN of a passive open; the caller has found its cookie
-    /// good. The user may answer at once.
-    pub fn take_early(&mut self, now: Instant, payload: &[u8]) {
-        let State::SynReceived(state) = &mut self.state else {
-            return;
-        };
-        state.fast = true;
-        let (seq, window) = (self.receive.nxt, self.send.window);
-        self.send.establish(seq - 1, window, self.send.mss);
-        self.receive
-            .arrive(now, seq, payload, false, &self.send.rtt);
-        self.early_data = !payload.is_empty();
-        self.events.insert(Events::READABLE);
-    }
-
-    /// The cookie that the peer granted, once.
-    pub fn take_cookie(&mut self) -> Option<GrantedCookie> {
-        let (cookie, mss) = self.granted.take()?;
-        Some(GrantedCookie {
-            cookie: Cookie(cookie),
-            mss,
-        })
-    }
-
-    /// A passive open by `syn`: SYN-RECEIVED.
-    pub fn accept(config: &Config, syn: &TcpHeader, iss: SeqNum, now: Instant) -> Connection {
-        let mut receive = Receiver::new(config);
-        receive.synchronize(syn.seq, config.window_clamp, now);
-        let scale = receive.wanted_scale(config.window_clamp);
-        let mut offer = Offer::new(config, scale).answering(&syn.options);
-        offer.ecn = Ecn::accepts(config.ecn, syn);
-        let agreement = offer.agree(&syn.options);
-        let state = State::SynReceived(SynReceived {
-            iss,
-            irs: syn.seq,
-            offer,
-            due: true,
-            active: false,
-            fast: false,
-            grant: None,
-            is_held: false,
-        });
-        let ports = (syn.destination_port, syn.source_port);
-        let mut connection = Connection::new(config, ports, state, iss, receive, now);
-        connection.settle(agreement, syn, now);
-        connection.ecn = offer.ecn.then(Ecn::default);
-        connection.send.window = u32::from(syn.window);
-        connection
-    }
-
-    /// A passive open whose state travelled in a SYN cookie: ESTABLISHED. The caller then passes
-    /// the same segment to `on_segment`, for the bytes it may carry.
-    pub fn accept_cookie(
-        config: &Config,
-        ack: &TcpHeader,
-        cookie: &cookie::Decoded,
-        now: Instant,
-    ) -> Connection {
-        let mut receive = Receiver::new(config);
-        receive.synchronize(ack.seq - 1, config.window_clamp, now);
-        let scale = receive.wanted_scale(config.window_clamp);
-        let agreement = cookie.agreement(config, scale);
-        let state = State::Established(Established);
-        let ports = (ack.destination_port, ack.source_port);
-        let mut connection = Connection::new(config, ports, state, ack.ack - 1, receive, now);
-        connection.settle(agreement, ack, now);
-        connection.ecn = cookie.agrees_on_ecn(config).then(Ecn::default);
-        connection.establish(ack.seq, u32::from(ack.window) << agreement.send_scale);
-        connection
-    }
-
-    fn new(
-        config: &Config,
-        (local_port, remote_port): (u16, u16),
-        state: State,
-        iss: SeqNum,
-        receive: Receiver,
-        now: Instant,
-    ) -> Connection {
-        Connection {
-            local_port,
-            remote_port,
-            state,
-            send: Sender::new(config, iss + 1, now),
-            receive,
-            timers: Timers::new(),
-            timestamps: None,
-            sack: false,
-            ecn: None,
-            demux: None,
-            scaling: false,
-            timestamp_offset: config.timestamp_offset,
-            options: Options {
-                window_clamp: config.window_clamp,
-                ..Options::default()
-            },
-            events: Events::NONE,
-            error: None,
-            soft_error: None,
-            reset: None,
-            probe: false,
-            orphan: false,
-            receive_shut: false,
-            challenges: Challenges::default(),
-            last_rx: now,
-            keepalives: 0,
-            probed: now,
-            counters: Counters::default(),
-            event_counters: EventCounters::default(),
-            urgent_end: None,
-            chronometer: Chronometer::default(),
-            early_data: false,
-            granted: None,
-            path: PathMtu::default(),
-        }
-    }
-
-    /// The options of both SYNs are known.
-    pub(crate) fn settle(&mut self, agreement: Agreement, peer: &TcpHeader, now: Instant) {
-        self.send.mss = self.clamped(u32::from(agreement.mss));
-        self.send.mss_limit = self.send.mss;
-        self.send.scale = agreement.send_scale;
-        self.receive.scale = agreement.receive_scale;
-        self.receive.mss = self.send.mss;
-        self.receive.start_tuning();
-        self.scaling = agreement.scaling;
-        self.sack = agreement.sack;
-        self.demux = match agreement.handle_room {
-            0 => None,
-            room => Some(Demux::with_room(room)),
-        };
-        self.timestamps = peer
-            .options
-            .timestamps
-            .filter(|_| agreement.timestamps)
-            .map(|field| Timestamps::new(self.timestamp_offset, field.value, now));
-    }
-
-    /// The handshake is complete with the peer's segment at `seq`; `window` is scaled.
-    pub(crate) fn establish(&mut self, seq: SeqNum, window: u32) {
-        self.state = State::Established(Established);
-        self.send.establish(seq, window, self.send.mss);
-        self.timers.clear_send();
-        self.events.insert(Events::CONNECTED | Events::WRITABLE);
-        if self.send.fin {
-            self.state.close();
-        }
-    }
-
-    fn clamped(&self, mss: u32) -> u32 {
-        let clamp = self
-            .options
-            .max_segment
-            .map_or(LARGEST_SEGMENT, |clamp| u32::from(clamp).max(48));
-        mss.clamp(1, LARGEST_SEGMENT).min(clamp)
-    }
 
     // ---- the user's bytes ----
 
@@ -502,6 +296,11 @@ impl Connection {
         self.receive.inquiry(self.urgent_place())
     }
 
+    /// Was something written, a FIN included, that was never sent?
+    pub fn has_unsent(&self) -> bool {
+        self.send.has_unsent()
+    }
+
     /// Is a third of the send buffer free, and half of what may be unsent? What Linux calls
     /// writable. If not, `WRITABLE` will tell when it is.
     pub fn poll_writable(&mut self) -> bool {
@@ -579,11 +378,7 @@ impl Connection {
             State::SynSent(_) => self.end(),
             // RFC 9293 §3.10.4: the FIN waits for the handshake.
             State::SynReceived(_) => self.send.fin = true,
-            State::Established(_) | State::CloseWait(_) => {
-                self.send.fin = true;
-                self.state.close();
-            }
-            _ => {}
+            _ => self.send.fin |= self.state.close().is_ok(),
         }
     }
 
@@ -599,19 +394,20 @@ impl Connection {
         }
         self.orphan = true;
         self.shutdown_send(now);
-        if matches!(self.state, State::FinWait2(_)) {
-            self.linger_orphaned(now);
-        }
+        self.linger_orphaned(now);
     }
 
-    /// FIN-WAIT-2 without a user (Linux's `tcp_fin_time`).
+    /// FIN-WAIT-2 ends by itself without a user (Linux's `tcp_fin_time`).
     pub(crate) fn linger_orphaned(&mut self, now: Instant) {
+        let State::FinWait2(state) = &mut self.state else {
+            return;
+        };
         let wait = match self.options.orphan_wait {
             OrphanWait::Default => TIME_WAIT_LEN,
             OrphanWait::For(wait) => wait,
             OrphanWait::Never => return self.abort(now),
         };
-        self.timers.end = now + wait.max(self.send.rtt.rto().saturating_mul(7) / 2);
+        state.until = now + wait.max(self.send.rtt.rto().saturating_mul(7) / 2);
     }
 
     /// Ends the connection at once, with a RST where the peer knows of it.
@@ -678,17 +474,12 @@ impl Connection {
         matches!(self.state, State::Closed(_))
     }
 
-    /// In TIME-WAIT, whether `syn` begins a new connection and is no late duplicate: its timestamp
-    /// or its number is newer (RFC 9293 §3.10.7.4, RFC 6191 §2; Linux takes either). Gives a number
-    /// that the new connection may start with.
-    pub fn reopens(&self, now: Instant, syn: &TcpHeader) -> Option<SeqNum> {
-        let stamps = self.timestamps.as_ref().zip(syn.options.timestamps);
-        let old = stamps.is_some_and(|(state, field)| state.is_old(field, now));
-        let newer = syn.seq.after(self.receive.nxt)
-            || stamps.is_some_and(|(state, field)| state.is_newer(field));
-        let opens = judge_at_listener(syn) == ListenAnswer::Open;
-        let fits = matches!(self.state, State::TimeWait(_)) && opens;
-        (fits && newer && !old).then(|| self.send.nxt + 0xffff + 2)
+    /// All that is left of it in TIME-WAIT.
+    pub fn time_wait(&self) -> Option<&TimeWait> {
+        match &self.state {
+            State::TimeWait(state) => Some(state),
+            _ => None,
+        }
     }
 
     /// Whether all that was queued, a FIN included, is acknowledged.
@@ -724,114 +515,6 @@ impl Connection {
     /// Which algorithm moves the congestion window (`TCP_CONGESTION`); may change at any time.
     pub fn set_congestion(&mut self, kind: CongestionKind) {
         self.send.congestion.set_kind(kind);
-    }
-
-    pub fn congestion(&self) -> CongestionKind {
-        self.send.congestion.kind()
-    }
-
-    /// What `TCP_CC_INFO` tells, if the algorithm has anything to tell.
-    pub fn congestion_info(&self) -> Option<BbrInfo> {
-        self.send.congestion.info()
-    }
-
-    /// How often each of [`EVENTS`](crate::EVENTS) happened.
-    pub fn counts(&self) -> &[u32; EVENTS_MAX] {
-        self.event_counters.counts()
-    }
-
-    /// Segments that were sent again, and neither acknowledged nor given up since.
-    pub fn retransmissions_in_flight(&self) -> u32 {
-        self.send.board.retransmitted().div_ceil(self.send.mss)
-    }
-
-    pub fn tcp_info(&self) -> TcpInfo {
-        let (send, receive) = (&self.send, &self.receive);
-        TcpInfo {
-            srtt: send.rtt.smoothed(),
-            rttvar: send.rtt.variation(),
-            min_rtt: send.rtt.minimum(),
-            rto: send.rtt.rto(),
-            cwnd: send.congestion.cwnd(),
-            ssthresh: send.congestion.ssthresh(),
-            mss: send.mss,
-            receive_mss: receive.mss,
-            unacknowledged: send.board.outstanding(),
-            sacked: send.board.sacked(),
-            lost: send.board.lost() + send.lost_and_sent_again(),
-            segments_unacknowledged: send.board.segments(send.mss),
-            segments_delivered: self.segments_delivered(),
-            backoff: send.retries,
-            probes: send.probes,
-            retransmits: self.counters.retransmits,
-            bytes_in: receive.received,
-            bytes_out: self.counters.bytes_out,
-            segments_in: self.counters.segments_in,
-            segments_out: self.counters.segments_out,
-            receive_queue: receive.buffer.len(),
-            send_queue: send.buffer.len(),
-            unsent: send.unsent(),
-            send_window: send.window,
-            receive_window: receive.offered(),
-            send_buffer: send.limit(),
-            receive_buffer: receive.limit(),
-            send_scale: send.scale,
-            receive_scale: receive.scale,
-            timestamps: self.timestamps.is_some(),
-            sack: self.sack,
-            window_scaling: self.scaling,
-            congestion: send.congestion.kind(),
-            pacing_rate: send
-                .pacing_rate(self.options.max_pacing)
-                .or_else(|| send.window_rate()),
-            delivery_rate: send.delivery_rate(),
-            rate_limited_by_application: send.is_rate_limited_by_application(),
-            ecn: self.ecn.is_some(),
-            undone: send.undone,
-            fast_recovery: matches!(send.ca_state, CaState::Recovery { .. }),
-            loss_recovery: matches!(send.ca_state, CaState::Loss { .. }),
-            last_data_sent: send.last_sent,
-            last_data_received: receive.last_data,
-            last_heard: self.last_rx,
-            full_segment_in: receive.segment,
-            ack_delay: receive.ato(),
-            pingpong: receive.pingpong,
-            data_segments_in: self.counters.data_in,
-            data_segments_out: self.counters.data_out,
-            bytes_retransmitted: self.counters.bytes_retransmitted,
-            bytes_acknowledged: self.counters.bytes_acknowledged,
-            out_of_order: receive.out_of_order,
-            receive_rtt: receive.measured_rtt(),
-            receive_space: receive.space(),
-            keepalives: self.keepalives,
-            chronometer: self.chronometer,
-            early_data: self.early_data,
-            duplicates_reported: send.duplicates_reported,
-            delivered_marked: self.counters.delivered_marked,
-            reordering: send.board.reordering(),
-            reorderings: send.board.reorderings(),
-        }
-    }
-
-    /// What was sent and is neither in flight nor lost has arrived, and so has the SYN of the handshake.
-    fn segments_delivered(&self) -> u64 {
-        let Counters {
-            data_out,
-            retransmits,
-            ..
-        } = self.counters;
-        let missing = u64::from(self.send.board.segments_missing(self.send.mss));
-        let once = data_out.saturating_sub(retransmits.saturating_add(missing));
-        once + u64::from(self.state.is_synchronized())
-    }
-
-    /// Where sending stands.
-    pub fn edges(&self) -> SendSpace {
-        SendSpace {
-            una: self.send.una,
-            nxt: self.send.nxt,
-            end: self.send.data_end(),
-        }
     }
 
     // ---- active demultiplexing ----

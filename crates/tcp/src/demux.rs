@@ -3,9 +3,10 @@
 
 use portolan_types::{Handle, SeqNum};
 use portolan_wire::demux::{DemuxOption, ENCLOSED_V6_LEN};
-use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+use crate::encoding;
+
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Demux {
     /// Bytes that a handle takes of each packet.
     room: u16,
@@ -21,11 +22,21 @@ pub(crate) struct Demux {
     is_barren: bool,
 }
 
+encoding::fields!(Demux {
+    room,
+    phase,
+    own,
+    sequence,
+    peers,
+    last_rx,
+    is_barren
+});
+
 /// Of either IP version.
 const ROOM_MAX: u16 = ENCLOSED_V6_LEN as u16;
 
 /// MS Fig. 9.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum HandlePhase {
     #[default]
     Revoked,
@@ -34,15 +45,24 @@ enum HandlePhase {
     Revoking(Edge),
 }
 
+encoding::variants!(HandlePhase {
+    0 => Revoked,
+    1 => Advertising(inner),
+    2 => Advertised,
+    3 => Revoking(inner),
+});
+
 /// Where the stream stood when a phase was entered. Since then each segment carries its option, so that it has arrived
 /// when one of both has moved.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Edge {
     /// What was sent so far. What is acknowledged beyond went with the option.
     pub(crate) sent: SeqNum,
     /// What the peer was allowed to send. If it sends more, a later acknowledgement has told it.
     pub(crate) allowed: SeqNum,
 }
+
+encoding::fields!(Edge { sent, allowed });
 
 impl Demux {
     pub(crate) fn with_room(room: u16) -> Demux {

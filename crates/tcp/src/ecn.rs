@@ -3,14 +3,14 @@
 
 use portolan_types::Instant;
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
-use serde::{Deserialize, Serialize};
 
 use crate::config::EcnMode;
 use crate::connection::Connection;
+use crate::encoding;
 use crate::receive::AckSchedule;
 
 /// The two low bits of the traffic class (RFC 3168 §5).
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Codepoint {
     #[default]
     NotEct,
@@ -42,11 +42,13 @@ impl Codepoint {
 }
 
 /// What both sides agreed to do.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ecn {
     /// Acknowledgements echo a mark, until the peer says that it has reduced its window.
     pub(crate) echo: bool,
 }
+
+encoding::fields!(Ecn { echo });
 
 impl Ecn {
     const ASK: TcpFlags = TcpFlags::ECE.with(TcpFlags::CWR);

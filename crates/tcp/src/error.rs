@@ -1,10 +1,11 @@
 //! Why a connection ended, and the ICMP errors that may have a say in it.
 
 use portolan_types::SeqNum;
-use serde::{Deserialize, Serialize};
+
+use crate::encoding;
 
 /// Why a connection ended, or is expected to.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
 pub enum Error {
     #[error("connection refused")]
     Refused,
@@ -31,6 +32,21 @@ pub enum Error {
     #[error("broken pipe")]
     BrokenPipe,
 }
+
+encoding::variants!(Error {
+    0 => Refused,
+    1 => Reset,
+    2 => TimedOut,
+    3 => HostUnreachable,
+    4 => NetworkUnreachable,
+    5 => ProtocolUnreachable,
+    6 => Unsupported,
+    7 => HostDown,
+    8 => NoNetwork,
+    9 => Prohibited,
+    10 => Aborted,
+    11 => BrokenPipe,
+});
 
 impl Error {
     /// The Linux error number of this error.

@@ -2,7 +2,7 @@
 //! A connection counts its own; holders add up. The names follow `/proc/net/netstat` where it has
 //! one.
 
-use serde::{Deserialize, Serialize};
+use crate::encoding;
 
 /// Names that there is room for in a session's statistics.
 pub const EVENTS_MAX: usize = 32;
@@ -56,8 +56,10 @@ events! {
 const _: () = assert!(EVENTS.len() <= EVENTS_MAX);
 
 /// Counts of one connection; they travel with it, and wrap.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(crate) struct EventCounters([u32; EVENTS_MAX]);
+#[derive(Clone, Debug, Default)]
+pub struct EventCounters([u32; EVENTS_MAX]);
+
+encoding::fields!(EventCounters(_));
 
 impl EventCounters {
     pub(crate) fn count(&mut self, event: Event) {
@@ -65,7 +67,7 @@ impl EventCounters {
         *count = count.wrapping_add(1);
     }
 
-    pub(crate) fn counts(&self) -> &[u32; EVENTS_MAX] {
+    pub fn counts(&self) -> &[u32; EVENTS_MAX] {
         &self.0
     }
 }

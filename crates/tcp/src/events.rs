@@ -3,11 +3,13 @@
 use core::fmt;
 use core::ops::BitOr;
 
-use serde::{Deserialize, Serialize};
+use crate::encoding;
 
 /// A set of events.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Events(u16);
+
+encoding::fields!(Events(_));
 
 impl Events {
     pub const NONE: Events = Events(0);

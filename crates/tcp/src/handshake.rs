@@ -5,9 +5,9 @@ use arrayvec::ArrayVec;
 use portolan_types::SeqNum;
 use portolan_wire::demux::DemuxOption;
 use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader, TcpOptions};
-use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, EcnMode};
+use crate::encoding;
 use crate::receive::MAX_SCALE;
 
 /// Less is not a path but an attack.
@@ -20,7 +20,7 @@ pub(crate) const SYN_RETRIES: u32 = 6;
 pub(crate) const SYN_ACK_RETRIES: u32 = 5;
 
 /// A SYN is on its way, nothing is known of the peer.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct SynSent {
     pub(crate) iss: SeqNum,
     pub(crate) offer: Offer,
@@ -29,8 +29,15 @@ pub(crate) struct SynSent {
     pub(crate) fast: Option<FastSyn>,
 }
 
+encoding::fields!(SynSent {
+    iss,
+    offer,
+    due,
+    fast
+});
+
 /// What Fast Open adds to the first SYN.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct FastSyn {
     /// Empty to ask for one; none to send text without one.
     pub(crate) cookie: Option<ArrayVec<u8, MAX_COOKIE>>,
@@ -42,6 +49,13 @@ pub(crate) struct FastSyn {
     pub(crate) text_follows: bool,
 }
 
+encoding::fields!(FastSyn {
+    cookie,
+    mss,
+    sent,
+    text_follows
+});
+
 impl FastSyn {
     /// Whether the SYN may carry text.
     pub(crate) fn takes_text(&self) -> bool {
@@ -50,7 +64,7 @@ impl FastSyn {
 }
 
 /// The peer's SYN is here, ours is not acknowledged yet.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct SynReceived {
     pub(crate) iss: SeqNum,
     pub(crate) irs: SeqNum,
@@ -64,12 +78,15 @@ pub(crate) struct SynReceived {
     pub(crate) grant: Option<ArrayVec<u8, MAX_COOKIE>>,
     /// The accept queue is full: the last acknowledgement is dropped. What the holder says before
     /// each segment, and no part of a capsule.
-    #[serde(skip)]
     pub(crate) is_held: bool,
 }
 
+encoding::fields!(SynReceived {
+    iss, irs, offer, due, active, fast, grant
+} default { is_held: false });
+
 /// What the options of a SYN of ours offer.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Offer {
     pub(crate) mss: u16,
     /// What the peer takes if it does not say.
@@ -82,6 +99,16 @@ pub(crate) struct Offer {
     /// Active demultiplexing: bytes that a handle takes, or 0.
     pub(crate) handle_room: u16,
 }
+
+encoding::fields!(Offer {
+    mss,
+    assumed_mss,
+    scale,
+    timestamps,
+    sack,
+    ecn,
+    handle_room
+});
 
 /// What both sides agreed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

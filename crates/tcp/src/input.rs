@@ -4,7 +4,7 @@ use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
 use crate::config::EcnMode;
-use crate::connection::{Connection, TIME_WAIT_LEN};
+use crate::connection::Connection;
 use crate::demux::Demux;
 use crate::ecn::Ecn;
 use crate::error::Error;
@@ -14,7 +14,8 @@ use crate::handshake::{SynReceived, SynSent, SynSentAnswer};
 use crate::output::Reset;
 use crate::receive::AckSchedule;
 use crate::send::{AckInput, CaState};
-use crate::state::{Established, State};
+use crate::state::{Illegal, State};
+use crate::time_wait::{TIME_WAIT_LEN, TimeWait};
 use crate::timers::SendTimer;
 
 impl Connection {
@@ -24,8 +25,14 @@ impl Connection {
         if self.is_predicted(now, header, payload) {
             return self.on_predicted(now, header, payload);
         }
-        match &self.state {
+        match &mut self.state {
             State::Closed(_) => self.refuse(header, payload.len()),
+            State::TimeWait(state) => {
+                state.on_segment(now, header, payload.len(), &mut self.event_counters);
+                if state.is_over(now) {
+                    self.end();
+                }
+            }
             State::SynSent(state) => match state.judge(header) {
                 SynSentAnswer::Ignore => {}
                 SynSentAnswer::Reset(seq) => self.reset = Some(Reset { seq, ack: None }),
@@ -246,14 +253,6 @@ impl Connection {
         let loops = header.flags.contains(TcpFlags::SYN) || (payload.is_empty() && !fin);
         if !loops || self.challenges.allow(now, &mut self.event_counters) {
             self.receive.reject(header.seq, payload.len() as u32);
-            self.restart_time_wait(now, fin);
-        }
-    }
-
-    /// RFC 9293 §3.10.7.4, eighth: a FIN again means that our acknowledgement was lost.
-    fn restart_time_wait(&mut self, now: Instant, fin: bool) {
-        if fin && matches!(self.state, State::TimeWait(_)) {
-            self.timers.end = now + TIME_WAIT_LEN;
         }
     }
 
@@ -268,9 +267,6 @@ impl Connection {
         self.event_counters.count(Event::ResetIn);
         match &self.state {
             State::SynReceived(SynReceived { active: true, .. }) => self.fail(Error::Refused),
-            // Closes it (RFC 9293 §3.10.7.4, second). RFC 1337 §3 would ignore it, and so does
-            // Linux with `tcp_rfc1337`, which is off.
-            State::TimeWait(_) => self.end(),
             // As Linux tells it: the peer had said that it sends no more.
             State::CloseWait(_) => self.fail(Error::BrokenPipe),
             _ => self.fail(Error::Reset),
@@ -330,13 +326,10 @@ impl Connection {
 
     /// The SYN+ACK is acknowledged; the user may have answered before.
     fn finish_fast_open(&mut self, now: Instant) {
-        self.state = State::Established(Established);
+        self.state = self.established();
         self.events.insert(Events::CONNECTED | Events::WRITABLE);
         self.send.retries = 0;
         self.send.rtt.reset_backoff();
-        if self.send.fin {
-            self.state.close();
-        }
         self.rearm(now, None);
     }
 
@@ -455,21 +448,40 @@ impl Connection {
     fn on_fin_acknowledged(&mut self, now: Instant) {
         // A close that lingers waits for this.
         self.events.insert(Events::WRITABLE);
-        self.state.fin_acknowledged();
-        match self.state {
-            State::TimeWait(_) => self.enter_time_wait(now),
-            State::FinWait2(_) if self.orphan => self.linger_orphaned(now),
-            State::Closed(_) => self.end(),
-            _ => {}
+        let wait = self.begin_time_wait(now);
+        match (self.state.fin_acknowledged(wait), &self.state) {
+            // There was no FIN to acknowledge.
+            (Err(Illegal), _) => self.event_counters.count(Event::DropBadAck),
+            (Ok(()), State::TimeWait(_)) => self.enter_time_wait(),
+            (Ok(()), State::FinWait2(_)) if self.orphan => self.linger_orphaned(now),
+            (Ok(()), State::Closed(_)) => self.end(),
+            (Ok(()), _) => {}
         }
     }
 
-    fn enter_time_wait(&mut self, now: Instant) {
-        self.timers.clear_send();
-        self.timers.end = now + TIME_WAIT_LEN;
-        // A minute is long, and thousands wait.
+    /// What is left of the connection if TIME-WAIT is next.
+    fn begin_time_wait(&self, now: Instant) -> TimeWait {
+        let window = self.receive.offered() >> self.receive.scale;
+        TimeWait {
+            until: now + TIME_WAIT_LEN,
+            challenges: self.challenges.clone(),
+            timestamps: self.timestamps.clone(),
+            seq: self.send.nxt,
+            ack: self.receive.nxt,
+            max_window: self.send.max_window,
+            window: window.min(0xffff) as u16,
+            scale: self.receive.scale,
+            due: self.receive.owes_ack(),
+        }
+    }
+
+    /// Only what the user has not read outlives the entry.
+    fn enter_time_wait(&mut self) {
+        self.timers.stop();
+        self.probe = false;
         self.send.release_buffers();
         self.receive.release_buffers();
+        self.receive.stop();
     }
 
     /// Nobody will read what arrives, and the peer is told so when this side sends no more either
@@ -507,9 +519,10 @@ impl Connection {
             self.event_counters.count(Event::DropClosed);
             // RFC 9293 §3.10.7.4, seventh: text behind the peer's FIN is ignored. Eighth: a FIN is
             // acknowledged.
-            if fin {
-                self.receive.want_ack(AckSchedule::Now);
-                self.restart_time_wait(now, fin);
+            match &mut self.state {
+                State::TimeWait(state) if fin => state.answer(now, fin),
+                _ if fin => self.receive.want_ack(AckSchedule::Now),
+                _ => {}
             }
             return;
         }
@@ -545,9 +558,11 @@ impl Connection {
         self.note_urgent_arrival();
         if arrival.finished {
             self.events.insert(Events::PEER_CLOSED | Events::READABLE);
-            self.state.fin();
-            if matches!(self.state, State::TimeWait(_)) {
-                self.enter_time_wait(now);
+            let wait = self.begin_time_wait(now);
+            match (self.state.fin(wait), &self.state) {
+                (Err(Illegal), _) => self.event_counters.count(Event::DropClosed),
+                (Ok(()), State::TimeWait(_)) => self.enter_time_wait(),
+                (Ok(()), _) => {}
             }
         }
     }

@@ -4,13 +4,16 @@
 
 mod assembler;
 mod buffer;
+pub mod capsule;
 mod cc;
+mod challenge;
 mod chrono;
 mod config;
 mod connection;
 pub mod cookie;
 mod demux;
 mod ecn;
+mod encoding;
 mod error;
 mod event_counters;
 mod events;
@@ -29,6 +32,7 @@ mod sack;
 mod send;
 mod state;
 mod tcp_info;
+mod time_wait;
 mod timers;
 mod timestamps;
 mod urgent;
@@ -43,7 +47,7 @@ pub use config::{
 pub use connection::{Connection, OutOfBand};
 pub use ecn::Codepoint;
 pub use error::{Error, IcmpError, IcmpKind};
-pub use event_counters::{EVENTS, EVENTS_MAX};
+pub use event_counters::{EVENTS, EVENTS_MAX, EventCounters};
 pub use events::Events;
 pub use fastopen::{
     Cookie, CookieVerdict, FastOpen, GrantedCookie, fast_open_cookie, judge_cookie,
@@ -55,4 +59,4 @@ pub use queue::HandoffBuffer;
 pub use reset::reset_for;
 pub use state::StateName;
 pub use tcp_info::{RunningTimer, SendSpace, TcpInfo};
-pub use validate::Invalid;
+pub use time_wait::TimeWait;

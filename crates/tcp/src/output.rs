@@ -4,12 +4,12 @@ use arrayvec::ArrayVec;
 use portolan_types::{Handle, Instant, SeqNum};
 use portolan_wire::demux::DemuxOption;
 use portolan_wire::tcp::{MAX_COOKIE, TcpFlags, TcpHeader, TcpOptions, Timestamps as Field};
-use serde::{Deserialize, Serialize};
 
 use crate::config::Options;
 use crate::connection::Connection;
 use crate::demux::Demux;
 use crate::ecn::{Codepoint, Ecn};
+use crate::encoding;
 use crate::event_counters::Event;
 use crate::handshake::{Offer, SynSent};
 use crate::receive::AckSchedule;
@@ -41,11 +41,13 @@ impl Segment<'_> {
 }
 
 /// A RST that is due; without `ack` it answers a segment that carried an acknowledgement.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Reset {
     pub(crate) seq: SeqNum,
     pub(crate) ack: Option<SeqNum>,
 }
+
+encoding::fields!(Reset { seq, ack });
 
 impl Connection {
     /// The next segment that is due; nothing once all are out.
@@ -73,6 +75,11 @@ impl Connection {
                     let header = self.header(now, iss + 1, TcpFlags::ACK, false);
                     bare(header)
                 })
+            }
+            State::TimeWait(state) => {
+                let header = state.transmit(now, (self.local_port, self.remote_port))?;
+                self.counters.segments_out += 1;
+                Some(bare(header))
             }
             _ => self.transmit_synchronized(now),
         }
@@ -117,15 +124,15 @@ impl Connection {
     /// Would [`Connection::transmit`] have something to look at? For callers that would have to
     /// prepare for it.
     pub fn has_output(&self) -> bool {
-        let is_opening = matches!(
+        let is_apart = matches!(
             self.state,
-            State::Closed(_) | State::SynSent(_) | State::SynReceived(_)
+            State::Closed(_) | State::SynSent(_) | State::SynReceived(_) | State::TimeWait(_)
         );
         let has_to_tell = self.reset.is_some()
             || self.probe
             || self.receive.ack_due()
             || (self.sack && self.receive.has_report());
-        is_opening || has_to_tell || self.send.has_pending()
+        is_apart || has_to_tell || self.send.has_pending()
     }
 
     /// Is all that [`Connection::has_output`] means an acknowledgement that may wait a moment for data to go with?

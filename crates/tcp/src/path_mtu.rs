@@ -5,8 +5,8 @@
 use core::time::Duration;
 
 use portolan_types::{Instant, SeqNum};
-use serde::{Deserialize, Serialize};
 
+use crate::encoding;
 use crate::send::LARGEST_SEGMENT;
 
 /// Time-outs in a row that make a path a black hole (Linux's `tcp_retries1`).
@@ -18,13 +18,15 @@ const CLOSE_ENOUGH: u32 = 8;
 const SEARCH_AGAIN: Duration = Duration::from_secs(600);
 
 /// The search for the size of the path; none before the first black hole.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct PathMtu {
     search: Option<Search>,
 }
 
+encoding::fields!(PathMtu { search });
+
 /// Sizes are payloads of one segment.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 struct Search {
     /// Gets through, as far as is known.
     low: u32,
@@ -37,12 +39,22 @@ struct Search {
     again: Instant,
 }
 
+encoding::fields!(Search {
+    low,
+    high,
+    most,
+    probe,
+    again
+});
+
 /// The segment that tries a size.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug)]
 struct Probe {
     end: SeqNum,
     size: u32,
 }
+
+encoding::fields!(Probe { end, size });
 
 impl PathMtu {
     /// Segments of `mss` vanish. Returns what to try instead (Linux's `tcp_mtu_probing`).

@@ -5,9 +5,9 @@ use core::fmt;
 use std::sync::Arc;
 
 use portolan_types::Memory;
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use crate::buffer::{ByteRing, LARGEST};
+use crate::encoding::{Encoded, Reader, Refused, Writer};
 
 mod ooo_ranges;
 
@@ -249,20 +249,18 @@ impl Queue {
     }
 }
 
-/// Encodes as its ring, and where bytes out of order lie: what is read elsewhere travels by itself.
-impl Serialize for Queue {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        (&self.ring, &self.ooo_ranges).serialize(serializer)
+/// Its ring, and where bytes out of order lie: what is read elsewhere travels by itself.
+impl Encoded for Queue {
+    fn put(&self, out: &mut Writer) {
+        self.ring.put(out);
+        self.ooo_ranges.put(out);
     }
-}
 
-impl<'de> Deserialize<'de> for Queue {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Queue, D::Error> {
-        let (ring, ooo_ranges) = Deserialize::deserialize(deserializer)?;
+    fn take(from: &mut Reader<'_>) -> Result<Queue, Refused> {
         Ok(Queue {
+            ring: Encoded::take(from)?,
+            ooo_ranges: Encoded::take(from)?,
             handoff: None,
-            ooo_ranges,
-            ring,
         })
     }
 }

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use arrayvec::ArrayVec;
 use portolan_types::{Instant, Memory, SeqNum};
 use portolan_wire::tcp::SackBlock;
-use serde::{Deserialize, Serialize};
 
 use crate::assembler::Assembler;
 use crate::buffer::LARGEST;
 use crate::config::Config;
+use crate::encoding;
 use crate::event_counters::{Event, EventCounters};
 use crate::queue::{OooRange, Queue};
 use crate::rtt::RttEstimator;
@@ -32,14 +32,20 @@ const INITIAL_WINDOW: usize = 10;
 pub(crate) const MAX_SCALE: u8 = 14;
 
 /// How urgent the next acknowledgement is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum AckSchedule {
     None,
     Delayed,
     Now,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+encoding::variants!(AckSchedule {
+    0 => None,
+    1 => Delayed,
+    2 => Now,
+});
+
+#[derive(Clone, Debug)]
 pub(crate) struct Receiver {
     /// Next byte expected.
     pub(crate) nxt: SeqNum,
@@ -78,8 +84,33 @@ pub(crate) struct Receiver {
     pub(crate) last_data: Instant,
 }
 
+encoding::fields!(Receiver {
+    nxt,
+    edge,
+    acknowledged,
+    buffer,
+    assembler,
+    fin,
+    scale,
+    mss,
+    limit,
+    limit_max,
+    autotune,
+    need,
+    segment,
+    quickack,
+    pingpong,
+    ato,
+    urgent,
+    received,
+    out_of_order,
+    duplicate,
+    tuning,
+    last_data
+});
+
 /// Dynamic right-sizing: the buffer follows what the application takes in a round trip.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 struct Tuning {
     since: Instant,
     copied: usize,
@@ -90,6 +121,15 @@ struct Tuning {
     window_end: SeqNum,
     window_since: Instant,
 }
+
+encoding::fields!(Tuning {
+    since,
+    copied,
+    space,
+    rtt,
+    window_end,
+    window_since
+});
 
 /// What a segment's text did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -400,6 +440,10 @@ impl Receiver {
 
     pub(crate) fn want_ack(&mut self, need: AckSchedule) {
         self.need = self.need.max(need);
+    }
+
+    pub(crate) fn owes_ack(&self) -> bool {
+        self.need != AckSchedule::None
     }
 
     /// Whether an acknowledgement by itself is due: RFC 9293 §3.8.6.3 wants one for at least

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use serde::{Deserialize, Serialize};
+use crate::encoding;
 
 pub(crate) const INITIAL_RTO: Duration = Duration::from_secs(1);
 /// RFC 6298 §5.7: after a handshake whose SYN had to be sent again.
@@ -12,7 +12,7 @@ const MAX_RTO: Duration = Duration::from_secs(120);
 /// Nanoseconds; as Linux, which counts in microseconds.
 const SHORTEST: u64 = 1_000;
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RttEstimator {
     /// Nanoseconds; zero means not measured yet.
     smoothed: u64,
@@ -23,6 +23,14 @@ pub(crate) struct RttEstimator {
     /// The handshake gave no sample.
     cautious: bool,
 }
+
+encoding::fields!(RttEstimator {
+    smoothed,
+    variation,
+    minimum,
+    backoff,
+    cautious
+});
 
 impl RttEstimator {
     /// RFC 6298 §2.2 and §2.3. What a peer withheld for longer than any time-out says nothing of the

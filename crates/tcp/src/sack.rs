@@ -9,9 +9,9 @@ use std::collections::VecDeque;
 
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::SackBlock;
-use serde::{Deserialize, Serialize};
 
 use crate::cc::{Newest, Stamp};
+use crate::encoding;
 
 /// Beyond this many records neighbours are merged and SACK blocks no longer split them.
 const MAX_RECORDS: usize = 8192;
@@ -24,7 +24,7 @@ const MAX_REORDERING: u32 = 300;
 /// As Linux bounds it; the smoothed round trip bounds it before.
 const MAX_QUARTERS: u32 = 255;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Outstanding,
     Sacked,
@@ -32,7 +32,13 @@ enum Fate {
     Lost,
 }
 
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+encoding::variants!(Fate {
+    0 => Outstanding,
+    1 => Sacked,
+    2 => Lost,
+});
+
+#[derive(Clone, Copy, Debug)]
 struct Record {
     start: SeqNum,
     end: SeqNum,
@@ -41,6 +47,15 @@ struct Record {
     retransmitted: bool,
     stamp: Stamp,
 }
+
+encoding::fields!(Record {
+    start,
+    end,
+    sent,
+    fate,
+    retransmitted,
+    stamp
+});
 
 impl Record {
     fn len(&self) -> u32 {
@@ -81,14 +96,16 @@ impl Delivery {
 }
 
 /// The newest transmission known to have arrived (RFC 8985 §5.2).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 struct Rack {
     sent: Instant,
     end: SeqNum,
     rtt: Duration,
 }
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+encoding::fields!(Rack { sent, end, rtt });
+
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Scoreboard {
     records: VecDeque<Record>,
     sacked: u32,
@@ -102,8 +119,19 @@ pub(crate) struct Scoreboard {
     reorder_window: ReorderWindow,
 }
 
+encoding::fields!(Scoreboard {
+    records,
+    sacked,
+    lost,
+    rack,
+    highest,
+    reordering,
+    reorderings,
+    reorder_window
+});
+
 /// How many quarters of the shortest round trip a segment may be late (RFC 8985 §6.2 step 4).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 struct ReorderWindow {
     quarters: u32,
     /// Recoveries until it is forgotten that the peer reported duplicates.
@@ -111,6 +139,12 @@ struct ReorderWindow {
     /// Duplicates reported before this is acknowledged are of one round trip.
     round_end: Option<SeqNum>,
 }
+
+encoding::fields!(ReorderWindow {
+    quarters,
+    persist,
+    round_end
+});
 
 impl Default for ReorderWindow {
     fn default() -> ReorderWindow {

@@ -12,12 +12,12 @@ mod usage;
 use core::time::Duration;
 
 use portolan_types::{Instant, SeqNum};
-use serde::{Deserialize, Serialize};
 
 use crate::buffer::{ByteRing, LARGEST};
 use crate::cc::{Congestion, Rate, bytes_per_second};
 use crate::chrono::Activity;
 use crate::config::{Config, Options};
+use crate::encoding;
 use crate::rtt::{MIN_RTO, RttEstimator};
 use crate::sack::Scoreboard;
 use pace::Pacer;
@@ -42,7 +42,7 @@ const DEFERRAL_LIMIT: Duration = Duration::from_millis(1);
 const PROBE_FOLLOWERS: u32 = 4;
 const PROBE_WINDOW: u32 = 11;
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Sender {
     /// Oldest unacknowledged byte; the head of `buffer`.
     pub(crate) una: SeqNum,
@@ -105,9 +105,15 @@ pub(crate) struct Sender {
     blocked: bool,
     gso_max: u32,
     /// What is to leave at once at most, for a slow link; not part of what moves.
-    #[serde(skip)]
     burst_limit: Option<u32>,
 }
+
+encoding::fields!(Sender {
+    una, nxt, buffer, fin, window, max_window, wl1, scale, mss, mss_limit, board, rtt, congestion, ca_state, prr,
+    undo, forward_rto, undone, duplicates_reported, cwr_pending, rate, delivery_sample, usage, pacer, tail,
+    duplicates, reno_sacked_out, forced, short_end, push_end, records, last_sent, stalled_since, retries, probes,
+    limit, limit_max, autotune, blocked, gso_max
+} default { burst_limit: None });
 
 /// Bytes that go out next.
 #[derive(Clone, Copy, Debug)]

@@ -3,12 +3,14 @@
 
 use core::fmt;
 
-use serde::{Deserialize, Serialize};
+use portolan_types::Instant;
 
+use crate::encoding;
 use crate::handshake::{SynReceived, SynSent};
+use crate::time_wait::TimeWait;
 
 /// State of a connection, named as in RFC 9293; displayed as `ss` does.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum StateName {
     SynSent,
     SynReceived,
@@ -41,14 +43,24 @@ impl fmt::Display for StateName {
 
 macro_rules! states {
     ($($name:ident)*) => {
-        $(#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-        pub(crate) struct $name;)*
+        $(#[derive(Clone, Copy, Debug)]
+        pub(crate) struct $name;
+
+        encoding::fields!($name);)*
     };
 }
-states!(Established FinWait1 FinWait2 CloseWait Closing LastAck TimeWait Closed);
+states!(Established FinWait1 CloseWait Closing LastAck Closed);
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct FinWait2 {
+    /// When it ends though no FIN has come: of an orphan (Linux's `tcp_fin_time`). Else in the far future.
+    pub(crate) until: Instant,
+}
+
+encoding::fields!(FinWait2 { until });
 
 impl Established {
-    fn close(self) -> FinWait1 {
+    pub(crate) fn close(self) -> FinWait1 {
         FinWait1
     }
     fn fin(self) -> CloseWait {
@@ -61,13 +73,15 @@ impl FinWait1 {
         Closing
     }
     fn acknowledged(self) -> FinWait2 {
-        FinWait2
+        FinWait2 {
+            until: Instant::FAR_FUTURE,
+        }
     }
 }
 
 impl FinWait2 {
-    fn fin(self) -> TimeWait {
-        TimeWait
+    fn fin(self, wait: TimeWait) -> TimeWait {
+        wait
     }
 }
 
@@ -78,8 +92,8 @@ impl CloseWait {
 }
 
 impl Closing {
-    fn acknowledged(self) -> TimeWait {
-        TimeWait
+    fn acknowledged(self, wait: TimeWait) -> TimeWait {
+        wait
     }
 }
 
@@ -89,7 +103,11 @@ impl LastAck {
     }
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+/// A step that a connection in its state cannot take.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Illegal;
+
+#[derive(Clone, Debug)]
 pub(crate) enum State {
     SynSent(SynSent),
     SynReceived(SynReceived),
@@ -102,6 +120,19 @@ pub(crate) enum State {
     TimeWait(TimeWait),
     Closed(Closed),
 }
+
+encoding::variants!(State {
+    0 => SynSent(inner),
+    1 => SynReceived(inner),
+    2 => Established(inner),
+    3 => FinWait1(inner),
+    4 => FinWait2(inner),
+    5 => CloseWait(inner),
+    6 => Closing(inner),
+    7 => LastAck(inner),
+    8 => TimeWait(inner),
+    9 => Closed(inner),
+});
 
 impl State {
     pub(crate) fn name(&self) -> StateName {
@@ -120,31 +151,62 @@ impl State {
     }
 
     /// Our FIN is queued behind the data.
-    pub(crate) fn close(&mut self) {
-        *self = match core::mem::replace(self, State::Closed(Closed)) {
+    pub(crate) fn close(&mut self) -> Result<(), Illegal> {
+        *self = match self {
             State::Established(s) => State::FinWait1(s.close()),
             State::CloseWait(s) => State::LastAck(s.close()),
-            other => other,
-        }
+            State::SynSent(_)
+            | State::SynReceived(_)
+            | State::FinWait1(_)
+            | State::FinWait2(_)
+            | State::Closing(_)
+            | State::LastAck(_)
+            | State::TimeWait(_)
+            | State::Closed(_) => return Err(Illegal),
+        };
+        Ok(())
     }
 
-    /// The peer's FIN is the next byte and was consumed.
-    pub(crate) fn fin(&mut self) {
-        *self = match core::mem::replace(self, State::Closed(Closed)) {
+    /// The peer's FIN is the next byte and was consumed; `wait` is what is left where that was the last.
+    pub(crate) fn fin(&mut self, wait: TimeWait) -> Result<(), Illegal> {
+        *self = match self {
             State::Established(s) => State::CloseWait(s.fin()),
             State::FinWait1(s) => State::Closing(s.fin()),
-            State::FinWait2(s) => State::TimeWait(s.fin()),
-            other => other,
-        }
+            State::FinWait2(s) => State::TimeWait(s.fin(wait)),
+            State::SynSent(_)
+            | State::SynReceived(_)
+            | State::CloseWait(_)
+            | State::Closing(_)
+            | State::LastAck(_)
+            | State::TimeWait(_)
+            | State::Closed(_) => return Err(Illegal),
+        };
+        Ok(())
     }
 
-    /// Our FIN is acknowledged.
-    pub(crate) fn fin_acknowledged(&mut self) {
-        *self = match core::mem::replace(self, State::Closed(Closed)) {
+    /// Our FIN is acknowledged; `wait` is what is left where that was the last.
+    pub(crate) fn fin_acknowledged(&mut self, wait: TimeWait) -> Result<(), Illegal> {
+        *self = match self {
             State::FinWait1(s) => State::FinWait2(s.acknowledged()),
-            State::Closing(s) => State::TimeWait(s.acknowledged()),
+            State::Closing(s) => State::TimeWait(s.acknowledged(wait)),
             State::LastAck(s) => State::Closed(s.acknowledged()),
-            other => other,
+            State::SynSent(_)
+            | State::SynReceived(_)
+            | State::Established(_)
+            | State::FinWait2(_)
+            | State::CloseWait(_)
+            | State::TimeWait(_)
+            | State::Closed(_) => return Err(Illegal),
+        };
+        Ok(())
+    }
+
+    /// When the state ends by itself.
+    pub(crate) fn ends_at(&self) -> Instant {
+        match self {
+            State::FinWait2(FinWait2 { until }) => *until,
+            State::TimeWait(state) => state.until,
+            _ => Instant::FAR_FUTURE,
         }
     }
 
@@ -170,5 +232,75 @@ impl State {
             self,
             State::Established(_) | State::FinWait1(_) | State::FinWait2(_)
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portolan_types::SeqNum;
+
+    use super::*;
+
+    fn wait() -> TimeWait {
+        TimeWait {
+            until: Instant::from_millis(1),
+            challenges: Default::default(),
+            timestamps: None,
+            seq: SeqNum(1),
+            ack: SeqNum(2),
+            max_window: 0,
+            window: 0,
+            scale: 0,
+            due: false,
+        }
+    }
+
+    fn synchronized() -> [State; 8] {
+        [
+            State::Established(Established),
+            State::FinWait1(FinWait1),
+            State::FinWait2(FinWait1.acknowledged()),
+            State::CloseWait(CloseWait),
+            State::Closing(Closing),
+            State::LastAck(LastAck),
+            State::TimeWait(wait()),
+            State::Closed(Closed),
+        ]
+    }
+
+    #[test]
+    fn a_step_that_a_state_does_not_know_is_told_and_changes_nothing() {
+        type Step = fn(&mut State, TimeWait) -> Result<(), Illegal>;
+        let close: Step = |state, _| state.close();
+        let steps: [(Step, [StateName; 3]); 3] = {
+            use StateName::{CloseWait, Closing, Established, FinWait1, FinWait2, LastAck};
+            [
+                (close, [Established, CloseWait, CloseWait]),
+                (State::fin, [Established, FinWait1, FinWait2]),
+                (State::fin_acknowledged, [FinWait1, Closing, LastAck]),
+            ]
+        };
+        for (step, legal) in steps {
+            for mut state in synchronized() {
+                let before = state.name();
+                let is_legal = legal.contains(&before);
+                assert_eq!(step(&mut state, wait()).is_ok(), is_legal, "{before}");
+                assert_eq!(state.name() != before, is_legal, "{before}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_time_wait_and_an_orphans_fin_wait_2_end_by_themselves() {
+        let ends: Vec<StateName> = synchronized()
+            .iter()
+            .filter(|state| state.ends_at() != Instant::FAR_FUTURE)
+            .map(State::name)
+            .collect();
+        assert_eq!(ends, [StateName::TimeWait]);
+        let orphan = FinWait2 {
+            until: Instant::from_millis(7),
+        };
+        assert_eq!(State::FinWait2(orphan).ends_at(), Instant::from_millis(7));
     }
 }

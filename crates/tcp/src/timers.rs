@@ -2,10 +2,11 @@
 //! in the far future, so that the earliest is a plain minimum.
 
 use portolan_types::Instant;
-use serde::{Deserialize, Serialize};
+
+use crate::encoding;
 
 /// What the one timer of the sending side waits for; only one of these makes sense at a time.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SendTimer {
     /// An acknowledgement (RFC 6298), of data or of a SYN.
     Retransmit,
@@ -17,16 +18,28 @@ pub(crate) enum SendTimer {
     TailProbe,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+encoding::variants!(SendTimer {
+    0 => Retransmit,
+    1 => Persist,
+    2 => Reorder,
+    3 => TailProbe,
+});
+
+#[derive(Clone, Debug)]
 pub(crate) struct Timers {
     pub(crate) send: Instant,
     pub(crate) send_kind: SendTimer,
     pub(crate) acknowledge: Instant,
     /// When the next paced segment may leave.
     pub(crate) pace: Instant,
-    /// End of TIME-WAIT, or of an orphan's FIN-WAIT-2.
-    pub(crate) end: Instant,
 }
+
+encoding::fields!(Timers {
+    send,
+    send_kind,
+    acknowledge,
+    pace
+});
 
 impl Timers {
     pub(crate) fn new() -> Timers {
@@ -35,7 +48,6 @@ impl Timers {
             send_kind: SendTimer::Retransmit,
             acknowledge: Instant::FAR_FUTURE,
             pace: Instant::FAR_FUTURE,
-            end: Instant::FAR_FUTURE,
         }
     }
 
@@ -58,7 +70,7 @@ impl Timers {
     }
 
     pub(crate) fn earliest(&self) -> Instant {
-        self.send.min(self.acknowledge).min(self.pace).min(self.end)
+        self.send.min(self.acknowledge).min(self.pace)
     }
 
     pub(crate) fn stop(&mut self) {

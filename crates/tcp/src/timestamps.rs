@@ -5,18 +5,25 @@ use core::time::Duration;
 
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::Timestamps as Field;
-use serde::{Deserialize, Serialize};
+
+use crate::encoding;
 
 /// RFC 7323 §5.5: after this long `recent` says nothing.
 const STALE: Duration = Duration::from_secs(24 * 24 * 3600);
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Timestamps {
     offset: u32,
     /// `TS.Recent`; compared like a sequence number.
     recent: u32,
     recent_at: Instant,
 }
+
+encoding::fields!(Timestamps {
+    offset,
+    recent,
+    recent_at
+});
 
 impl Timestamps {
     pub(crate) fn new(offset: u32, recent: u32, now: Instant) -> Timestamps {

@@ -2,16 +2,19 @@
 //! urgent pointer (it points behind that byte; RFC 9293 §3.8.5, RFC 6093 §2).
 
 use portolan_types::SeqNum;
-use serde::{Deserialize, Serialize};
+
+use crate::encoding;
 
 /// What the urgent pointer of the peer says of the receive queue.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Urgent {
     /// Number of the urgent byte.
     pub(crate) seq: SeqNum,
     /// The user took the byte out of band.
     pub(crate) taken: bool,
 }
+
+encoding::fields!(Urgent { seq, taken });
 
 /// Where the user wants the urgent byte (`SO_OOBINLINE`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -4,27 +4,13 @@ use core::time::Duration;
 
 use crate::buffer::LARGEST;
 use crate::connection::{Connection, Counters};
+use crate::encoding::Invalid;
 use crate::receive::MAX_SCALE;
 use crate::send::Sender;
 use crate::state::State;
 
 /// Between keep-alive probes, and before the first: no socket can ask for less (`TCP_KEEPIDLE`, `TCP_KEEPINTVL`).
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
-
-/// What is wrong with a decoded connection.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
-pub enum Invalid {
-    #[error("the sending half contradicts itself")]
-    Send,
-    #[error("the receiving half contradicts itself")]
-    Receive,
-    #[error("the state contradicts the halves")]
-    State,
-    #[error("a counter is out of bounds")]
-    Counters,
-    #[error("an option is out of bounds")]
-    Options,
-}
 
 impl Connection {
     /// Checks every invariant that the code relies on, and that sizes are bounded.
@@ -86,7 +72,7 @@ impl Connection {
             State::FinWait1(_) => self.send.fin && !peer_closed,
             State::Closing(_) | State::LastAck(_) => self.send.fin && peer_closed,
             State::FinWait2(_) => flushed && !peer_closed,
-            State::TimeWait(_) => flushed && peer_closed,
+            State::TimeWait(s) => flushed && peer_closed && s.is_consistent(),
             State::Closed(_) => flushed,
         }
     }

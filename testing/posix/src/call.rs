@@ -610,9 +610,10 @@ fn entries(wanted: &[(Fd, i16)]) -> Vec<pollfd> {
         .collect()
 }
 
-/// Waits, for a few seconds at most, until one of `events` holds, or an error or a hang-up.
+/// Waits, for a few seconds at most, until one of `events` holds, or an error or a hang-up. A signal
+/// does not end it: `SIGURG` is sent before the byte that it announces can be read.
 pub fn wait_for(fd: Fd, events: i16) {
-    let _ = poll(&[(fd, events)], 3000);
+    while poll(&[(fd, events)], 3000) == Err(Errno(libc::EINTR)) {}
 }
 
 /// The events that hold now.

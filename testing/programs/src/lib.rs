@@ -169,17 +169,27 @@ pub fn client(bed: &Bed, stack: Stack, program: &str, arguments: &[&str]) -> Str
 /// # Panics
 /// If the server does not answer.
 pub fn live_sessions(bed: &Bed, side: Side) -> usize {
+    sessions_where(bed, side, |state| state != "TIME-WAIT")
+}
+
+/// How many of a server's sessions are in a state, as `portolan ss` spells it.
+///
+/// # Panics
+/// If the server does not answer.
+pub fn sessions_in(bed: &Bed, side: Side, state: &str) -> usize {
+    sessions_where(bed, side, |its| its == state)
+}
+
+fn sessions_where(bed: &Bed, side: Side, has_state: impl Fn(&str) -> bool) -> usize {
     let text = bed
         .portolan(side, &["ss", "-a", "--json"])
         .expect("the server answers");
     let sessions: serde_json::Value = serde_json::from_str(&text).expect("ss prints JSON");
-    let live = |session: &&serde_json::Value| session["state"] != "TIME-WAIT";
-    sessions
-        .as_array()
-        .expect("a list")
+    let sessions = sessions.as_array().expect("a list");
+    let states = sessions
         .iter()
-        .filter(live)
-        .count()
+        .filter_map(|session| session["state"].as_str());
+    states.filter(|state| has_state(state)).count()
 }
 
 /// Waits for something that takes a moment; false if it does not come.

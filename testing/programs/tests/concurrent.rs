@@ -104,6 +104,44 @@ fn options_that_the_parent_sets_hold_for_the_child() {
 }
 
 #[test]
+fn children_that_answer_once_have_no_channel_made() {
+    let bed = bed();
+    let _server = start(&bed, "brief", &["1"]);
+    let cached = || counter(&bed, Side::Server, "server", "sessions_cached");
+    let before = cached();
+    for _ in 0..5 {
+        let mut stream = connect(&bed, PORT);
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).expect("it ends in order");
+        assert_eq!(answer, b"!");
+    }
+    assert_eq!(cached(), before);
+    assert!(eventually(Duration::from_secs(5), || live_sessions(
+        &bed,
+        Side::Server
+    ) == 1));
+}
+
+#[test]
+fn options_can_be_set_after_a_child_has_answered() {
+    for hint in ["0", "1"] {
+        let bed = bed();
+        let _server = start(&bed, "optioned_late", &[hint]);
+        for _ in 0..3 {
+            let mut stream = connect(&bed, PORT);
+            let mut first = [0];
+            stream.read_exact(&mut first).expect("the child sends it");
+            exchange(&mut stream, 4, 5000);
+            assert_eq!(
+                migrations(&bed),
+                if hint == "1" { STRAIGHT } else { BY_THE_PARENT }
+            );
+            assert_ends_in_order(stream);
+        }
+    }
+}
+
+#[test]
 fn a_program_that_a_child_becomes_serves_what_was_never_used() {
     let bed = bed();
     let _server = start(&bed, "executed", &[]);

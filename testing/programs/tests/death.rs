@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
-use portolan_programs::{PYTHON, bed, eventually, live_sessions};
+use portolan_programs::{PYTHON, bed, eventually, live_sessions, sessions_in};
 use rustix::process::Signal;
 
 const PORT: u16 = 7010;
@@ -41,10 +41,14 @@ fn scene(bed: &Bed, victim: Side, watcher: Stack) -> Scene {
     };
     let (server_role, server_stack) = role(Side::Server);
     let server = start(Side::Server, server_stack, server_role);
-    std::thread::sleep(Duration::from_millis(700));
+    assert!(
+        eventually(PROMPTLY, || bed.is_listening(PORT)),
+        "nobody listens"
+    );
     let (client_role, client_stack) = role(Side::Client);
     let client = start(Side::Client, client_stack, client_role);
-    std::thread::sleep(Duration::from_millis(700));
+    await_one_in("ESTAB", bed, victim);
+    std::thread::sleep(Duration::from_millis(300));
     match victim {
         Side::Server => Scene {
             victim: server,
@@ -127,6 +131,12 @@ fn a_new_server_serves_after_the_old_one_was_killed() {
     assert!(report.contains("\"connections\":10"), "{report}");
 }
 
+/// A busy machine takes its time to get there.
+fn await_one_in(state: &str, bed: &Bed, side: Side) {
+    let is_there = || sessions_in(bed, side, state) == 1;
+    assert!(eventually(Duration::from_secs(20), is_there), "{state}");
+}
+
 fn kill_daemon(bed: &mut Bed, side: Side) {
     let daemon = bed.daemon(side).take().expect("it runs");
     daemon.signal(Signal::KILL).expect("it runs");
@@ -150,7 +160,10 @@ fn a_transfer_outlives_both_servers() {
         .stdout(Stdio::piped());
     let mut bulk =
         Background::start_with_output(&mut command).unwrap_or_else(|error| panic!("{error}"));
-    std::thread::sleep(Duration::from_millis(700));
+    await_one_in("ESTAB", &bed, Side::Client);
+    await_one_in("ESTAB", &bed, Side::Server);
+    // It is under way.
+    std::thread::sleep(Duration::from_millis(500));
     kill_daemon(&mut bed, Side::Client);
     kill_daemon(&mut bed, Side::Server);
     assert!(bulk.wait(Duration::from_secs(10)), "the transfer hangs");
@@ -219,8 +232,9 @@ fn without_its_server_a_program_ends_its_sessions_and_opens_the_kernels() {
     words.write_all(b"go on\n").expect("it reads");
 
     let seen = greeter.wait_with_output().expect("it ends");
+    let complaints = String::from_utf8_lossy(&seen.stderr);
     let seen = String::from_utf8_lossy(&seen.stdout);
-    assert_eq!(seen.trim(), "the end is b''");
+    assert_eq!(seen.trim(), "the end is b''", "{complaints}");
     let survivor = survivor.wait_with_output().expect("it ends");
     let complaints = String::from_utf8_lossy(&survivor.stderr);
     assert!(survivor.status.success(), "{complaints}");
@@ -293,7 +307,7 @@ fn outlive(bed: &mut Bed, (script, options): (&str, &[&str]), end: Signal) -> (u
         let client = bed.command(Side::Client, Stack::Kernel, PYTHON);
         python(client, ONE_CLIENT, bed)
     };
-    std::thread::sleep(Duration::from_millis(500));
+    await_one_in("LISTEN", bed, Side::Server);
     let first = greet(bed).wait_with_output().expect("it ends");
     assert!(first.status.success(), "{first:?}");
     assert_eq!(next(), "ready");

@@ -104,14 +104,24 @@ fn who_says_nothing_shares_the_ring_and_an_option_goes_before_the_command_line()
     echo(&bed);
     drop(silent);
     assert_eq!(by_own_ring(&bed, Side::Server), 0);
+    // Its own ring is there soon after the connection; and awake, since who sleeps gets frames by the tap.
     let script = "
 import socket, sys
 for choice in (0, 1):
     s = socket.socket()
     s.setsockopt(socket.SOL_SOCKET, 0x5046, choice)
     s.connect((sys.argv[1], int(sys.argv[2])))
-    s.send(b'x')
-    assert s.recv(1) == b'x'
+    print('connected', flush=True)
+    sys.stdin.readline()
+    s.setblocking(False)
+    for _ in range(20):
+        s.send(b'x')
+        while True:
+            try:
+                assert s.recv(1) == b'x'
+                break
+            except BlockingIOError:
+                pass
     print(choice, flush=True)
     sys.stdin.readline()
 ";
@@ -119,9 +129,16 @@ for choice in (0, 1):
     let mut command = bed.command(Side::Client, Stack::Portolan, PYTHON);
     command.env(DIRECT.0, DIRECT.1).args(["-c", script]);
     command.args([bed.endpoint(PORT).ip().to_string(), PORT.to_string()]);
+    let mapped = || counter(&bed, Side::Client, "server", "sessions_mapped_directly");
     let mut steps = Steps::start(&mut command);
+    steps.await_line("connected");
+    steps.go_on();
     steps.await_line("0");
     assert_eq!(by_own_ring(&bed, Side::Client), 0);
+    assert_eq!(mapped(), 0);
+    steps.go_on();
+    steps.await_line("connected");
+    assert!(eventually(PROMPTLY, || mapped() == 1));
     steps.go_on();
     steps.await_line("1");
     assert!(by_own_ring(&bed, Side::Client) > 0);

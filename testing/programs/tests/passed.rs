@@ -8,7 +8,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
-use portolan_bench::process::Background;
+use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
 use portolan_programs::{PYTHON, STACKS, bed, counter, eventually};
 
@@ -152,6 +152,25 @@ fn a_bound_socket_is_listened_on_by_all_who_have_it() {
         }
         let accepted = counter(bed, Side::Server, "server", "passive_opens");
         assert_eq!(accepted, 10, "they are Portolan's");
+    }
+}
+
+#[test]
+fn what_was_set_on_a_bound_socket_comes_with_it() {
+    const OPTIONS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/bound_options.py");
+    let bed = bed();
+    let (address, port) = (bed.server.address.to_string(), PORT.to_string());
+    for (way, shown) in [
+        ("sent", "[True, True, False]"),
+        ("set_later", "[True, True, False]\n[True, True, True]"),
+        ("execed", "[True, True, False]"),
+    ] {
+        for stack in STACKS {
+            let mut program = bed.command(Side::Server, stack, PYTHON);
+            let program = program.args([OPTIONS, way, &address, &port]);
+            let said = run(program).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(said.trim(), shown, "{way}, {stack:?}");
+        }
     }
 }
 

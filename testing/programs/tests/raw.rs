@@ -311,7 +311,7 @@ fn flows_of_every_kind_are_listed_with_their_owners_and_what_they_did() {
     };
     let heard = || {
         let frames = of("ethernet").map(|flow| flow["raw"]["frames_in"].as_u64());
-        frames.flatten() > Some(100) && of("ip").is_some()
+        frames.flatten() > Some(100) && of("ip").is_some() && of("udp").is_some()
     };
     assert!(eventually(Duration::from_secs(10), heard));
     let messages = of("ethernet").unwrap();

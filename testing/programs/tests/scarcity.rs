@@ -12,6 +12,7 @@ use portolan_programs::{PYTHON, STACKS, bed, counter, eventually};
 
 const SCARCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/scarce.py");
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py");
+const NUMBERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/numbers.py");
 const CROWD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/crowd.py");
 const PORT: u16 = 7150;
 const LIMIT: Duration = Duration::from_secs(20);
@@ -71,6 +72,37 @@ fn told_by(
     run(command.args(["-c", CLIENTS, &address, &PORT.to_string()])).expect("all are served");
     server.wait(LIMIT);
     server.finish()
+}
+
+/// What the library has of its own counts only where the hard limit leaves it no number above the soft one.
+#[test]
+fn a_program_may_have_as_many_sockets_as_on_linux() {
+    const OWN: usize = 24;
+    let ipv4 = bed();
+    let ipv6 = bed().over_ipv6();
+    for bed in [&ipv4, &ipv6] {
+        let address = bed.server.address.to_string();
+        let told_with = |limits: &[&str]| {
+            STACKS.map(|stack| {
+                let mut program = bed.command(Side::Server, stack, PYTHON);
+                let told = run(program.args([NUMBERS, &address]).args(limits));
+                told.unwrap_or_else(|error| panic!("{stack:?} {limits:?}: {error}"))
+            })
+        };
+        for soft in ["256", "1024"] {
+            let [kernel, portolan] = told_with(&[soft]);
+            assert_eq!(kernel, portolan, "{soft}");
+        }
+        let counts = |told: &str| -> Vec<usize> {
+            let words = told.split_whitespace();
+            words.map(|word| word.parse().expect("a number")).collect()
+        };
+        let [kernel, portolan] = told_with(&["256", "256"]);
+        let pairs = counts(&kernel).into_iter().zip(counts(&portolan));
+        for (kernel, portolan) in pairs {
+            assert!(kernel - portolan <= OWN, "{portolan} of {kernel}");
+        }
+    }
 }
 
 /// The limit of a server that runs.

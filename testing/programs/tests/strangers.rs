@@ -1,21 +1,28 @@
-//! Servers that shut their children up: in namespaces, under other users, with an environment of their own.
+//! Servers that are hard on a socket library: that shut their children up in namespaces, under other users, with an
+//! environment of their own, or whose threads wait for each other's sockets.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 use portolan_bench::bed::{Bed, Side};
-use portolan_bench::process::{Background, run};
-use portolan_programs::{PAIRINGS, Pairing, bed, client, counter, file, serve};
+use portolan_bench::process::run;
+use portolan_programs::{PAIRINGS, PYTHON, Pairing, bed, client, counter, file, serve};
 
-/// Each is begun anew so often, since stalls depend on the moment.
-const STARTS: usize = 20;
+/// Each is begun anew so often, since stalls depend on the moment; `PORTOLAN_TEST_STARTS` says another number.
+const STARTS: usize = 3;
+
+fn starts() -> usize {
+    let chosen = std::env::var("PORTOLAN_TEST_STARTS").ok();
+    let chosen = chosen.and_then(|starts| starts.parse().ok());
+    chosen.unwrap_or(STARTS)
+}
 
 /// Starts a server so often for each pairing of stacks, and uses it each time.
-fn each_start(start: impl Fn(&Bed, Pairing) -> Background, use_it: impl Fn(&Bed, Pairing, usize)) {
+fn each_start<S>(start: impl Fn(&Bed, Pairing) -> S, use_it: impl Fn(&Bed, Pairing, usize)) {
     let bed = bed();
     for pairing in PAIRINGS {
-        for turn in 0..STARTS {
+        for turn in 0..starts() {
             eprintln!("{pairing:?}, {turn}");
             let _server = start(&bed, pairing);
             use_it(&bed, pairing, turn);
@@ -23,7 +30,7 @@ fn each_start(start: impl Fn(&Bed, Pairing) -> Background, use_it: impl Fn(&Bed,
     }
     let served = counter(&bed, Side::Server, "server", "passive_opens");
     assert!(
-        served >= 2 * STARTS as u64,
+        served >= 2 * starts() as u64,
         "{served} connections were Portolan's"
     );
 }
@@ -109,5 +116,74 @@ fn dovecot_lets_in_and_gives_mail() {
         );
         assert!(letter.contains("Subject: well"));
         assert_eq!(letter.matches("words").count(), 20_000);
+    });
+}
+
+/// One thread accepts and hands its connections to four others, which sleep on sets of their own.
+#[test]
+fn memcached_with_threads_returns_what_was_stored() {
+    const PORT: u16 = 7165;
+    const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/memcached.py");
+    let (address, port) = (|bed: &Bed| bed.server.address.to_string(), PORT.to_string());
+    let start = |bed: &Bed, pairing: Pairing| {
+        let options = ["-u", "root", "-t", "4", "-U", "0"];
+        let (listens, port) = (address(bed), PORT.to_string());
+        let options = [&options[..], &["-l", &listens, "-p", &port]].concat();
+        serve(bed, pairing.server, PORT, "memcached", &options)
+    };
+    each_start(start, |bed, pairing, _| {
+        for _ in 0..2 {
+            let arguments = [SCRIPT, &address(bed), &port];
+            assert_eq!(client(bed, pairing.client, PYTHON, &arguments), "exact");
+        }
+    });
+}
+
+/// Each of its threads accepts and connects; the sockets go from one to another.
+#[test]
+fn haproxy_with_threads_passes_pages_and_streams_on() {
+    const PORT: u16 = 7181;
+    const PAGES: &str = "7183";
+    let start = |bed: &Bed, pairing: Pairing| {
+        let address = bed.server.address;
+        let text = format!(
+            "global\n nbthread 4\n\
+             defaults\n timeout connect 5s\n timeout client 15s\n timeout server 15s\n\
+             listen stream\n mode tcp\n bind {address}:7182\n server one {address}:{PAGES}\n\
+             listen pages\n mode http\n bind {address}:{PORT}\n server one {address}:{PAGES}\n"
+        );
+        let config = file(bed, "haproxy.cfg", text);
+        serve(
+            bed,
+            pairing.server,
+            PORT,
+            "haproxy",
+            &["-db", "-f", &config],
+        )
+    };
+    let with_pages = |bed: &Bed, pairing: Pairing| {
+        let root = bed.file("pages");
+        fs::create_dir_all(&root).expect("the bed's directory is writable");
+        fs::write(root.join("page"), "words ".repeat(20_000)).expect("it is ours");
+        let (root, address) = (root.display().to_string(), bed.server.address.to_string());
+        let arguments = [
+            "-m",
+            "http.server",
+            PAGES,
+            "--bind",
+            &address,
+            "--directory",
+            &root,
+        ];
+        let port = PAGES.parse().expect("a port");
+        serve(bed, pairing.server, port, PYTHON, &arguments)
+    };
+    let start = |bed: &Bed, pairing: Pairing| (with_pages(bed, pairing), start(bed, pairing));
+    each_start(start, |bed, pairing, _| {
+        for port in [PORT, 7182] {
+            let url = format!("http://{}/page?[1-8]", bed.endpoint(port));
+            let pages = curl(bed, pairing, &["-Z", &url]);
+            assert_eq!(pages.matches('w').count(), 8 * 20_000, "{port}");
+        }
     });
 }

@@ -75,7 +75,9 @@ fn within_one_host(bed: &Bed, program: &str) {
 }
 
 /// While a program computes its connection goes on: what it wrote leaves as the peer acknowledges, and what comes is
-/// acknowledged. The best of a few shows what the mechanism does; how late a busy machine is does not count.
+/// acknowledged. The best of some shows what the mechanism does; how late a busy machine is does not count. It takes up to three
+/// round trips with a turn of the background thread each, which waits for a slice of the program's (1.4 ms) where both
+/// processors are busy; by its ticks it were 20 ms.
 #[test]
 fn a_program_that_computes_does_not_hold_its_connections_up() {
     let bed = bed();
@@ -86,23 +88,26 @@ fn a_program_that_computes_does_not_hold_its_connections_up() {
 fn compute_while_connected(bed: &Bed) {
     const PORT: &str = "7160";
     const WITHIN_MS: f64 = 5.0;
-    const TIMES: usize = 5;
+    const TIMES: usize = 12;
     let mut server = bed.command(Side::Server, Stack::Kernel, PYTHON);
     let mut server = Steps::start(server.args([COMPUTING, "serve", PORT]));
     server.await_line("ready");
     let address = bed.server.address.to_string();
-    for what in ["send", "receive"] {
+    for what in [
+        &["send"][..],
+        &["receive"],
+        &["send", "often"],
+        &["receive", "often"],
+    ] {
+        let arguments = [&[COMPUTING, what[0], &address, PORT], &what[1..]].concat();
         let mut took_ms = || -> f64 {
-            client(
-                bed,
-                Stack::Portolan,
-                PYTHON,
-                &[COMPUTING, what, &address, PORT],
-            );
+            client(bed, Stack::Portolan, PYTHON, &arguments);
             server.line().parse().expect("milliseconds")
         };
-        let best = (0..TIMES).map(|_| took_ms()).fold(f64::INFINITY, f64::min);
-        assert!(best < WITHIN_MS, "{what} to {address}: {best} ms");
+        let times: Vec<f64> = (0..TIMES).map(|_| took_ms()).collect();
+        eprintln!("{what:?} to {address}: {times:?} ms");
+        let best = times.into_iter().fold(f64::INFINITY, f64::min);
+        assert!(best < WITHIN_MS, "{what:?} to {address}: {best} ms");
     }
 }
 
@@ -127,19 +132,19 @@ fn waits_that_no_symbol_shows_end() {
     let bed = bed();
     let program = compiled(&bed, "testing/programs/fixtures/own_system_calls.c");
     let address = bed.server.address.to_string();
-    for (pairing, port) in PAIRINGS.into_iter().zip(7170..) {
+    let ways = ["epoll", "poll", "select"];
+    let cases = ways
+        .into_iter()
+        .flat_map(|way| PAIRINGS.map(|pairing| (way, pairing)));
+    for ((way, pairing), port) in cases.zip(7170..) {
         let number = port.to_string();
-        let _server = serve(
-            &bed,
-            pairing.server,
-            port,
-            &program,
-            &["serve", &address, &number],
-        );
-        let asking = ["ask", &address, &number, COUNT];
-        assert_eq!(client(&bed, pairing.client, &program, &asking), "all right");
+        let serving = [way, "serve", &address, &number];
+        let _server = serve(&bed, pairing.server, port, &program, &serving);
+        let asking = [way, "ask", &address, &number, COUNT];
+        let said = client(&bed, pairing.client, &program, &asking);
+        assert_eq!(said, "all right", "{way}, {pairing:?}");
         let mut neighbour = bed.neighbour(pairing.client, &program);
         let said = run(neighbour.args(asking)).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(said, "all right", "{pairing:?}");
+        assert_eq!(said, "all right", "{way}, {pairing:?}");
     }
 }

@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use portolan_tcp::{Config, Connection, Events, Segment};
+use portolan_tcp::{Config, Connection, Events, Segment, capsule};
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::TcpFlags;
 
@@ -306,8 +306,8 @@ impl Pair {
             }
             self.migrations += 1;
             if let Some(connection) = &mut self.end(side).connection {
-                let capsule = postcard::to_allocvec(connection).expect("connections encode");
-                *connection = postcard::from_bytes(&capsule).expect("and decode");
+                let capsule = capsule::to_bytes(connection);
+                *connection = capsule::from_bytes(&capsule).expect("and decode");
             }
         }
     }

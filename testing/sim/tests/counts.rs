@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use portolan_sim::{Packet, Pair, Side, segment};
-use portolan_tcp::{Config, Connection, EVENTS};
+use portolan_tcp::{Config, Connection, EVENTS, capsule};
 use portolan_types::SeqNum;
 use portolan_wire::tcp::TcpFlags;
 
@@ -60,8 +60,8 @@ fn counts_travel_with_the_connection() {
     pair.run_for(Duration::from_secs(10));
     let before = *pair.a.tcp().counts();
     assert!(before.iter().sum::<u32>() > 0);
-    let capsule = postcard::to_allocvec(pair.a.tcp()).expect("connections encode");
-    let moved: Connection = postcard::from_bytes(&capsule).expect("and decode");
+    let capsule = capsule::to_bytes(pair.a.tcp());
+    let moved: Connection = capsule::from_bytes(&capsule).expect("and decode");
     assert_eq!(*moved.counts(), before);
 }
 

@@ -377,9 +377,23 @@ fn a_new_syn_reopens_time_wait_only_if_it_is_newer() {
     let clock = pair.now.as_millis() as u32;
     let stamp = |value| Some(portolan_wire::tcp::Timestamps { value, echo: 0 });
     syn.options.timestamps = stamp(clock - 100_000);
-    assert_eq!(pair.a.tcp().reopens(now, &syn), None);
+    assert_eq!(
+        pair.a
+            .tcp()
+            .time_wait()
+            .expect("TIME-WAIT")
+            .reopens(now, &syn),
+        None
+    );
     syn.options.timestamps = stamp(clock + 1);
-    assert!(pair.a.tcp().reopens(now, &syn).is_some());
+    assert!(
+        pair.a
+            .tcp()
+            .time_wait()
+            .expect("TIME-WAIT")
+            .reopens(now, &syn)
+            .is_some()
+    );
 }
 
 #[test]

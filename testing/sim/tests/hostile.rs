@@ -5,7 +5,7 @@ use core::time::Duration;
 
 use bolero::TypeGenerator;
 use portolan_sim::{Packet, Pair, Side};
-use portolan_tcp::{Config, Connection, IcmpError, IcmpKind};
+use portolan_tcp::{Config, Connection, IcmpError, IcmpKind, capsule};
 use portolan_types::SeqNum;
 use portolan_wire::tcp::{SackBlock, TcpFlags, TcpHeader, Timestamps};
 
@@ -149,8 +149,8 @@ fn apply(pair: &mut Pair, view: &mut View, step: &Step) {
             });
         }
         Step::Migrate => {
-            let capsule = postcard::to_allocvec(pair.a.tcp()).expect("connections encode");
-            *pair.a.tcp() = postcard::from_bytes(&capsule).expect("and decode");
+            let capsule = capsule::to_bytes(pair.a.tcp());
+            *pair.a.tcp() = capsule::from_bytes(&capsule).expect("and decode");
         }
     }
 }
@@ -236,7 +236,7 @@ fn a_damaged_capsule_is_refused_or_harmless() {
     let now = pair.now;
     pair.a.tcp().send(now, &[1; 20_000]);
     pair.run_for(Duration::from_micros(3500));
-    let genuine = postcard::to_allocvec(pair.a.tcp()).expect("connections encode");
+    let genuine = capsule::to_bytes(pair.a.tcp());
     portolan_fuzz::check!(2000)
         .with_type::<(Vec<Damage>, Vec<Step>)>()
         .for_each(|(damages, steps)| {
@@ -245,7 +245,7 @@ fn a_damaged_capsule_is_refused_or_harmless() {
                 let at = usize::from(damage.at) % capsule.len();
                 capsule[at] = damage.value;
             }
-            let Ok(connection) = postcard::from_bytes::<Connection>(&capsule) else {
+            let Ok(connection) = capsule::from_bytes(&capsule) else {
                 return;
             };
             if connection.validate().is_err() {

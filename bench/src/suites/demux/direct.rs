@@ -22,7 +22,7 @@ const MAPPINGS: [(&str, &str); 2] = [("shared", "0"), ("direct", "1")];
 const PROTOCOLS: [(&str, &str); 2] = [("tcp", "-20 %"), ("udp", "-41 %")];
 
 /// Takes what has come out of the rings, and gives it to its sessions.
-const RECEIVER: &str = "portolan::core::Core::receive";
+const RECEIVER: &str = "portolan::runtime::Core::receive";
 
 /// Round trips whose instructions are counted.
 const COUNTED: usize = 2_000;

@@ -91,6 +91,21 @@ fn the_filter_of_a_dead_server_is_replaced() {
 }
 
 #[test]
+fn a_filter_that_cannot_be_put_back_is_tried_again() {
+    in_fresh_namespace(|| {
+        run("ip link add d0 type veth peer name d1");
+        let shown = run("ip -o link show d0");
+        let index = shown.split_once(':').unwrap().0.parse().unwrap();
+        let mut bed = Bed::new();
+        bed.filter.attach_interface(index).unwrap();
+        run("ip link del d0");
+        for _ in 0..2 {
+            assert!(bed.filter.restore_interface(index).is_err());
+        }
+    });
+}
+
+#[test]
 fn datagrams_up_to_the_longest_are_copied_whole_from_a_live_device() {
     in_fresh_namespace(|| {
         let mut bed = Bed::new();

@@ -238,10 +238,24 @@ impl Bed {
             .unwrap();
     }
 
-    /// The channel's owner is awake, and is to be woken for what it does not look at.
-    pub(super) fn want_attention(&self) {
+    /// The channel's owner is awake, looked then, and is to be woken for what it does not look at.
+    pub(super) fn want_attention(&self, attended_at: u64) {
+        let doorbell = Doorbell {
+            attended_at,
+            wants_attention: 1,
+            ..Doorbell::default()
+        };
+        self.maps
+            .doorbell
+            .update(&[0; 4], doorbell.as_bytes(), MapFlags::ANY)
+            .unwrap();
+    }
+
+    /// As [`Bed::want_attention`], of one that had more to send than its windows let through.
+    pub(super) fn await_window(&self) {
         let doorbell = Doorbell {
             wants_attention: 1,
+            awaits_window: 1,
             ..Doorbell::default()
         };
         self.maps
@@ -268,7 +282,7 @@ impl Bed {
         objects.programs_mut().map(size).collect()
     }
 
-    fn test_run(
+    pub(super) fn test_run(
         &self,
         program: &str,
         frame: &[u8],

@@ -6,6 +6,7 @@ use std::time::Duration;
 use portolan_proto::filter::{BindingKey, Doorbell, FlowRow, RecordHeader};
 use portolan_types::{ChannelId, FlowKey, MacAddr, Protocol};
 use portolan_wire::icmp::{Cause, Echo, IcmpMessage};
+use rustix::time::{ClockId, clock_gettime};
 
 use super::bed::{Bed, CHANNEL, Context, IFINDEX, OWN_MAC, Outcome, REDIRECT, SHOT, UNSPEC};
 use super::bed::{any_address, doorbell_of, flows, outcome, records_of, row};
@@ -56,22 +57,113 @@ fn frames_that_an_awake_owner_leaves_alone_wake_it_after_a_while() {
     let flow = flows(Protocol::Tcp)[0];
     let bed = bed_with(&flow);
     let frame = Frame::received(&flow).build();
-    let unattended = || {
-        let counters = bed.filter.counters();
-        let mut counters = counters.into_iter();
-        let found = counters.find(|counter| counter.name == "unattended");
-        found.expect("there is one").value
-    };
     assert_eq!(filter(&bed, &frame).verdict, SHOT);
     sleep(WHILE);
-    assert_eq!(unattended(), 0, "nobody wants to be woken");
-    bed.want_attention();
+    assert_eq!(unattended(&bed), 0, "nobody wants to be woken");
+    bed.want_attention(0);
     assert_eq!(filter(&bed, &frame).verdict, SHOT);
     sleep(WHILE);
-    assert_eq!(unattended(), 1);
+    assert_eq!(unattended(&bed), 1);
     sleep(WHILE);
-    assert_eq!(unattended(), 1, "once for each time that more comes");
+    assert_eq!(unattended(&bed), 1, "once for each time that more comes");
     assert_eq!(bed.records().len(), 2, "what woke is no frame");
+}
+
+fn unattended(bed: &Bed) -> u64 {
+    let counters = bed.filter.counters();
+    let mut counters = counters.into_iter();
+    let found = counters.find(|counter| counter.name == "unattended");
+    found.expect("there is one").value
+}
+
+#[test]
+fn a_frame_for_an_owner_who_looked_long_ago_wakes_at_once() {
+    /// From then on the timer may have woken the owner, too.
+    const TIMER: Duration = Duration::from_micros(150);
+    let flow = flows(Protocol::Tcp)[0];
+    let bed = bed_with(&flow);
+    let frame = Frame::received(&flow).build();
+    filter(&bed, &frame);
+    let looked_at = bed.records()[0].0.timestamp;
+    // Until the machine lets the test look in time.
+    for turn in 0..1000 {
+        sleep(Duration::from_millis(1));
+        bed.want_attention(looked_at + turn);
+        let first = filter(&bed, &frame);
+        assert_eq!(first, outcome(SHOT, &["delivered", "unattended"]));
+        let second = filter(&bed, &frame);
+        let seen = monotonic();
+        let came = Duration::from_nanos(bed.records()[1].0.timestamp);
+        if seen - came < TIMER {
+            let once = outcome(SHOT, &["delivered"]);
+            assert_eq!(second, once, "once for each of its looks");
+            return;
+        }
+    }
+    panic!("the test never looked in time");
+}
+
+/// What comes then is no reason to wait for longer, be it in the time that passes with frames that are left alone, or
+/// where the owner has more to send than its windows let through.
+#[test]
+fn an_owner_that_comes_often_and_then_computes_is_woken_for_as_soon() {
+    let flow = flows(Protocol::Tcp)[0];
+    let bed = bed_with(&flow);
+    let frame = Frame::received(&flow).build();
+    let come_often = || {
+        for _ in 0..30 {
+            filter(&bed, &frame);
+            sleep(Duration::from_micros(300));
+            bed.records();
+        }
+    };
+    bed.want_attention(0);
+    come_often();
+    let before = unattended(&bed);
+    filter(&bed, &frame);
+    sleep(Duration::from_micros(200));
+    filter(&bed, &frame);
+    assert!(unattended(&bed) > before, "the first was left alone");
+
+    bed.records();
+    sleep(Duration::from_millis(5));
+    come_often();
+    let before = unattended(&bed);
+    bed.await_window();
+    filter(&bed, &frame);
+    sleep(Duration::from_millis(1));
+    assert!(unattended(&bed) > before, "it waits for its window");
+}
+
+/// The timer that was started while it looked again and again comes forward.
+#[test]
+fn an_owner_that_leaves_off_polling_is_woken_for_as_soon() {
+    const LATER: Duration = Duration::from_micros(500);
+    let flow = flows(Protocol::Tcp)[0];
+    let bed = bed_with(&flow);
+    let frame = Frame::received(&flow).build();
+    // Until the machine lets the test do all that in time.
+    for _ in 0..1000 {
+        bed.want_attention(0);
+        let take = || drop(bed.records());
+        // The timer is started by the last of them for as long as ever.
+        bed.time("packet_filter", &frame, take);
+        let begun = monotonic();
+        bed.want_attention(begun.as_nanos() as u64);
+        let before = unattended(&bed);
+        bed.test_run("packet_filter", &frame, &mut Context::default(), 1, None);
+        sleep(LATER);
+        let after = unattended(&bed);
+        if monotonic() - begun < 2 * LATER {
+            assert!(after > before, "it computes");
+            return;
+        }
+    }
+    panic!("the test was never in time");
+}
+
+fn monotonic() -> Duration {
+    Duration::try_from(clock_gettime(ClockId::Monotonic)).unwrap()
 }
 
 #[test]

@@ -88,7 +88,7 @@ impl Silence {
 const NAME: &str = "server";
 
 fn own_version() -> String {
-    portolan_manual::version(portolan_stack::VERSION)
+    portolan_manual::version(portolan_proto::PROTOCOL)
 }
 
 pub(super) fn checks(server: &ServerAddress, status: &Result<StatusReport, Silence>) -> Vec<Check> {
@@ -108,7 +108,7 @@ fn running(server: &ServerAddress, status: &Result<StatusReport, Silence>) -> Ch
         .path()
         .map_or_else(|error| error.to_string(), |path| path.display().to_string());
     match status {
-        Ok(status) if status.protocol == portolan_stack::VERSION => Check::ok(
+        Ok(status) if status.protocol == portolan_proto::PROTOCOL => Check::ok(
             NAME,
             format!(
                 "{}, pid {}, {} sessions, {path}",

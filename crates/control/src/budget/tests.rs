@@ -95,3 +95,72 @@ fn a_slice_ends_with_the_turn() {
     slices.begin_turn();
     assert!(!slices.is_spent(ALICE));
 }
+
+#[test]
+fn what_is_there_already_is_charged_and_leaves_no_room() {
+    let budget = budget();
+    let mut charge = budget.open(ALICE);
+    charge.set(4);
+    assert_eq!(budget.room(ALICE), 2);
+    charge.set(50);
+    assert_eq!(budget.used_by(ALICE), 50);
+    assert_eq!(budget.room(ALICE), 0);
+    charge.set(5);
+    assert_eq!(budget.room(ALICE), 1);
+    drop(charge);
+    assert_eq!(budget.used(), 0);
+}
+
+#[test]
+fn a_share_of_time_is_paid_back_as_time_goes() {
+    let start = Instant::from_nanos(1_000_000_000);
+    let mut shares = Shares::new(50);
+    shares.spend(ALICE, BURST, start);
+    let again = shares.served_again(ALICE, start).unwrap();
+    assert!(again > start && again < start + BURST / 4);
+    assert_eq!(shares.served_again(ALICE, again), None);
+    assert_eq!(shares.served_again(BOB, start), None);
+    // Over ten seconds, whoever takes all that it gets has had its half.
+    let (mut now, mut taken) = (start, Duration::ZERO);
+    let one = Duration::from_millis(1);
+    while now < start + Duration::from_secs(10) {
+        match shares.served_again(ALICE, now) {
+            Some(later) => now = later,
+            None => {
+                shares.spend(ALICE, one, now);
+                taken += one;
+                now += one;
+            }
+        }
+    }
+    assert!((4900..5300).contains(&taken.as_millis()), "{taken:?}");
+}
+
+#[test]
+fn roots_time_is_not_counted_and_balanced_accounts_go() {
+    let start = Instant::from_nanos(1_000_000_000);
+    let mut shares = Shares::new(50);
+    shares.spend(0, 4 * BURST, start);
+    assert_eq!(shares.served_again(0, start), None);
+    let later = start + Duration::from_secs(10);
+    for uid in 1..2000 {
+        shares.spend(uid, Duration::from_millis(1), start);
+    }
+    shares.spend(ALICE, BURST, later);
+    assert!(shares.accounts.len() <= 1 + ACCOUNTS);
+    assert!(shares.served_again(ALICE, later).is_some());
+}
+
+#[test]
+fn many_users_have_shorter_slices_and_the_turn_stays_short() {
+    let mut slices = Slices::new(Duration::from_millis(2));
+    for uid in 1..=40 {
+        slices.spend(uid, Duration::from_millis(2));
+    }
+    slices.begin_turn();
+    slices.spend(ALICE, TURN / 40);
+    assert!(slices.is_spent(ALICE));
+    slices.begin_turn();
+    slices.spend(ALICE, TURN / 40);
+    assert!(!slices.is_spent(ALICE));
+}

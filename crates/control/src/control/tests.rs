@@ -7,11 +7,12 @@ use portolan_proto::control::Reuse;
 use portolan_types::Generation;
 
 use super::*;
-use crate::budget::Limit;
 use crate::legality::SessionPhase;
+use crate::listener::Listener;
 use crate::ports::PortClaim;
 use crate::recall::ClientId;
-use crate::session::{Opening, Relay};
+use crate::relay::Relay;
+use crate::session::Opening;
 
 const PLENTY: Limit = Limit {
     total: 1000,
@@ -19,20 +20,31 @@ const PLENTY: Limit = Limit {
     reserve: 0,
 };
 
-const USER: u32 = 1000;
-const SLOT: Slot = Slot(7);
+pub(crate) const USER: u32 = 1000;
+pub(crate) const SLOT: Slot = Slot(7);
 const START: Instant = Instant::from_millis(1000);
 
+/// A claim on a port of TCP that nobody else may have.
+pub(crate) fn claim_of(local: SocketAddr) -> PortClaim {
+    PortClaim {
+        protocol: Protocol::Tcp,
+        local,
+        reuse: Reuse::default(),
+        v6_only: false,
+        uid: USER,
+    }
+}
+
 /// A machine with one process.
-struct Bed {
-    control: Control,
-    channel: ChannelId,
+pub(crate) struct Bed {
+    pub(crate) control: Control,
+    pub(crate) channel: ChannelId,
     next_port: u16,
-    now: Instant,
+    pub(crate) now: Instant,
 }
 
 impl Bed {
-    fn new() -> Bed {
+    pub(crate) fn new() -> Bed {
         Bed::with(PLENTY)
     }
 
@@ -53,6 +65,7 @@ impl Bed {
                 },
                 patience: Duration::from_secs(240),
             },
+            relay_memory: PLENTY,
             time_wait: 2,
         };
         let mut control = Control::new(&limits, PortTable::new(50_000..=50_999), START);
@@ -68,22 +81,35 @@ impl Bed {
         }
     }
 
+    /// A listener of TCP at that address.
+    pub(crate) fn listener(
+        &mut self,
+        local: SocketAddr,
+        backlog: u32,
+        random: impl FnMut() -> u64,
+    ) -> SessionId {
+        let (claim, local) = self.control.ports.bind(claim_of(local), 0).unwrap();
+        let opening = Opening {
+            claim: Some(claim),
+            ..Opening::new(Protocol::Tcp, local, USER)
+        };
+        let listener = self.control.enter(None, opening, random).unwrap();
+        let effects = self.does(Input::Listens(listener));
+        assert_eq!(effects, [Effect::SteerListener(listener)]);
+        let session = self.control.registry.session_mut(listener).unwrap();
+        session.life = Life::Listening(Box::new(Listener::new(backlog)));
+        listener
+    }
+
     /// A connection from a port of its own.
-    fn connection(&mut self, life: Life, holder: Holder) -> SessionId {
+    pub(crate) fn connection(&mut self, life: Life, holder: Holder) -> SessionId {
         let local = SocketAddr::from(([10, 0, 0, 1], self.next_port));
         let remote = SocketAddr::from(([10, 0, 0, 2], 80));
         self.next_port += 1;
-        let claim = PortClaim {
-            protocol: Protocol::Tcp,
-            local,
-            reuse: Reuse::default(),
-            v6_only: false,
-            uid: USER,
-        };
         let opening = Opening {
             life,
             remote: Some(remote),
-            flow_claim: Some(self.control.ports.join(claim, remote).unwrap()),
+            flow_claim: Some(self.control.ports.join(claim_of(local), remote).unwrap()),
             ..Opening::new(Protocol::Tcp, local, USER)
         };
         let number = u64::from(self.next_port);
@@ -97,7 +123,7 @@ impl Bed {
         id
     }
 
-    fn held_here(&mut self, life: Life) -> SessionId {
+    pub(crate) fn held_here(&mut self, life: Life) -> SessionId {
         self.connection(life, Holder::Server(SLOT))
     }
 
@@ -105,7 +131,7 @@ impl Bed {
         self.connection(Life::Connected, Holder::Process(self.channel, SLOT))
     }
 
-    fn finishing(&mut self, unsent: u64) -> SessionId {
+    pub(crate) fn finishing(&mut self, unsent: u64) -> SessionId {
         let id = self.held_here(Life::Parked);
         assert_eq!(
             self.does(Input::Close(id)),
@@ -115,12 +141,20 @@ impl Bed {
         id
     }
 
-    fn does(&mut self, input: Input) -> Effects {
+    pub(crate) fn does(&mut self, input: Input) -> Effects {
         self.control.handle(input, self.now)
     }
 
+    fn forget(&mut self, id: SessionId) {
+        self.does(Input::Forget(id));
+    }
+
+    pub(crate) fn flow(&self, id: SessionId) -> FlowKey {
+        self.control.registry.session(id).unwrap().flow().unwrap()
+    }
+
     /// What becomes due of sessions when that time has passed.
-    fn passes(&mut self, time: Duration) -> Effects {
+    pub(crate) fn passes(&mut self, time: Duration) -> Effects {
         self.now += time;
         let due = self.control.timers.take(self.now, usize::MAX);
         let mut effects = Effects::new();
@@ -161,7 +195,7 @@ fn a_close_is_finished_by_the_engine_and_forgotten_when_it_is_sent() {
         bed.does(Input::Progress { id, progress }),
         [Effect::ForgetWhenSent(id)]
     );
-    assert!(bed.control.remove(id).is_some());
+    bed.does(Input::Forget(id));
     assert_eq!(bed.control.timers.next(), None, "nothing of it is left");
     assert!(bed.control.ports.is_empty());
 }
@@ -170,6 +204,8 @@ fn a_close_is_finished_by_the_engine_and_forgotten_when_it_is_sent() {
 fn the_oldest_go_when_too_many_are_in_time_wait() {
     let mut bed = Bed::new();
     let ids = [(); 3].map(|()| bed.finishing(0));
+    let flows = ids.map(|id| (id, bed.flow(id))).into_iter();
+    let flows: BTreeMap<SessionId, FlowKey> = flows.collect();
     let mut effects = Effects::new();
     for id in ids {
         bed.now += seconds(1);
@@ -179,7 +215,7 @@ fn the_oldest_go_when_too_many_are_in_time_wait() {
         assert_eq!(bed.does(Input::Progress { id, progress }), []);
     }
     let [a, b, c] = ids;
-    let guarantees = Effect::EndGuarantees;
+    let guarantees = |id| Effect::EndGuarantees(flows[&id]);
     let expected = [
         guarantees(a),
         guarantees(b),
@@ -206,7 +242,7 @@ fn ports_in_time_wait_are_for_the_same_peer_again_after_a_second() {
     assert_eq!(reusable(&bed), Some(id));
     let other = SocketAddr::from(([10, 0, 0, 3], 80));
     assert_eq!(bed.control.reusable_time_wait(local, other, bed.now), None);
-    bed.control.remove(id);
+    bed.forget(id);
     assert_eq!(reusable(&bed), None);
 }
 
@@ -227,7 +263,7 @@ fn a_user_with_too_many_orphans_loses_the_oldest() {
     );
     assert_eq!(bed.control.counters.orphans_reset, 1);
     // It is the first that is reset, and asked for no more.
-    bed.control.remove(first);
+    bed.forget(first);
     let effects = bed.passes(seconds(241));
     assert_eq!(effects.len(), 2);
     assert!(!effects.contains(&Effect::LookAtOrphan(first)));
@@ -283,7 +319,7 @@ fn the_peer_of_a_dead_holder_is_asked_five_times_and_its_port_held_back() {
         wait *= 2;
     }
     assert_eq!(bed.passes(wait), [Effect::Forget(id)]);
-    bed.control.remove(id);
+    bed.forget(id);
     assert!(!bed.control.ports.is_empty(), "held back");
     bed.passes(seconds(61));
     assert!(bed.control.ports.is_empty());
@@ -295,7 +331,7 @@ fn a_peer_that_answers_is_asked_no_more() {
     let id = bed.held_by_process();
     bed.does(Input::Orphaned(id));
     assert_eq!(bed.does(Input::ProbeAnswered(id)), [Effect::Forget(id)]);
-    bed.control.remove(id);
+    bed.forget(id);
     assert_eq!(bed.passes(seconds(50)), []);
 }
 
@@ -311,7 +347,7 @@ fn what_waits_for_a_session_whose_holder_dies_is_dropped_and_refused() {
     bed.control.registry.depart(id, Slot(9));
     let effects = bed.does(Input::Orphaned(id));
     assert!(effects.contains(&Effect::Refuse(requester, Errno::CONNRESET)));
-    assert!(effects.contains(&Effect::DropAwaited(Slot(9))));
+    assert!(effects.contains(&Effect::RemoveConnection(Slot(9))));
     let session = bed.control.registry.session(id).unwrap();
     assert_eq!((session.awaited, session.recalls), (None, 1));
 }
@@ -323,7 +359,7 @@ fn the_first_who_wants_a_session_gets_it_and_the_next_has_it_relayed() {
     let requester = wants(5, RequestedState::CacheAt(Slot(1)));
     for expected in [
         vec![Effect::Serve(id, requester)],
-        vec![Effect::StartRelay(id), Effect::Serve(id, requester)],
+        vec![Effect::MoveBytes(id), Effect::Serve(id, requester)],
     ] {
         bed.does(Input::Recall(id, requester));
         let session = bed.control.registry.session_mut(id).unwrap();
@@ -439,6 +475,68 @@ fn inputs_about_what_is_gone_do_nothing() {
     }
 }
 
+#[test]
+fn what_a_session_has_elsewhere_goes_by_what_its_entry_says() {
+    let mut bed = Bed::new();
+    let id = bed.held_here(Life::Parked);
+    let flow = bed.flow(id);
+    bed.control.registry.depart(id, Slot(9));
+    assert_eq!(bed.control.registry.by_flow(&flow), Some(id));
+    let requester = wants(5, RequestedState::Relay);
+    bed.does(Input::Recall(id, requester));
+    let expected = [
+        Effect::RemoveConnection(Slot(9)),
+        Effect::RemoveConnection(SLOT),
+        Effect::RemoveRow(flow),
+        Effect::EndGuarantees(flow),
+        Effect::EndExtensions(id),
+        Effect::Release(id),
+        Effect::Refuse(requester, Errno::CONNRESET),
+    ];
+    assert_eq!(bed.does(Input::Forget(id)), expected);
+    assert_eq!(bed.control.registry.by_flow(&flow), None);
+    assert_eq!(bed.does(Input::Forget(id)), []);
+}
+
+#[test]
+fn an_end_within_the_host_has_no_row_and_is_dropped() {
+    let mut bed = Bed::new();
+    let id = bed.connection(Life::Parked, Holder::None);
+    let session = bed.control.registry.session_mut(id).unwrap();
+    session.local_peer = Some(SessionId(9));
+    bed.control
+        .registry
+        .steer(id, Holder::Process(ChannelId(1), SLOT));
+    let flow = bed.flow(id);
+    let expected = [
+        Effect::DropLocalEnd(id),
+        Effect::EndGuarantees(flow),
+        Effect::EndExtensions(id),
+        Effect::Release(id),
+    ];
+    assert_eq!(bed.does(Input::Forget(id)), expected);
+    assert_eq!(bed.control.registry.held_by(ChannelId(1)), []);
+}
+
+#[test]
+fn a_udp_session_leaves_its_endpoint_and_its_groups() {
+    let mut bed = Bed::new();
+    let local = SocketAddr::from(([0, 0, 0, 0], 53));
+    let opening = Opening::new(Protocol::Udp, local, USER);
+    let registry = &mut bed.control.registry;
+    let id = registry.open(None, opening, || 3).unwrap();
+    registry.join_group(id, [224, 0, 0, 251].into(), 2);
+    registry.join_group(id, [224, 0, 0, 251].into(), 2);
+    assert!(registry.has_members());
+    let endpoint = UdpEndpoint {
+        local,
+        v6_only: false,
+    };
+    let effects = bed.does(Input::Forget(id));
+    assert_eq!(effects[0], Effect::LeaveEndpoint(id, endpoint));
+    assert!(!bed.control.registry.has_members());
+}
+
 /// What a shell may say, of one of a few sessions.
 #[derive(Debug, TypeGenerator)]
 enum Step {
@@ -516,9 +614,10 @@ impl Shell {
             Step::ProbeAnswered(pick) => Input::ProbeAnswered(self.pick(pick)),
             Step::Recall { pick, wants_cache } => {
                 self.next_client += 1;
-                let want = match wants_cache {
-                    true => RequestedState::CacheAt(SLOT),
-                    false => RequestedState::Relay,
+                let want = if wants_cache {
+                    RequestedState::CacheAt(SLOT)
+                } else {
+                    RequestedState::Relay
                 };
                 let requester = wants(self.next_client, want);
                 self.waiting.insert(requester.client, requester.request);
@@ -554,10 +653,8 @@ impl Shell {
 
     fn forget(&mut self, id: SessionId) {
         self.ids.retain(|known| *known != id);
-        let session = self.bed.control.remove(id);
-        for requester in session.into_iter().flat_map(SessionEntry::into_requesters) {
-            assert!(self.waiting.remove(&requester.client).is_some());
-        }
+        let effects = self.bed.does(Input::Forget(id));
+        self.perform(effects);
     }
 
     /// The indices say what the entries say.

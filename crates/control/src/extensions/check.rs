@@ -179,9 +179,10 @@ fn check_second_half(at: usize, words: &[u64]) -> Result<(), Fault> {
                 ..Instruction::default()
             }
     });
-    match is_sound {
-        true => Ok(()),
-        false => Err(Fault::Opcode(at, second.unwrap_or_default().opcode)),
+    if is_sound {
+        Ok(())
+    } else {
+        Err(Fault::Opcode(at, second.unwrap_or_default().opcode))
     }
 }
 
@@ -227,9 +228,10 @@ fn check_maps(maps: &[MapDefinition], domain: &Domain) -> Result<u64, Fault> {
         memory += check_map(map, domain)
             .map_err(|why| Fault::Map(map.name.chars().take(32).collect(), why))?;
     }
-    match memory > domain.memory {
-        true => Err(Fault::Memory(memory, domain.memory)),
-        false => Ok(memory),
+    if memory > domain.memory {
+        Err(Fault::Memory(memory, domain.memory))
+    } else {
+        Ok(memory)
     }
 }
 
@@ -244,9 +246,10 @@ fn check_map(map: &MapDefinition, domain: &Domain) -> Result<u64, String> {
     );
     if map.kind == MapKind::Ring {
         let is_sound = map.entries.is_power_of_two() && (4096..=1 << 20).contains(&map.entries);
-        return match is_sound && map.contents.is_empty() && map.key == 0 && map.value == 0 {
-            true => Ok(entries),
-            false => Err("a ring has a power of two of bytes, from 4096 to 1048576".to_owned()),
+        return if is_sound && map.contents.is_empty() && map.key == 0 && map.value == 0 {
+            Ok(entries)
+        } else {
+            Err("a ring has a power of two of bytes, from 4096 to 1048576".to_owned())
         };
     }
     if !(1..=domain.entries).contains(&map.entries) {

@@ -2,30 +2,30 @@
 
 /// Low three bits of an opcode.
 pub(super) mod class {
-    pub const LD: u8 = 0;
-    pub const LDX: u8 = 1;
-    pub const ST: u8 = 2;
-    pub const STX: u8 = 3;
-    pub const ALU: u8 = 4;
-    pub const JMP: u8 = 5;
-    pub const JMP32: u8 = 6;
-    pub const ALU64: u8 = 7;
+    pub(crate) const LD: u8 = 0;
+    pub(crate) const LDX: u8 = 1;
+    pub(crate) const ST: u8 = 2;
+    pub(crate) const STX: u8 = 3;
+    pub(crate) const ALU: u8 = 4;
+    pub(crate) const JMP: u8 = 5;
+    pub(crate) const JMP32: u8 = 6;
+    pub(crate) const ALU64: u8 = 7;
 }
 
 pub(super) mod opcode {
-    pub const LOAD_IMM64: u8 = 0x18;
-    pub const STORE_IMM32: u8 = 0x62;
-    pub const STORE32: u8 = 0x63;
-    pub const STORE64: u8 = 0x7b;
-    pub const ADD64_IMM: u8 = 0x07;
-    pub const MOV64: u8 = 0xbf;
-    pub const MOV64_IMM: u8 = 0xb7;
-    pub const JUMP: u8 = 0x05;
-    pub const JUMP32: u8 = 0x06;
-    pub const JUMP_IF_ZERO: u8 = 0x15;
-    pub const JUMP_IF_NOT_ZERO32: u8 = 0x56;
-    pub const CALL: u8 = 0x85;
-    pub const EXIT: u8 = 0x95;
+    pub(crate) const LOAD_IMM64: u8 = 0x18;
+    pub(crate) const STORE_IMM32: u8 = 0x62;
+    pub(crate) const STORE32: u8 = 0x63;
+    pub(crate) const STORE64: u8 = 0x7b;
+    pub(crate) const ADD64_IMM: u8 = 0x07;
+    pub(crate) const MOV64: u8 = 0xbf;
+    pub(crate) const MOV64_IMM: u8 = 0xb7;
+    pub(crate) const JUMP: u8 = 0x05;
+    pub(crate) const JUMP32: u8 = 0x06;
+    pub(crate) const JUMP_IF_ZERO: u8 = 0x15;
+    pub(crate) const JUMP_IF_NOT_ZERO32: u8 = 0x56;
+    pub(crate) const CALL: u8 = 0x85;
+    pub(crate) const EXIT: u8 = 0x95;
 }
 
 /// What the source register of a call says.

@@ -161,6 +161,30 @@ fn connections_to_different_peers_share_a_port() {
 }
 
 #[test]
+fn a_connection_has_a_port_of_its_own_as_long_as_one_is_found_soon() {
+    let mut ports = PortTable::new(20000..=20019);
+    let peer = |i: u16| SocketAddr::new([192, 0, 2, 9].into(), i);
+    let opener = |ports: &mut PortTable, i| ports.connect(reusing("10.0.0.1:0"), peer(i), 0);
+    for i in 0..16 {
+        let (_, local) = opener(&mut ports, i).unwrap();
+        assert_eq!(local.port(), 20000 + i);
+        ports.bind(reusing(&local.to_string()), 0).unwrap();
+    }
+    let mut ports = PortTable::new(20000..=20019);
+    for i in 0..16 {
+        let plain = ports.connect(claim("10.0.0.1:0"), peer(i), 0).unwrap();
+        assert_eq!(plain.1.port(), 20000 + i);
+    }
+    let (_, shared) = opener(&mut ports, 16).unwrap();
+    assert_eq!(shared.port(), 20000, "none was found soon");
+    assert_eq!(
+        ports.bind(reusing(&shared.to_string()), 0),
+        Err(ClaimError::InUse),
+        "the other connection there does not share"
+    );
+}
+
+#[test]
 fn a_connection_within_the_host_takes_no_port_whose_last_one_is_still_closing_at_the_other_end() {
     let mut ports = table();
     let listener: SocketAddr = "127.0.0.1:80".parse().unwrap();

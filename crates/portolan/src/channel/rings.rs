@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use portolan_proto::filter::RecordHeader;
 use portolan_sys::doorbell::{Doorbell, State};
 use portolan_sys::ring::Ring;
+use portolan_types::Instant;
 
 use crate::socket::table::InternalFd;
 
@@ -63,15 +64,15 @@ impl Rings {
     }
 
     /// Frames are looked for.
-    pub(crate) fn wake_up(&mut self) {
+    pub(crate) fn wake_up(&mut self, now: Instant) {
         for own in &self.0 {
+            own.doorbell.note_look(now);
             own.doorbell.set(State::Awake);
         }
     }
 
-    /// See [`Doorbell::want_attention`].
-    pub(crate) fn want_attention(&self) {
-        self.0.iter().for_each(|own| own.doorbell.want_attention());
+    pub(crate) fn doorbells(&self) -> impl Iterator<Item = &Doorbell> {
+        self.0.iter().map(|own| &own.doorbell)
     }
 
     /// Readable when frames have come while asleep.

@@ -2,26 +2,27 @@
 //! answer means, and how a session gets its slot.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use portolan_proto::control::{
     Capsule, Delivery, MappingChoice, ReplyBody, RequestBody, SessionRef,
 };
 use portolan_stack::{Session, TcpSession};
-use portolan_sys::{clock, descriptor, shm};
+use portolan_sys::unix::PairKind;
+use portolan_sys::{clock, shm};
 use portolan_tcp::{Events, HandoffBuffer};
-use portolan_types::{Generation, Protocol, SessionId, Slot};
+use portolan_types::{Generation, Protocol, Slot};
 use rustix::io::Errno;
 
 use super::Stop;
 use super::fallback::{fall_back, leave_session};
-use super::lifecycle::close_arrival;
+use super::lifecycle::{close_arrival, replace_first_fds};
 use super::socket_options::apply_quickack;
 use crate::process::control::Lost;
 use crate::process::{Absent, Process};
 use crate::runtime::NewSession;
-use crate::socket::{Setup, Socket, SocketPhase, SocketState};
+use crate::socket::{IN, Setup, Socket, SocketPhase, SocketState};
 use crate::wait::unseen;
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
@@ -81,17 +82,22 @@ impl<S: Slots> Drop for SlotReservation<'_, S> {
     }
 }
 
-/// Asks the server about the socket's session, which it may not know yet. If the socket is to be
-/// the kernel's it is when this returns.
+/// Asks the server about the socket's session. One that it does not know yet gets a pair of that kind, whose far end
+/// the server keeps. If the socket is to be the kernel's it is when this returns.
 pub(super) fn ask(
     process: &Process,
     fd: RawFd,
     socket: &Arc<Socket>,
-    setup: &Setup,
+    (setup, kind): (&Setup, PairKind),
     request: impl FnOnce(SessionRef) -> RequestBody,
 ) -> Result<ReplyBody, Stop> {
-    let (session, fds) = introduce(setup, descriptor::borrow(fd)?)?;
-    match process.control.call(request(session), &fds) {
+    let (session, pair) = match setup.session {
+        Some(session) => (SessionRef::Known(session), None),
+        None => (SessionRef::New, Some(process.control.replacing_pair(kind)?)),
+    };
+    let ends = pair.as_ref().map(|(near, far)| [far.as_fd(), near.as_fd()]);
+    let fds = ends.as_ref().map_or(&[][..], |ends| &ends[..]);
+    match process.control.call(request(session), fds) {
         Ok((ReplyBody::UseKernel { .. }, fds)) => {
             let kernel = match (socket.phase(), setup.session) {
                 (SocketPhase::Cached, Some(session)) => {
@@ -105,29 +111,18 @@ pub(super) fn ask(
         refused @ (Ok((ReplyBody::Error { .. }, _)) | Err(Lost)) => {
             Err(denial(socket, setup, refused))
         }
-        Ok((reply, _)) => Ok(reply),
-    }
-}
-
-/// How a request names the socket's session, and the descriptors that come with a new one.
-fn introduce<'a>(
-    setup: &'a Setup,
-    near: BorrowedFd<'a>,
-) -> Result<(SessionRef, Vec<BorrowedFd<'a>>), Errno> {
-    match (setup.session, &setup.far) {
-        (Some(session), _) => Ok((SessionRef::Known(session), Vec::new())),
-        (None, Some(far)) => Ok((SessionRef::New, vec![far.as_fd(), near])),
-        (None, None) => Err(Errno::INVAL),
+        // The server does not know it yet.
+        Ok((ReplyBody::Deferred, _)) => Ok(ReplyBody::Deferred),
+        Ok((reply, _)) => {
+            if let Some((near, _)) = &pair {
+                replace_first_fds(socket, fd, near)?;
+            }
+            Ok(reply)
+        }
     }
 }
 
 impl Setup {
-    /// The server knows the session now, and holds the far end.
-    pub(super) fn opened(&mut self, session: SessionId) {
-        self.session = Some(session);
-        self.far = None;
-    }
-
     /// The connection failed, or the listener stopped; the server has given up a port that it had chosen itself.
     pub(super) fn give_up_unchosen_port(&mut self) {
         if !self.has_chosen_port {
@@ -186,6 +181,9 @@ pub(super) fn install(
     core.attach(slot, Arc::clone(socket));
     core.poll(now);
     socket.notify(Events::CONNECTED | Events::WRITABLE | Events::READABLE);
+    if socket.readiness(&mut core) & IN != 0 {
+        core.call_helper();
+    }
     drop(core);
     if let Some(session) = id
         && stays
@@ -252,7 +250,6 @@ fn unpack(capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd;
     use std::sync::Mutex;
 
     use portolan_stack::Stack;
@@ -271,16 +268,15 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_given_back_when_the_session_cannot_be_introduced() {
+    fn a_slot_is_given_back_when_the_session_does_not_come() {
         let slots = Mutex::new(Stack::new(Instant::ZERO));
-        let without_ends = Setup::default();
         let open = || -> Result<Slot, Errno> {
             let reservation = SlotReservation::at(&slots);
-            introduce(&without_ends, std::io::stderr().as_fd())?;
+            Err(Errno::MFILE)?;
             Ok(reservation.keep())
         };
-        assert_eq!(open(), Err(Errno::INVAL));
-        assert_eq!(open(), Err(Errno::INVAL));
+        assert_eq!(open(), Err(Errno::MFILE));
+        assert_eq!(open(), Err(Errno::MFILE));
         let first = SlotReservation::at(&slots).keep();
         assert_eq!(first, Slot(0), "earlier ones came back");
         assert_eq!(slots.reserve(), Slot(1), "one that is kept does not");

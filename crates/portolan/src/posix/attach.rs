@@ -68,7 +68,7 @@ pub(super) fn notice_listening(fd: RawFd, socket: &Arc<Socket>) {
     };
     if let Some(Probed {
         session: known,
-        standing: ProbedState::Listening { backlog },
+        standing: ProbedState::Listening { backlog, .. },
         ..
     }) = probe(near)
         && known == session
@@ -77,6 +77,31 @@ pub(super) fn notice_listening(fd: RawFd, socket: &Arc<Socket>) {
         socket.become_unless_closed(SocketState::Listening);
         drop(setup);
         hand_to_kernel_epolls(socket);
+    }
+}
+
+/// Connections that wait to be accepted from a listener whose queue the server has.
+pub(super) fn waiting_at_server(fd: RawFd) -> Option<u32> {
+    match probe(descriptor::borrow(fd).ok()?)?.standing {
+        ProbedState::Listening { waiting, .. } => Some(waiting),
+        _ => None,
+    }
+}
+
+/// Others are about to have the descriptor of a socket that is bound, or have it: who attaches it learns from the server
+/// what was set on it.
+pub(super) fn describe_to_others(socket: &Socket) {
+    let session = socket.setup().session;
+    if let (SocketPhase::Idle, Protocol::Tcp) = (socket.phase(), socket.protocol)
+        && let (Some(process), Some(session)) = (Process::running(), session)
+    {
+        let options_blob = socket.options_blob();
+        let request = RequestBody::Describe {
+            session,
+            options_blob,
+        };
+        // A server that has gone tells nobody anything.
+        let _ = process.control.call(request, &[]);
     }
 }
 
@@ -114,7 +139,7 @@ fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
             setup.carries_messages = unix::carries_messages(near);
             SocketState::Idle
         }
-        ProbedState::Listening { backlog } => {
+        ProbedState::Listening { backlog, .. } => {
             setup.is_bound = true;
             setup.has_chosen_port = true;
             setup.backlog = backlog;

@@ -14,7 +14,6 @@ use rustix::io::Errno;
 use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install};
 use super::fallback::fall_back;
 use super::groups::join_early_groups;
-use super::lifecycle::replace_pair;
 use super::socket_options::tell_priority;
 use super::{Answer, Stop, find};
 use crate::process::Process;
@@ -97,9 +96,7 @@ fn bind_session(
         (options.reuse(), options.v6_only(), options.binds_freely())
     };
     let protocol = socket.protocol;
-    if protocol == Protocol::Tcp && setup.session.is_none() {
-        replace_pair(socket, &mut setup, PairKind::SeqPacket)?;
-    }
+    let is_new = setup.session.is_none();
     let reservation = SlotReservation::at(process);
     let request = |session| RequestBody::Bind {
         session,
@@ -109,11 +106,12 @@ fn bind_session(
         v6_only,
         slot: reservation.slot(),
     };
-    let answer = match ask(process, fd, socket, &setup, request) {
+    let known = (&*setup, PairKind::SeqPacket);
+    let answer = match ask(process, fd, socket, known, request) {
         // A privileged port: the kernel says who may bind it.
         Err(Stop::Failed(Errno::ACCESS)) => {
             process.show_right_to(local)?;
-            ask(process, fd, socket, &setup, request)
+            ask(process, fd, socket, known, request)
         }
         answer => answer,
     };
@@ -132,7 +130,8 @@ fn bind_session(
     else {
         return Err(Errno::PROTO.into());
     };
-    setup.opened(session);
+    setup.session = Some(session);
+    setup.carries_messages |= is_new && protocol == Protocol::Tcp;
     setup.set_local(local);
     if protocol == Protocol::Udp {
         let udp = UdpSession::new(session, local, None, generation, UDP_RECEIVE_BUFFER);

@@ -12,7 +12,7 @@ use portolan_proto::control::{
 use portolan_proto::local::Side;
 use portolan_stack::{Session, UdpSession};
 use portolan_sys::descriptor;
-use portolan_sys::unix::{self, ReceiveError};
+use portolan_sys::unix::{self, PairKind, ReceiveError};
 use portolan_tcp::Events;
 use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 use rustix::io::Errno;
@@ -26,6 +26,7 @@ use crate::runtime::NewSession;
 use crate::runtime::locals;
 use crate::socket::table;
 use crate::socket::{Family, Socket, SocketPhase, SocketState};
+use crate::wait::openings::Taker;
 use crate::wait::{Sleep, Woken, pollfd};
 
 thread_local! {
@@ -75,8 +76,12 @@ fn connect_udp(
     let slot = reservation
         .as_ref()
         .map_or_else(|| socket.slot(), SlotReservation::slot);
-    let reply = ask(process, fd, socket, &setup, |session| {
-        RequestBody::Connect {
+    let reply = ask(
+        process,
+        fd,
+        socket,
+        (&setup, PairKind::SeqPacket),
+        |session| RequestBody::Connect {
             session,
             protocol: Protocol::Udp,
             remote,
@@ -87,8 +92,8 @@ fn connect_udp(
                 ..HandshakeOptions::default()
             },
             early: FastOpenMode::No,
-        }
-    });
+        },
+    );
     let ReplyBody::Connected {
         session,
         local,
@@ -97,7 +102,7 @@ fn connect_udp(
     else {
         return Err(Errno::PROTO.into());
     };
-    setup.opened(session);
+    setup.session = Some(session);
     setup.set_local(local);
     setup.remote = Some(remote);
     match reservation {
@@ -182,7 +187,7 @@ fn connect_tcp(
     socket: &Arc<Socket>,
     remote: SocketAddr,
 ) -> Result<(), Stop> {
-    match socket.phase() {
+    let taking = match socket.phase() {
         // The open that an earlier call began has ended: this call tells how (connect(2)).
         SocketPhase::Idle if socket.take_news() => {
             let error = socket.take_error(None).unwrap_or(Errno::CONNABORTED);
@@ -191,34 +196,40 @@ fn connect_tcp(
         SocketPhase::Cached if socket.take_news() => return Ok(()),
         SocketPhase::Idle if socket.setup().deferred.is_some() => return Err(Errno::ISCONN.into()),
         SocketPhase::Idle => {
+            let taker = Taker::if_it_waits(!socket.is_nonblocking());
             let early = if socket.options().opens_fast() {
                 FastOpenMode::IfCookie
             } else {
                 FastOpenMode::No
             };
-            if let Opening::Deferred = start_connect(process, fd, socket, remote, early)? {
+            match start_connect(process, fd, socket, remote, (early, taker))? {
+                Opening::Started { taking, .. } => taking,
                 // The first bytes take the SYN along.
-                return Ok(());
+                Opening::Deferred => return Ok(()),
             }
         }
         SocketPhase::Connecting if socket.is_nonblocking() => return Err(Errno::ALREADY.into()),
-        SocketPhase::Connecting => {}
+        SocketPhase::Connecting => Some(TakesOutcome::new(process, socket)),
         SocketPhase::Cached | SocketPhase::Listening => return Err(Errno::ISCONN.into()),
         SocketPhase::Relayed => return Err(Stop::NotOurs),
         SocketPhase::HeldElsewhere => return Err(Errno::ISCONN.into()),
         SocketPhase::Closed => return Err(Errno::BADF.into()),
-    }
-    if socket.is_nonblocking() {
+    };
+    let Some(taking) = taking else {
         return Err(Errno::INPROGRESS.into());
-    }
+    };
     let deadline = deadline_after(socket.options().send_timeout());
-    wait_connected(process, fd, socket, deadline)
+    wait_connected(taking, fd, deadline)
 }
 
 /// What became of an active open.
-enum Opening {
+enum Opening<'a> {
     /// It is under way, and so many bytes went with the SYN.
-    Started { early: usize },
+    Started {
+        early: usize,
+        /// If the caller is to take the outcome.
+        taking: Option<TakesOutcome<'a>>,
+    },
     /// It waits for bytes that could go with the SYN (`TCP_FASTOPEN_CONNECT`).
     Deferred,
 }
@@ -239,34 +250,35 @@ pub(super) fn connect_with(
         cookieless,
         waits,
     };
-    let taken = match start_connect(process, fd, socket, remote, early)? {
-        Opening::Started { early } => early,
-        Opening::Deferred => 0,
+    let taker = Taker::if_it_waits(waits);
+    let (taken, taking) = match start_connect(process, fd, socket, remote, (early, taker))? {
+        Opening::Started { early, taking } => (early, taking),
+        Opening::Deferred => (0, None),
     };
-    if !waits {
-        return match taken {
-            0 => Err(Errno::INPROGRESS.into()),
-            taken => Ok(taken),
-        };
+    match taking {
+        Some(taking) => {
+            let deadline = deadline_after(socket.options().send_timeout());
+            wait_connected(taking, fd, deadline)?;
+            Ok(taken)
+        }
+        None if taken == 0 => Err(Errno::INPROGRESS.into()),
+        None => Ok(taken),
     }
-    let deadline = deadline_after(socket.options().send_timeout());
-    wait_connected(process, fd, socket, deadline)?;
-    Ok(taken)
 }
 
-fn start_connect(
+fn start_connect<'a>(
     process: &'static Process,
     fd: RawFd,
-    socket: &Arc<Socket>,
+    socket: &'a Arc<Socket>,
     remote: SocketAddr,
-    early: FastOpenMode,
-) -> Result<Opening, Stop> {
+    (early, taker): (FastOpenMode, Taker),
+) -> Result<Opening<'a>, Stop> {
     let mut setup = socket.setup();
     carry_bytes(process, socket, &mut setup)?;
     let mut options = socket.options().handshake();
     options.delivery = options.delivery.or(Some(process.delivery()));
     let reservation = SlotReservation::at(process);
-    let reply = ask(process, fd, socket, &setup, |session| {
+    let reply = ask(process, fd, socket, (&setup, PairKind::Stream), |session| {
         RequestBody::Connect {
             session,
             protocol: Protocol::Tcp,
@@ -282,7 +294,7 @@ fn start_connect(
             local,
             early,
         } => {
-            setup.opened(session);
+            setup.session = Some(session);
             setup.set_local(local);
             setup.remote = Some(remote);
             setup.deferred = None;
@@ -291,12 +303,14 @@ fn start_connect(
             let mut core = process.lock();
             let slot = reservation.keep();
             socket.become_unless_closed(SocketState::Connecting { slot });
-            core.add_opening(socket, fd);
+            core.add_opening(socket, fd, taker);
             drop(core);
+            let taking = (taker == Taker::Caller).then_some(TakesOutcome { process, socket });
             // The program may never ask for the outcome.
             process.ensure_helper();
             Ok(Opening::Started {
                 early: early as usize,
+                taking,
             })
         }
         ReplyBody::Deferred => {
@@ -308,14 +322,14 @@ fn start_connect(
     }
 }
 
+/// Waits on the descriptor `fd` for the outcome that the caller is to take.
 pub(super) fn wait_connected(
-    process: &'static Process,
+    taking: TakesOutcome<'_>,
     fd: RawFd,
-    socket: &Arc<Socket>,
     deadline: Option<Instant>,
 ) -> Result<(), Stop> {
+    let (process, socket) = (taking.process, taking.socket);
     let watching = Watching::new(vec![socket])?;
-    let _polling = PollsOutcome::new(process, socket);
     loop {
         let mut kernel = [pollfd(fd, libc::POLLIN)];
         let sleep = Sleep {
@@ -343,19 +357,19 @@ pub(super) fn wait_connected(
 }
 
 /// The calling thread polls the descriptor for the outcome itself, for as long as this lives.
-struct PollsOutcome<'a> {
+pub(super) struct TakesOutcome<'a> {
     process: &'static Process,
     socket: &'a Arc<Socket>,
 }
 
-impl<'a> PollsOutcome<'a> {
-    fn new(process: &'static Process, socket: &'a Arc<Socket>) -> PollsOutcome<'a> {
+impl<'a> TakesOutcome<'a> {
+    pub(super) fn new(process: &'static Process, socket: &'a Arc<Socket>) -> TakesOutcome<'a> {
         process.lock().openings.enter(socket);
-        PollsOutcome { process, socket }
+        TakesOutcome { process, socket }
     }
 }
 
-impl Drop for PollsOutcome<'_> {
+impl Drop for TakesOutcome<'_> {
     fn drop(&mut self) {
         self.process.lock().leave_opening(self.socket);
     }

@@ -13,12 +13,12 @@ use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
 use super::blocking::Call;
-use super::connect::{complete_connect, connect_with, wait_connected};
+use super::connect::{TakesOutcome, complete_connect, connect_with, wait_connected};
 use super::datagram::{
     Control, SendControl, await_port, receive_stamp, receive_udp, send_udp, times,
 };
 use super::oob::receive_urgent;
-use super::{Answer, Stop, deadline_after, find_here, find_to_use, retry_if_moved};
+use super::{Answer, Stop, Transfer, deadline_after, find_here, find_to_use, retry_if_moved};
 use crate::channel::layers::{self, Layer};
 use crate::process::Process;
 use crate::runtime::Core;
@@ -38,7 +38,7 @@ pub struct Received {
 
 pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<Received> {
     fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received, Stop> {
-        let (socket, process) = find_to_use(fd)?;
+        let (socket, process) = find_to_use(fd, || Transfer::Any)?;
         complete_connect(process, fd, &socket);
         let received = by_phase(process, fd, &socket, buffers, flags)?;
         if flags & (libc::MSG_ERRQUEUE | libc::MSG_OOB) == 0 {
@@ -235,7 +235,8 @@ fn wait_opened(
     if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
         return Err(Errno::AGAIN.into());
     }
-    wait_connected(process, fd, socket, deadline).map_err(|stop| match stop {
+    let taking = TakesOutcome::new(process, socket);
+    wait_connected(taking, fd, deadline).map_err(|stop| match stop {
         Stop::Failed(Errno::INPROGRESS) => Errno::AGAIN.into(),
         stop => stop,
     })
@@ -293,7 +294,7 @@ pub fn send_message(
         flags: i32,
         control: &SendControl,
     ) -> Result<usize, Stop> {
-        let (socket, process) = find_to_use(fd)?;
+        let (socket, process) = find_to_use(fd, || Transfer::sending(buffers, flags))?;
         complete_connect(process, fd, &socket);
         match (socket.settled_phase(), socket.protocol) {
             (SocketPhase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {

@@ -20,7 +20,7 @@ const SIOCOUTQNSD: u64 = 0x894b;
 
 /// Notes what concerns us; the descriptor's own flags are the kernel's.
 pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
-    if matches!(command, libc::F_SETOWN | F_SETOWN_EX) && table::is_ours(fd) {
+    if matches!(command, libc::F_SETOWN | F_SETOWN_EX | F_SETSIG) && table::is_ours(fd) {
         note_owner();
     }
     if command == libc::F_SETFL
@@ -42,6 +42,7 @@ fn note_owner() {
 
 /// Not in libc (`asm-generic/fcntl.h`).
 const F_SETOWN_EX: i32 = 15;
+const F_SETSIG: i32 = 10;
 
 /// `asm-generic/sockios.h`
 const FIOSETOWN: u64 = 0x8901;

@@ -10,9 +10,9 @@ use portolan_proto::control::{ProbedState, Reader, ReplyBody, RequestBody};
 use portolan_sys::{clock, descriptor, pi, unix};
 use portolan_types::Protocol;
 
+use super::attach::describe_to_others;
 use super::delegate;
 use super::fallback::become_kernels;
-use super::lifecycle::new_socketpair;
 use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
 use crate::process::Process;
 use crate::process::inside;
@@ -54,6 +54,7 @@ pub fn after_fork_in_child() {
     pi::forget_number();
     let _inside = inside::forget_others();
     own_memory();
+    Process::note_fork();
     close_hidden();
     for (_, socket) in sockets() {
         let away = SocketState::HeldElsewhere {
@@ -62,7 +63,7 @@ pub fn after_fork_in_child() {
         match socket.phase() {
             SocketPhase::Cached => socket.become_unless_closed(away),
             SocketPhase::Connecting => socket.become_unless_closed(SocketState::Closed),
-            SocketPhase::Idle => part_with_parent(&socket),
+            // Of one that the server does not know there will be two, if both open it.
             _ => {}
         }
     }
@@ -89,20 +90,6 @@ fn forget_server() {
     }
     Process::forget();
     Waiter::forget_mine();
-}
-
-/// A socket that the server does not know is one of the child's own from now on: whoever of both opens it first would
-/// have to tell the other.
-fn part_with_parent(socket: &Arc<Socket>) {
-    // One that a thread of the parent was opening stays as it is.
-    let Some(mut setup) = socket.try_setup() else {
-        return;
-    };
-    // Its number is closed already, and may be the next one's.
-    if setup.far.take().is_some() {
-        // Without descriptors to be had its first use fails.
-        let _ = new_socketpair(socket, &mut setup);
-    }
 }
 
 /// The program ends by itself: its connections are closed in order when the last descriptors go,
@@ -216,12 +203,17 @@ pub fn before_lending(fd: RawFd) -> bool {
 
 /// Somebody else gets the descriptor. Sessions to accept come on a listener's descriptor anyway.
 fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
-    socket.share();
-    end_delegation_of(socket);
+    share_with_others(socket);
     if socket.protocol == Protocol::Tcp {
         relay_for_others(fd, socket);
     }
     become_kernels(fd, socket);
+}
+
+fn share_with_others(socket: &Socket) {
+    socket.share();
+    end_delegation_of(socket);
+    describe_to_others(socket);
 }
 
 fn end_delegation_of(socket: &Socket) {
@@ -235,8 +227,7 @@ fn end_delegation_of(socket: &Socket) {
 
 /// This process will know nothing of its sockets any more.
 fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) {
-    socket.share();
-    end_delegation_of(socket);
+    share_with_others(socket);
     if socket.protocol == Protocol::Tcp {
         make_relayed(fd, socket);
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use portolan_local::Stream;
 use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody, SocketOptionsBlob};
 use portolan_stack::{Session, TcpSession};
-use portolan_sys::unix::{PairKind, socket_pair};
+use portolan_sys::unix::{self, PairKind};
 use portolan_sys::{clock, descriptor, owner};
 use portolan_tcp::{Events, StateName};
 use portolan_types::{Instant, Protocol, SessionId};
@@ -37,7 +37,7 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
             _ => return Err(Stop::NotOurs),
         };
         let flags = kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
-        let (protocol, pair) = match (kind & !flags, protocol) {
+        let (protocol, kind) = match (kind & !flags, protocol) {
             (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => (Protocol::Tcp, PairKind::Stream),
             (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => (Protocol::Udp, PairKind::SeqPacket),
             _ => return Err(Stop::NotOurs),
@@ -49,9 +49,9 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
             Absent::UseKernel => Stop::NotOurs,
             Absent::Refuse => Stop::Failed(Errno::NETDOWN),
         })?;
-        let (near, far) = socket_pair(pair)?;
-        let socket = Arc::new(Socket::new(family, protocol, InternalFd::new(far)));
-        enter(near, socket, flags)
+        // It gets a peer once the server hears of it.
+        let near = unix::without_peer(kind)?;
+        enter(near, Arc::new(Socket::new(family, protocol)), flags)
     }
     open(domain, kind, protocol).into()
 }
@@ -162,7 +162,7 @@ fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
         // Another thread was faster.
         return Err(Errno::NOTCONN.into());
     };
-    let (near, far) = process.control.brief_pair(PairKind::SeqPacket)?;
+    let (near, far) = process.control.replacing_pair(PairKind::SeqPacket)?;
     process.lock().abort_delegation(clock::now(), session);
     let request = RequestBody::StopListening { session };
     let answer = process.control.call(request, &[far.as_fd(), near.as_fd()]);
@@ -206,7 +206,7 @@ pub(super) fn reset_to_idle(
         SocketState::Idle,
         (setup.session, Ending::Abort),
     );
-    new_socketpair(socket, &mut setup)?;
+    begin_anew(socket, &mut setup)?;
     drop(setup);
     let core = process.lock();
     socket.notify(Events::CLOSED);
@@ -217,20 +217,7 @@ pub(super) fn reset_to_idle(
     }
 }
 
-/// A socket that the server does not know yet goes by a pair of that kind.
-pub(super) fn replace_pair(
-    socket: &Arc<Socket>,
-    setup: &mut Setup,
-    kind: PairKind,
-) -> Result<(), Errno> {
-    let (near, far) = socket_pair(kind)?;
-    replace_fds(socket, &near)?;
-    setup.far = Some(InternalFd::new(far));
-    setup.carries_messages = kind == PairKind::SeqPacket;
-    Ok(())
-}
-
-/// A TCP socket that is about to connect goes by a pair that carries its bytes.
+/// A bound TCP socket that is about to connect goes by a pair that carries its bytes.
 pub(super) fn carry_bytes(
     process: &Process,
     socket: &Arc<Socket>,
@@ -239,10 +226,8 @@ pub(super) fn carry_bytes(
     if !setup.carries_messages {
         return Ok(());
     }
-    let Some(session) = setup.session else {
-        return Ok(replace_pair(socket, setup, PairKind::Stream)?);
-    };
-    let (near, far) = process.control.brief_pair(PairKind::Stream)?;
+    let session = setup.session.ok_or(Errno::INVAL)?;
+    let (near, far) = process.control.replacing_pair(PairKind::Stream)?;
     let request = RequestBody::ReplaceDescriptor { session };
     match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
         Ok((ReplyBody::Done, _)) => {
@@ -253,30 +238,44 @@ pub(super) fn carry_bytes(
     }
 }
 
-/// A fresh pair of descriptors: the server keeps the far end of the old one until it sees its
-/// hang-up.
-pub(super) fn new_socketpair(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
+/// The server knows the socket no longer: it keeps the far end of the pair that it had until it sees its hang-up.
+fn begin_anew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     let kind = match socket.protocol {
         Protocol::Tcp => PairKind::Stream,
         Protocol::Udp => PairKind::SeqPacket,
     };
-    let (near, far) = socket_pair(kind)?;
-    replace_fds(socket, &near)?;
+    replace_fds(socket, unix::without_peer(kind)?)?;
     socket.note_deferred(false);
-    *setup = Setup {
-        far: Some(InternalFd::new(far)),
-        ..Setup::default()
-    };
+    *setup = Setup::default();
     Ok(())
 }
 
 /// `near` becomes what all the socket's numbers refer to.
 pub(super) fn replace_fds(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
-    let near = near.as_fd();
     let numbers = table::numbers_of(socket);
     if let Some(number) = numbers.first() {
-        owner::inherit_status(*number, near)?;
+        owner::inherit_status(*number, &near)?;
     }
+    put_at(near, numbers)
+}
+
+/// As [`replace_fds`], of a socket that had no peer until now; `fd` is one of its numbers.
+pub(super) fn replace_first_fds(
+    socket: &Arc<Socket>,
+    fd: RawFd,
+    near: impl AsFd,
+) -> Result<(), Errno> {
+    if Socket::has_owner() {
+        return replace_fds(socket, near);
+    }
+    if socket.is_nonblocking() {
+        descriptor::set_nonblocking(&near, true)?;
+    }
+    put_at(near, table::numbers(socket, fd))
+}
+
+fn put_at(near: impl AsFd, numbers: Vec<RawFd>) -> Result<(), Errno> {
+    let near = near.as_fd();
     for number in numbers {
         descriptor::replace(near, number, descriptor::is_close_on_exec(number)?)?;
     }

@@ -92,7 +92,7 @@ fn become_listener(
     let request = delegate::request(process, socket, session, backlog, &place);
     let pair = match setup.carries_messages {
         true => None,
-        false => Some(process.control.brief_pair(PairKind::SeqPacket)?),
+        false => Some(process.control.replacing_pair(PairKind::SeqPacket)?),
     };
     let ends = pair.as_ref().map(|(near, far)| [far.as_fd(), near.as_fd()]);
     let ends = ends.as_ref().map_or(&[][..], |ends| &ends[..]);
@@ -105,7 +105,7 @@ fn become_listener(
             },
             mut fds,
         )) => {
-            setup.opened(session);
+            setup.session = Some(session);
             setup.set_local(local);
             setup.backlog = backlog;
             setup.carries_messages = true;
@@ -230,7 +230,7 @@ fn next_without_server(fd: RawFd, listener: &Socket) -> Result<Next, Stop> {
 
 /// Has a listener's descriptor been replaced by one that nobody writes to?
 fn is_silent(setup: &Setup) -> bool {
-    setup.far.is_some()
+    setup.silent_far.is_some()
 }
 
 fn accept_from(
@@ -330,7 +330,7 @@ fn outlive_server(listener: &Arc<Socket>) -> Result<(), Stop> {
     if !is_silent(&setup) {
         let (near, far) = socket_pair(PairKind::SeqPacket)?;
         replace_fds(listener, &near)?;
-        setup.far = Some(InternalFd::new(far));
+        setup.silent_far = Some(InternalFd::new(far));
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use portolan_proto::control::{
     AfterFlush, Blob, Capsule, Reader, ReplyBody, RequestBody, SocketOptionsBlob,
@@ -23,6 +24,9 @@ use crate::runtime::locals;
 use crate::runtime::{Core, NewSession};
 use crate::socket::table::{self, File};
 use crate::socket::{Setup, Socket, SocketPhase, SocketState, UseHere};
+
+/// A child of fork that still uses its session after so long asks for it, and for a channel.
+const RELAYED_FIRST: Duration = Duration::from_millis(10);
 
 /// Asks the server for a session that it or another process holds: the session, the slot that waits
 /// for it, and what the last holder said of the socket; `None` if the server relays it.
@@ -85,7 +89,7 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Res
             Ok(())
         }
         Ok(None) => {
-            become_relayed(process, socket);
+            become_relayed(Some(process), socket);
             Ok(())
         }
         Err(lost) => {
@@ -189,20 +193,43 @@ pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> 
     let (SocketPhase::HeldElsewhere, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
-    let reader = Reader::Sender;
-    let request = RequestBody::Relay { session, reader };
-    let near = descriptor::borrow(fd)?;
-    if matches!(Process::ask(request, near), Some((ReplyBody::Relayed, _))) {
-        // Sleepers are signalled with the core held.
-        let _core = Process::running().map(Process::lock);
-        socket.become_unless_closed(SocketState::Relayed);
-        hand_to_kernel_epolls(socket);
-        socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
+    if has_relayed(fd, socket, session)? {
         Ok(())
     } else {
         lose(socket);
         Err(Errno::CONNRESET.into())
     }
+}
+
+/// Does the server relay the session from now on, for this process?
+fn has_relayed(fd: RawFd, socket: &Arc<Socket>, session: SessionId) -> Result<bool, Errno> {
+    let reader = Reader::Sender;
+    let request = RequestBody::Relay { session, reader };
+    let reply = Process::ask(request, descriptor::borrow(fd)?);
+    let is_relayed = matches!(reply, Some((ReplyBody::Relayed, _)));
+    if is_relayed {
+        become_relayed(Process::running(), socket);
+    }
+    Ok(is_relayed)
+}
+
+/// In a child of fork without a channel: the call goes on in the kernel (`NotOurs`) if the server relays the session.
+pub(super) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+    if socket.protocol != Protocol::Tcp
+        || !socket.options().are_of_listeners()
+        || is_standard(socket)
+    {
+        return Ok(());
+    }
+    let Some(session) = socket.setup().session else {
+        return Ok(());
+    };
+    if !has_relayed(fd, socket, session)? {
+        // Whoever asks for the session learns why.
+        return Ok(());
+    }
+    socket.note_first_relay(clock::now() + RELAYED_FIRST);
+    Err(Stop::NotOurs)
 }
 
 /// The session is lost: whoever waits for it hears of its end.
@@ -214,9 +241,9 @@ pub(super) fn lose(socket: &Arc<Socket>) {
 }
 
 /// Its calls go to the kernel from now on, and its events come from there.
-fn become_relayed(process: &Process, socket: &Arc<Socket>) {
+fn become_relayed(process: Option<&'static Process>, socket: &Arc<Socket>) {
     // Sleepers are signalled with the core held.
-    let _core = process.lock();
+    let _core = process.map(Process::lock);
     socket.become_unless_closed(SocketState::Relayed);
     hand_to_kernel_epolls(socket);
     socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);

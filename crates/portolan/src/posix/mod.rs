@@ -52,6 +52,7 @@ pub use portolan_sys::memory;
 pub use portolan_sys::signals::{LAST as LAST_SIGNAL, SignalInfo, is_of_memory, may_be_defer};
 pub use socket_options::{get_option, set_option};
 
+use std::io::IoSlice;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
@@ -155,6 +156,10 @@ fn find_here(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
 fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Result<(Arc<Socket>, &'static Process), Stop> {
     match here() {
         Some(process) => {
+            if socket.end_first_relay() {
+                // Where it cannot be had the call has to do with a relay.
+                let _ = migrate::reclaim(fd, &socket);
+            }
             migrate::obtain(process, fd, &socket)?;
             Ok((socket, process))
         }
@@ -166,11 +171,23 @@ fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Result<(Arc<Socket>, &'static P
 }
 
 /// As [`find_here`], for calls that move data: a session that is relayed is asked for again, and one that the server is
-/// to keep goes there.
-fn find_to_use(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
+/// to keep goes there. A child of fork has the session relayed for as long as it sends little: many children answer once,
+/// and are gone before a channel is worth its while; `transfer` is asked for only then. Who receives is to hear of a reset, which a relay cannot tell.
+fn find_to_use(
+    fd: RawFd,
+    transfer: impl Fn() -> Transfer,
+) -> Result<(Arc<Socket>, &'static Process), Stop> {
     let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
     match socket.phase() {
-        SocketPhase::Relayed if !socket.is_for_server() => migrate::reclaim(fd, &socket)?,
+        SocketPhase::HeldElsewhere if Process::is_new_child() && transfer() == Transfer::Brief => {
+            migrate::relay_first(fd, &socket)?
+        }
+        SocketPhase::Relayed if !socket.is_for_server() => {
+            if transfer() == Transfer::Any {
+                socket.end_first_relay();
+            }
+            migrate::reclaim(fd, &socket)?
+        }
         SocketPhase::Cached if socket.is_for_server() => {
             if let Some(process) = here() {
                 migrate::give_back(process, &socket, migrate::Destination::Relay);
@@ -179,6 +196,29 @@ fn find_to_use(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
         _ => {}
     }
     bring_here(fd, socket)
+}
+
+/// What a call that moves data asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Transfer {
+    /// To send a little, in the way that the kernel's own call does it on a relayed descriptor.
+    Brief,
+    Any,
+}
+
+impl Transfer {
+    /// More than that is worth a channel.
+    const BRIEF_MAX: usize = 16 << 10;
+
+    fn sending(buffers: &[IoSlice<'_>], flags: i32) -> Transfer {
+        let length: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+        let is_plain = flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0;
+        if is_plain && length <= Transfer::BRIEF_MAX {
+            Transfer::Brief
+        } else {
+            Transfer::Any
+        }
+    }
 }
 
 /// Makes a call again for as long as the session moves away under it.

@@ -13,7 +13,7 @@ use portolan_tcp::{BbrInfo, CongestionKind, StateName};
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
-use super::attach::notice_listening;
+use super::attach::{describe_to_others, notice_listening, waiting_at_server};
 use super::connect::complete_connect;
 use super::datagram::uncork;
 use super::fallback::{become_kernels, new_kernel_socket};
@@ -85,6 +85,10 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> 
             SocketPhase::Cached => {}
             SocketPhase::Listening if socket.options_blob() != told => {
                 return tell_of_options(process, &socket);
+            }
+            SocketPhase::Idle if socket.is_shared() && socket.options_blob() != told => {
+                describe_to_others(&socket);
+                return Ok(());
             }
             _ => return Ok(()),
         }
@@ -253,7 +257,7 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<
             (IPPROTO_TCP, libc::TCP_INFO | libc::TCP_MAXSEG | libc::TCP_QUICKACK)
                 if socket.protocol == Protocol::Tcp =>
             {
-                of_tcp(process, &socket, name)
+                of_tcp(process, fd, &socket, name)
             }
             (IPPROTO_TCP, libc::TCP_CONGESTION) if socket.protocol == Protocol::Tcp => {
                 Some(congestion(process, &socket))
@@ -381,23 +385,43 @@ fn known_path(process: &Process, socket: &Socket) -> Result<Vec<u8>, Errno> {
     Ok(bytes)
 }
 
-fn of_tcp(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
+fn of_tcp(process: &Process, fd: RawFd, socket: &Socket, name: i32) -> Option<Vec<u8>> {
+    if name == libc::TCP_INFO && socket.phase() != SocketPhase::Cached {
+        return Some(without_connection(process, fd, socket));
+    }
     let path_mtu = path_mtu(process, socket).unwrap_or(0);
     let mut core = process.lock();
     let stream = core.stream(socket.slot());
     let connection = stream.filter(|_| socket.phase() == SocketPhase::Cached);
     match name {
-        libc::TCP_INFO => Some(match connection {
-            Some(connection) => {
-                let max_pacing = socket.options().max_pacing();
-                tcp_info::of_connection(connection, path_mtu, max_pacing, clock::now())
-            }
-            None => tcp_info::of_phase(socket.phase(), socket.setup().backlog, clock::now()),
-        }),
+        libc::TCP_INFO => {
+            let max_pacing = socket.options().max_pacing();
+            let now = clock::now();
+            Some(match connection {
+                Some(connection) => tcp_info::of_connection(connection, path_mtu, max_pacing, now),
+                None => tcp_info::of_phase(socket.phase(), (0, 0), now),
+            })
+        }
         libc::TCP_QUICKACK => {
             let is_quick = i32::from(!connection?.tcp_info().pingpong);
             Some(is_quick.to_ne_bytes().to_vec())
         }
         _ => Some((connection?.tcp_info().mss as i32).to_ne_bytes().to_vec()),
     }
+}
+
+/// `TCP_INFO` of a socket that has no connection here.
+fn without_connection(process: &Process, fd: RawFd, socket: &Socket) -> Vec<u8> {
+    let (session, backlog) = {
+        let setup = socket.setup();
+        (setup.session, setup.backlog)
+    };
+    let waiting = match (socket.phase(), session) {
+        (SocketPhase::Listening, Some(session)) => {
+            let here = process.lock().delegations.waiting(session);
+            here.or_else(|| waiting_at_server(fd)).unwrap_or(0)
+        }
+        _ => 0,
+    };
+    tcp_info::of_phase(socket.phase(), (backlog, waiting), clock::now())
 }

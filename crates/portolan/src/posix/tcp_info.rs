@@ -38,8 +38,12 @@ const FIRST_MSS: u32 = 536;
 const FIRST_WINDOW: u32 = 10;
 const FIRST_REORDERING: u32 = 3;
 
-/// What a socket without a connection shows; `backlog` is a listener's.
-pub(super) fn of_phase(phase: SocketPhase, backlog: u32, now: Instant) -> Vec<u8> {
+/// What a socket without a connection shows; the backlog, and how many wait, are a listener's.
+pub(super) fn of_phase(
+    phase: SocketPhase,
+    (backlog, waiting): (u32, u32),
+    now: Instant,
+) -> Vec<u8> {
     let is_listening = phase == SocketPhase::Listening;
     let mut info = vec![0; LENGTH];
     info[0] = match phase {
@@ -57,6 +61,7 @@ pub(super) fn of_phase(phase: SocketPhase, backlog: u32, now: Instant) -> Vec<u8
         put(at, u32::MAX);
     }
     if is_listening {
+        put(24, waiting);
         put(28, backlog);
         return info;
     }

@@ -17,8 +17,9 @@ use portolan_sys::unix::{
 use portolan_sys::{descriptor, wait};
 use portolan_types::Instant;
 use rustix::io::{DupFlags, Errno};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, getrlimit};
 
+use crate::process::limit::{self, Raised};
 use crate::socket::table::{self, InternalFd};
 use crate::wait::pollfd;
 
@@ -34,14 +35,12 @@ struct Exchange {
     reserve: Reserve,
 }
 
-/// Numbers of descriptors that are there for what a message brings: copies of the connection, which
-/// are closed while it is received. Where the program has lowered its limit below them, and used all
-/// that it left, the limit is raised for that moment.
+/// Numbers of descriptors that are there for what a message brings: above the limit, which is raised for that moment, or,
+/// where it cannot be, copies of the connection, which are closed while the message is received.
 #[derive(Default)]
 struct Reserve {
     copies: Vec<InternalFd>,
-    /// The limit that is to be set again.
-    raised_from: Option<Rlimit>,
+    raised: Option<Raised>,
 }
 
 impl Reserve {
@@ -50,15 +49,18 @@ impl Reserve {
 
     /// Takes numbers until there are enough that may be used; false if there are too few.
     fn fill(&mut self, connection: BorrowedFd<'_>) -> bool {
-        let limits = getrlimit(Resource::Nofile);
-        let limit = limits.current.unwrap_or(u64::MAX);
+        if limit::may_raise() {
+            self.copies.clear();
+            return true;
+        }
+        let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         let is_usable =
             |copy: &InternalFd| u64::from(copy.as_fd().as_raw_fd().unsigned_abs()) < limit;
         self.copies.retain(is_usable);
         while self.copies.len() < Reserve::SIZE {
             match table::hidden_copy(connection, limit) {
                 Ok(copy) => self.copies.push(copy),
-                Err(_) => return limits.maximum.is_none_or(|most| most >= raised(limit)),
+                Err(_) => return false,
             }
         }
         true
@@ -67,21 +69,15 @@ impl Reserve {
     /// Frees the numbers; [`Reserve::close`] is to follow.
     fn open(&mut self) {
         if self.copies.len() < Reserve::SIZE {
-            let limits = getrlimit(Resource::Nofile);
-            let current = limits.current.map(raised);
-            if setrlimit(Resource::Nofile, Rlimit { current, ..limits }).is_ok() {
-                self.raised_from = Some(limits);
-            }
+            self.raised = limit::raise();
         }
         self.copies.clear();
     }
 
     fn close(&mut self, connection: BorrowedFd<'_>) {
-        if let Some(limits) = self.raised_from.take() {
-            // It was set before.
-            let _ = setrlimit(Resource::Nofile, limits);
+        if self.raised.take().is_none() {
+            self.fill(connection);
         }
-        self.fill(connection);
     }
 }
 
@@ -153,23 +149,24 @@ impl Control {
         result
     }
 
+    /// A pair whose near end is to take a socket's number, and whose far end is closed soon: it takes none.
+    pub(crate) fn replacing_pair(&self, kind: PairKind) -> Result<(OwnedFd, OwnedFd), Errno> {
+        match socket_pair(kind) {
+            Err(Errno::MFILE) => self.with_room(|| socket_pair(kind)),
+            pair => pair,
+        }
+    }
+
     /// A pair whose far end is closed soon: where numbers are short it takes one for its near end only, the lowest that
     /// is free.
     pub(crate) fn brief_pair(&self, kind: PairKind) -> Result<(OwnedFd, OwnedFd), Errno> {
         match socket_pair(kind) {
             Err(Errno::MFILE) => {
-                let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
                 let mut place = rustix::io::fcntl_dupfd_cloexec(self.as_fd(), 0)?;
-                exchange.reserve.fill(self.as_fd());
-                exchange.reserve.open();
-                let pair = socket_pair(kind);
-                let pair = pair.and_then(|(near, far)| {
-                    rustix::io::dup3(&near, &mut place, DupFlags::CLOEXEC)?;
-                    descriptor::close(near.into_raw_fd());
-                    Ok(far)
-                });
-                exchange.reserve.close(self.as_fd());
-                Ok((place, pair?))
+                let (near, far) = self.with_room(|| socket_pair(kind))?;
+                rustix::io::dup3(&near, &mut place, DupFlags::CLOEXEC)?;
+                descriptor::close(near.into_raw_fd());
+                Ok((place, far))
             }
             pair => pair,
         }
@@ -270,10 +267,6 @@ impl Control {
             Err(_) => Err(Lost),
         }
     }
-}
-
-fn raised(limit: u64) -> u64 {
-    limit.saturating_add(Reserve::SIZE as u64)
 }
 
 /// May the reply bring descriptors?

@@ -58,6 +58,12 @@ impl Delegations {
         })
     }
 
+    /// Connections that wait to be accepted.
+    pub(crate) fn waiting(&self, id: SessionId) -> Option<u32> {
+        let known = self.0.iter().find(|known| known.id == id)?;
+        Some(known.handshakes.waiting())
+    }
+
     fn named(&mut self, id: SessionId) -> Option<&mut Delegated> {
         self.0.iter_mut().find(|known| known.id == id)
     }

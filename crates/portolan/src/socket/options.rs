@@ -71,6 +71,16 @@ pub(crate) struct Options {
     values: BTreeMap<(i32, i32), Vec<u8>>,
 }
 
+const OF_LISTENERS: [(i32, i32); 7] = [
+    (SOL_SOCKET, libc::SO_REUSEADDR),
+    (SOL_SOCKET, libc::SO_REUSEPORT),
+    (SOL_SOCKET, SO_CONCURRENT_SERVER),
+    (SOL_SOCKET, SO_DELEGATE),
+    (IPPROTO_IPV6, IPV6_V6ONLY),
+    (IPPROTO_TCP, libc::TCP_DEFER_ACCEPT),
+    (IPPROTO_TCP, libc::TCP_FASTOPEN),
+];
+
 /// `SO_LINGER`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Linger {
@@ -212,6 +222,13 @@ impl Options {
     /// Was none set?
     pub(crate) fn is_empty(&self) -> bool {
         self.values.is_empty()
+    }
+
+    /// Does none change how bytes move on a connection? An accepted socket has these from its listener.
+    pub(crate) fn are_of_listeners(&self) -> bool {
+        self.values
+            .keys()
+            .all(|option| OF_LISTENERS.contains(option))
     }
 
     /// For the next library that has the socket's descriptor.

@@ -8,6 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use portolan_sys::descriptor;
 
+use crate::process::limit;
 use crate::socket::Socket;
 use crate::wait::epoll::Epoll;
 
@@ -17,6 +18,10 @@ const MOST: usize = 1 << 16;
 /// Our own descriptors move up here, if the limit allows it, out of the way of programs that
 /// expect small numbers.
 const HIDDEN_FROM: RawFd = 900;
+
+/// With a limit of more than that there are enough numbers for them and the program.
+const AMPLE: u64 = 8192;
+const LEFT: u64 = 16;
 
 const FOREIGN: u8 = 0;
 const OURS: u8 = 1;
@@ -30,6 +35,14 @@ static FILES: RwLock<Vec<Option<File>>> = RwLock::new(Vec::new());
 pub(crate) enum File {
     Socket(Arc<Socket>),
     Epoll(Arc<Epoll>),
+}
+
+impl File {
+    fn count(&self, change: impl FnOnce(&Socket)) {
+        if let File::Socket(socket) = self {
+            change(socket);
+        }
+    }
 }
 
 fn kind(fd: RawFd) -> u8 {
@@ -82,7 +95,10 @@ pub(crate) fn insert(fd: RawFd, file: File) {
     if files.len() <= index {
         files.resize_with(index + 1, || None);
     }
-    files[index] = Some(file);
+    file.count(Socket::add_number);
+    if let Some(before) = files[index].replace(file) {
+        before.count(Socket::drop_number);
+    }
     KINDS[index].store(OURS, Ordering::Release);
 }
 
@@ -93,7 +109,9 @@ pub(crate) fn remove(fd: RawFd) -> Option<File> {
     }
     let mut files = FILES.write().unwrap_or_else(PoisonError::into_inner);
     KINDS[index].store(FOREIGN, Ordering::Release);
-    files.get_mut(index)?.take()
+    let file = files.get_mut(index)?.take()?;
+    file.count(Socket::drop_number);
+    Some(file)
 }
 
 /// Has the program no socket of ours?
@@ -118,6 +136,15 @@ pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
         .filter(|(_, file)| is_it(file))
         .map(|(fd, _)| fd)
         .collect()
+}
+
+/// As [`numbers_of`], at once if `likely` is the only one.
+pub(crate) fn numbers(socket: &Arc<Socket>, likely: RawFd) -> Vec<RawFd> {
+    let is_it = self::socket(likely).is_some_and(|other| Arc::ptr_eq(&other, socket));
+    match is_it && socket.has_one_number() {
+        true => vec![likely],
+        false => numbers_of(socket),
+    }
 }
 
 /// A descriptor of the socket: `likely`, if it still is one.
@@ -195,7 +222,14 @@ impl Drop for InternalFd {
 /// Moves one of the library's own descriptors, which is never closed again, out of the
 /// application's way, and protects it from programs that close all they find.
 pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
-    let fd = rustix::io::fcntl_dupfd_cloexec(&fd, HIDDEN_FROM).unwrap_or(fd);
+    let copy = |first| rustix::io::fcntl_dupfd_cloexec(&fd, first);
+    // A few above the limit are left to what messages bring (`process::control`).
+    let above = limit::above(AMPLE, |limit| {
+        let first = RawFd::try_from(limit.saturating_add(LEFT));
+        copy(HIDDEN_FROM.max(first.unwrap_or(RawFd::MAX)))
+    });
+    let hidden = above.unwrap_or_else(|| copy(HIDDEN_FROM));
+    let fd = hidden.unwrap_or(fd);
     note_internal(&fd);
     fd
 }

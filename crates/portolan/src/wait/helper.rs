@@ -15,6 +15,7 @@ use std::time::Duration;
 use portolan_local::WakeBy;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_stack::SPUN_US;
+use portolan_sys::sched::Attributes;
 use portolan_sys::wait::EventNotifier;
 use portolan_sys::{clock, descriptor, thread, wait};
 use portolan_types::Instant;
@@ -29,14 +30,19 @@ use crate::runtime::Core;
 use crate::socket::Socket;
 use crate::socket::table;
 use crate::socket::table::InternalFd;
+use crate::wait::turns::Turns;
 use crate::wait::unseen::Looks;
-use crate::wait::{Waiter, WatchSet, pollfd};
+use crate::wait::{Waiter, WatchSet, earliest, pollfd};
 
 /// How late an unattended channel may be noticed.
 const TICK: Duration = Duration::from_millis(10);
 
 /// Timers of sessions are no more exact than that while the program computes.
 const RESOLUTION: Duration = Duration::from_micros(200);
+
+/// It works for a moment each time that it wakes, and is to run at once where it shares a processor with the program, which computes
+/// (see [`Turns`], too).
+const SLICE: Duration = Duration::from_micros(100);
 
 /// How many ticks pass before the figures that `portolan ss` shows are published again.
 const PUBLISH_EVERY: u32 = 10;
@@ -53,6 +59,9 @@ pub(crate) struct BackgroundThread {
     is_stopping: AtomicBool,
     /// Ends its sleep.
     notifier: EventNotifier,
+    turns: Turns,
+    /// The descriptors that it needs, until it starts: the program may be short of them by then.
+    equipment: Mutex<Option<(Waiter, Unattended)>>,
 }
 
 impl BackgroundThread {
@@ -63,6 +72,8 @@ impl BackgroundThread {
             is_resting: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
             notifier: EventNotifier::from_fd(table::hide(EventNotifier::new()?.into())),
+            turns: Turns::default(),
+            equipment: Mutex::new(Some((Waiter::new(), Unattended::new()))),
         })
     }
 
@@ -97,8 +108,9 @@ impl Process {
     }
 
     pub(crate) fn start_helper(&'static self) {
-        // Its descriptors are there before the program can be short of them.
-        let (waiter, unattended) = (Waiter::new(), Unattended::new());
+        let equipment = self.helper.equipment.lock();
+        let equipment = equipment.unwrap_or_else(PoisonError::into_inner).take();
+        let (waiter, unattended) = equipment.unwrap_or_else(|| (Waiter::new(), Unattended::new()));
         let help = move || {
             waiter.adopt();
             self.help(unattended);
@@ -131,6 +143,7 @@ impl Process {
 
     /// Called by a leader that goes back to its application.
     pub(crate) fn wake_helper(&self) {
+        self.helper.turns.leave_to_program();
         if self.helper.is_resting.load(Ordering::Relaxed)
             && self.helper.is_resting.swap(false, Ordering::AcqRel)
         {
@@ -140,6 +153,8 @@ impl Process {
 
     fn help(&'static self, mut unattended: Unattended) {
         let _inside = inside::enter();
+        take_short_slices();
+        thread::sleep_exactly();
         let mut looks = Looks::default();
         let mut seen = 0;
         let mut ticks = 0_u32;
@@ -171,8 +186,9 @@ impl Process {
         }
     }
 
-    /// Waits for the next tick, and in the meantime attends to frames that the program leaves alone. Returns what
-    /// `attended` would stand at without its own doing, if it was `seen` before.
+    /// Waits for the next tick, or until the program leaves frames alone, which it attends to. Returns what
+    /// `attended` would stand at without its own doing, if it was `seen` before; what it stands at if there were such
+    /// frames, so that the helper stands in from then on.
     fn tick(&self, unattended: &mut Unattended, mut seen: u64) -> u64 {
         let end = clock::now() + TICK;
         let mut until = end;
@@ -185,19 +201,23 @@ impl Process {
             if now >= end || self.helper.is_stopping() {
                 return seen;
             }
-            let mut core = self.lock();
+            let mut core = self.lock_in_turn();
             if core.is_attended() {
                 until = end;
                 continue;
             }
+            if has_frames {
+                core.poll_idle(now);
+                return core.attended;
+            }
             let before = core.attended;
             let is_alone = before == seen;
-            if has_frames || is_alone {
+            if is_alone {
                 core.poll_idle(now);
                 seen += core.attended - before;
             }
             // While the program comes by it runs its timers itself.
-            let timer = core.deadline().filter(|_| has_frames || is_alone);
+            let timer = core.deadline().filter(|_| is_alone);
             until = timer.map_or(end, |timer| timer.max(now + RESOLUTION).min(end));
         }
     }
@@ -221,10 +241,10 @@ impl Process {
             waiter.fall_asleep();
             let mut set = WatchSet::new(&waiter);
             core.watch_as_leader(&mut set, true, listens);
-            let deadline = core.deadline();
+            let deadline = earliest(core.deadline(), looks.deadline());
             drop(core);
             let outcomes = self.sleep(&set, deadline);
-            core = self.lock();
+            core = self.lock_in_turn();
             waiter.wake();
             core.helper_wakes(clock::now());
             if outcomes.iter().any(|polled| polled.revents != 0) {
@@ -244,6 +264,16 @@ impl Process {
                 return seen;
             }
         }
+    }
+
+    /// The lock; if the program has it, which a frame has interrupted perhaps, not before that has had its turn.
+    fn lock_in_turn(&self) -> CoreGuard<'_> {
+        if self.is_locked() {
+            let outside = inside::leave();
+            self.helper.turns.end();
+            drop(outside);
+        }
+        self.lock()
     }
 
     /// Sleeps until the channel or a timer asks for attention, or the server goes. While there is
@@ -273,6 +303,7 @@ impl Process {
         fds.push(pollfd(self.recall_event.as_fd().as_raw_fd(), libc::POLLIN));
         // Whatever ended it, the next look tells.
         let outside = inside::leave();
+        self.helper.turns.end();
         let _ = wait::ppoll(&mut fds, deadline, None);
         drop(outside);
         if fds
@@ -377,6 +408,12 @@ impl Process {
     }
 }
 
+/// On a kernel that knows no slices of a thread's own all goes on as it was.
+fn take_short_slices() {
+    const CALLER: u32 = 0;
+    let _ = Attributes::of(CALLER).and_then(|now| now.with_slice(SLICE).apply(CALLER));
+}
+
 /// The rings, as the filter wakes for what nobody looks at: by edges, since frames lie there most of the time and
 /// their owner is about to look.
 struct Unattended {
@@ -408,8 +445,8 @@ impl Unattended {
             let _ =
                 descriptor::epoll_control(set, libc::EPOLL_CTL_ADD, ring.as_raw_fd(), Some(event));
             self.rings += 1;
+            channel.want_attention(true);
         }
-        channel.want_attention();
     }
 
     fn pollfd(&self) -> Option<libc::pollfd> {

@@ -24,12 +24,33 @@ struct Opening {
     waiting: u32,
 }
 
+/// Who is to take an outcome.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taker {
+    /// The thread that connects: it polls the descriptor itself until [`Openings::leave`].
+    Caller,
+    /// Whoever leads.
+    Leader,
+}
+
+impl Taker {
+    pub(crate) fn if_it_waits(waits: bool) -> Taker {
+        match waits {
+            true => Taker::Caller,
+            false => Taker::Leader,
+        }
+    }
+}
+
 impl Openings {
-    pub(crate) fn add(&mut self, socket: &Arc<Socket>, fd: RawFd) {
+    pub(crate) fn add(&mut self, socket: &Arc<Socket>, fd: RawFd, taker: Taker) {
         self.0.push(Opening {
             socket: Arc::clone(socket),
             fd,
-            waiting: 0,
+            waiting: match taker {
+                Taker::Caller => 1,
+                Taker::Leader => 0,
+            },
         });
     }
 

@@ -3,9 +3,9 @@
 //! comes for a session that is here: the program would sleep forever.
 //!
 //! The background thread sees a socket that has something to read and that nobody waits for here. If an epoll set
-//! that the library does not know holds its descriptor, the program waits there: the server relays its streams from then
-//! on, so that the kernel knows of their events, datagram sockets and new sockets become the kernel's, and the
-//! program's standard error says so once.
+//! that the library does not know holds its descriptor, or a thread sleeps in a `poll` or `select` of the program's own that
+//! names it, the program waits there: the server relays its streams from then on, so that the kernel knows of their events,
+//! datagram sockets and new sockets become the kernel's, and the program's standard error says so once.
 
 use std::collections::HashMap;
 use std::fs;
@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use portolan_sys::{clock, descriptor};
+use portolan_sys::{clock, descriptor, sleeps};
 use portolan_types::{Instant, Protocol};
 
 use crate::posix;
@@ -23,9 +23,9 @@ use crate::runtime::Core;
 use crate::socket::table;
 use crate::socket::{IN, Socket, SocketPhase};
 
-/// The first look at epoll sets, and the least time between two.
+/// The first look at who waits elsewhere, and the least time between two.
 const SHORTEST: Duration = Duration::from_millis(20);
-/// A program in which they were looked at in vain, again and again, is left alone for so long.
+/// A program that was looked at in vain, again and again, is left alone for so long.
 const LONGEST: Duration = Duration::from_secs(30);
 
 static IS_SEEN: AtomicBool = AtomicBool::new(false);
@@ -39,6 +39,14 @@ pub(crate) fn is_seen() -> bool {
 pub(crate) struct Looks {
     next: Instant,
     pause: Duration,
+    /// One is to come, whether or not anything else happens.
+    is_due: bool,
+}
+
+impl Looks {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.is_due.then_some(self.next)
+    }
 }
 
 impl Default for Looks {
@@ -46,6 +54,7 @@ impl Default for Looks {
         Looks {
             next: Instant::ZERO,
             pause: SHORTEST,
+            is_due: false,
         }
     }
 }
@@ -62,17 +71,22 @@ impl Process {
     pub(crate) fn look_for_unseen_waits(&'static self, looks: &mut Looks) {
         let now = clock::now();
         if now < looks.next {
+            looks.is_due = true;
             return;
         }
         let neglected = self.lock().neglected();
+        // Before the program has registered the socket a look is in vain.
+        looks.is_due = !neglected.is_empty();
         if neglected.is_empty() {
             return;
         }
         looks.next = now + looks.pause;
         looks.pause = (looks.pause * 2).min(LONGEST);
-        let registered = registered_elsewhere();
-        let awaited = |(fd, _): &(RawFd, _)| registered.contains_key(fd);
-        if !neglected.iter().any(awaited) {
+        let mut awaited = registered_elsewhere();
+        for fd in sleeps::polled_past_library() {
+            awaited.entry(fd).or_default();
+        }
+        if !neglected.iter().any(|(fd, _)| awaited.contains_key(fd)) {
             return;
         }
         if !IS_SEEN.swap(true, Ordering::Relaxed) {
@@ -80,8 +94,7 @@ impl Process {
         }
         looks.pause = SHORTEST;
         for (fd, file) in table::all() {
-            if let (table::File::Socket(socket), Some(registrations)) = (file, registered.get(&fd))
-            {
+            if let (table::File::Socket(socket), Some(registrations)) = (file, awaited.get(&fd)) {
                 hand_over(fd, &socket, registrations);
             }
         }
@@ -101,15 +114,11 @@ fn hand_over(fd: RawFd, socket: &Arc<Socket>, registrations: &[Registration]) {
 }
 
 impl Core {
-    /// Sockets that do not block, with something to read, and that nobody waits for here.
+    /// Sockets with something to read that nobody waits for here.
     fn neglected(&mut self) -> Vec<(RawFd, Arc<Socket>)> {
         let candidates: Vec<_> = self
             .sockets()
-            .filter(|socket| {
-                socket.is_nonblocking()
-                    && socket.phase() == SocketPhase::Cached
-                    && !socket.is_watched()
-            })
+            .filter(|socket| socket.phase() == SocketPhase::Cached && !socket.is_watched())
             .cloned()
             .collect();
         let readable = |socket: &Arc<Socket>| socket.readiness(self) & IN != 0;

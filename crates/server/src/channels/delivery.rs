@@ -12,13 +12,6 @@ use tracing::{info, warn};
 use crate::server::Server;
 
 impl Server {
-    /// The session has chosen, or has not.
-    pub fn choose_delivery(&mut self, id: SessionId, chosen: Option<Delivery>) {
-        if let Some(session) = self.control.registry.session_mut(id) {
-            session.delivery = chosen;
-        }
-    }
-
     /// What the session's row says of it. The server's own packets come as they always do.
     pub fn delivery_flags(&self, session: &SessionEntry) -> u16 {
         if !matches!(session.holder, Holder::Process(..)) {
@@ -57,6 +50,7 @@ impl Server {
     /// frames come as in `shm`.
     pub fn filter_device(&mut self, ifindex: u32) -> Result<(), AttachError> {
         self.filter.attach_interface(ifindex)?;
+        self.hooks.add(ifindex);
         let spec = self.config.delivery.xdp();
         self.driver_refusals.remove(&ifindex);
         if spec.is_empty() {

@@ -2,8 +2,6 @@
 //! long as that lives: when its session has gone, another session of the process has it. The thread that makes channels
 //! makes rings, since the kernel takes tens of milliseconds for one.
 
-use std::collections::BTreeMap;
-
 use portolan_bpf::ChannelMaps;
 use portolan_control::{ClientId, Errno, Holder, SessionEntry};
 use portolan_proto::control::{Delivery, ReplyBody};
@@ -11,87 +9,13 @@ use portolan_proto::report::{Mapping, SharedReason};
 use portolan_types::{ChannelId, SessionId};
 use tracing::error;
 
-use crate::control_socket::clients::Answer;
+use crate::channels::rings::{RINGS, RingEntry, RingRequest, Stage};
+use crate::requests::Answer;
 use crate::server::Server;
-
-/// Of all processes together, beside the rings of their channels.
-pub const RINGS: u32 = 256;
-
-#[derive(Debug)]
-pub struct Directs {
-    /// By their numbers, which follow those of the processes' channels.
-    rings: BTreeMap<ChannelId, RingEntry>,
-    first: ChannelId,
-}
-
-#[derive(Debug)]
-struct RingEntry {
-    owner: ChannelId,
-    stage: Stage,
-}
-
-#[derive(Debug)]
-enum Stage {
-    Ordered(RingRequest),
-    /// Its process has gone meanwhile.
-    Unwanted,
-    Free,
-    Taken(SessionId),
-}
-
-/// A session that waits for a ring.
-#[derive(Clone, Copy, Debug)]
-struct RingRequest {
-    session: SessionId,
-    client: ClientId,
-    request: u32,
-}
-
-impl Directs {
-    /// `processes` channels have the numbers before.
-    pub fn new(processes: u32) -> Directs {
-        Directs {
-            rings: BTreeMap::new(),
-            first: ChannelId(processes + 1),
-        }
-    }
-
-    pub fn of(&self, session: SessionId) -> Option<ChannelId> {
-        self.find(|entry| matches!(entry.stage, Stage::Taken(id) if id == session))
-    }
-
-    fn free_of(&self, owner: ChannelId) -> Option<ChannelId> {
-        self.find(|entry| entry.owner == owner && matches!(entry.stage, Stage::Free))
-    }
-
-    fn find(&self, is_it: impl Fn(&RingEntry) -> bool) -> Option<ChannelId> {
-        let mut rings = self.rings.iter();
-        rings.find_map(|(ring, entry)| is_it(entry).then_some(*ring))
-    }
-
-    fn count_of(&self, owner: ChannelId) -> usize {
-        let rings = self.rings.values();
-        rings.filter(|entry| entry.owner == owner).count()
-    }
-
-    fn set(&mut self, ring: ChannelId, stage: Stage) {
-        if let Some(entry) = self.rings.get_mut(&ring) {
-            entry.stage = stage;
-        }
-    }
-
-    /// How many sessions have one.
-    pub fn taken(&self) -> usize {
-        let rings = self.rings.values();
-        rings
-            .filter(|entry| matches!(entry.stage, Stage::Taken(_)))
-            .count()
-    }
-}
 
 impl Server {
     pub fn mapping_of(&self, session: &SessionEntry) -> Mapping {
-        match (self.directs.of(session.id), session.ring_refusal) {
+        match (self.handles.ring(session.id), session.ring_refusal) {
             (Some(_), _) => Mapping::Direct,
             (None, Some(reason)) => Mapping::Refused(reason),
             (None, None) => Mapping::Shared,
@@ -113,10 +37,10 @@ impl Server {
     ) -> Result<Answer, Errno> {
         let channel = self.clients.get(&client).and_then(|client| client.channel);
         let channel = channel.ok_or(Errno::PERM)?;
-        if !self.is_held_by(id, channel) || self.locals.has(id) {
+        if !self.is_held_by(id, channel) || self.handles.local(id).is_some() {
             return Err(Errno::BADF);
         }
-        if self.directs.of(id).is_some() {
+        if self.handles.ring(id).is_some() {
             return Ok(ReplyBody::Direct { ring_size: None }.into());
         }
         if self.is_mapped_by_tap(id) {
@@ -204,22 +128,23 @@ impl Server {
 
     fn take_ring(&mut self, ring: ChannelId, id: SessionId) {
         self.note_ring_refusal(id, None);
-        self.directs.set(ring, Stage::Taken(id));
+        self.directs.set(ring, Stage::Taken);
+        self.handles.of(id).ring = Some(ring);
         self.control.counters.direct_mappings += 1;
         self.renew_rows(id);
     }
 
     /// The session goes elsewhere: another of its process may have the ring. Its row is to be written anew.
-    pub fn free_ring(&mut self, id: SessionId) {
+    fn free_ring(&mut self, id: SessionId) {
         self.note_ring_refusal(id, None);
-        if let Some(ring) = self.directs.of(id) {
-            self.directs.set(ring, Stage::Free);
+        if let Some(ring) = self.handles.take_ring(id) {
+            self.directs.free(ring);
         }
     }
 
     /// As [`Server::free_ring`], if the session goes to another process, or to none.
     pub fn free_ring_unless(&mut self, id: SessionId, holder: Holder) {
-        let ring = self.directs.of(id);
+        let ring = self.handles.ring(id);
         let owner = ring.and_then(|ring| Some(self.directs.rings.get(&ring)?.owner));
         let stays = matches!(holder, Holder::Process(channel, _) if Some(channel) == owner);
         if !stays {
@@ -232,9 +157,8 @@ impl Server {
         if !self.is_held_by(id, channel) {
             return;
         }
-        if let Some(ring) = self.directs.of(id) {
+        if let Some(ring) = self.handles.take_ring(id) {
             self.refuse_ring(id, SharedReason::NotMade);
-            self.directs.set(ring, Stage::Free);
             self.renew_rows(id);
             self.remove_ring(ring);
         }
@@ -248,9 +172,10 @@ impl Server {
             .map(|(ring, entry)| (*ring, matches!(entry.stage, Stage::Ordered(_))))
             .collect();
         for (ring, is_ordered) in owned {
-            match is_ordered {
-                true => self.disown_ring(ring),
-                false => self.remove_ring(ring),
+            if is_ordered {
+                self.disown_ring(ring)
+            } else {
+                self.remove_ring(ring)
             }
         }
     }
@@ -272,6 +197,6 @@ impl Server {
 
     /// What the session's row says of it; 0: its channel's.
     pub fn ring_of(&self, id: SessionId) -> u32 {
-        self.directs.of(id).map_or(0, |ring| ring.0)
+        self.handles.ring(id).map_or(0, |ring| ring.0)
     }
 }

@@ -6,7 +6,8 @@ use portolan_types::{FlowKey, Handle};
 use portolan_wire::demux::{ENCLOSED_V4_LEN, ENCLOSED_V6_LEN};
 use tracing::warn;
 
-use crate::server::{Server, random_u64};
+use crate::random::random_u64;
+use crate::server::Server;
 
 impl Server {
     /// What a handle would take of each packet of a connection; 0 if it is to offer none.

@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use portolan_bpf::ChannelMaps;
 use portolan_control::{Charge, ClientId, Errno, Input, SessionEntry, SessionPhase, Timer};
+use portolan_proto::PROTOCOL;
 use portolan_proto::control::{Probed, ProbedState, ReplyBody};
-use portolan_stack::VERSION;
 use portolan_sys::clock;
 use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
-use portolan_sys::wait::{WakeSender, wake_pair, wake_receiver};
+use portolan_sys::wait::{wake_pair, wake_receiver};
 use portolan_types::{ChannelId, Protocol, SessionId};
 use tracing::{debug, error, warn};
 
-use crate::channels::channel_pool::{PendingHello, Spare};
-use crate::control_socket::clients::Answer;
-use crate::locals::ProcessBell;
-use crate::qos::TxQueueSet;
+use crate::channels::channel::{Channel, Ending, Ends};
+use crate::channels::pool::{PendingHello, Spare};
+use crate::local_ends::ProcessNotifier;
+use crate::requests::Answer;
 use crate::server::Server;
 
 /// Longest program name that is kept.
@@ -27,62 +27,16 @@ const PROGRAM_MAX: usize = 64;
 /// How long sessions of processes that are gone are ended in one turn.
 const ENDING_PER_TURN: Duration = Duration::from_millis(2);
 
-/// A process that is gone, with the sessions that it held. Its channel is nobody else's until all of them have ended.
-#[derive(Debug)]
-pub struct Ending {
-    channel: ChannelId,
-    sessions: Vec<SessionId>,
-    /// Sessions whose descriptor it had, still to forget it.
-    known: Option<Vec<SessionId>>,
-}
-
-/// What the server keeps of a process's channel.
-#[derive(Debug)]
-pub struct Channel {
-    pub client: ClientId,
-    pub statistics: StatisticsReader,
-    /// With a copy of its descriptor: a process that had the only one would destroy the device when it
-    /// ends, which is slow, and only then close its connections.
-    pub tap: Tap,
-    /// Becomes readable when `recalled` is not empty, or transmit queues have changed.
-    pub recall_event: WakeSender,
-    pub notifier: ProcessBell,
-    /// What the process is to give back, until it asks.
-    pub recalled: Vec<SessionId>,
-    pub tx_queues: TxQueueSet,
-}
-
-/// Of what the server shares with a process.
-struct Ends {
-    client: ClientId,
-    statistics: StatisticsReader,
-    recall_event: WakeSender,
-    notifier: ProcessBell,
-}
-
-impl Channel {
-    fn new(ends: Ends, tap: Tap) -> Channel {
-        Channel {
-            client: ends.client,
-            statistics: ends.statistics,
-            tap,
-            recall_event: ends.recall_event,
-            notifier: ends.notifier,
-            recalled: Vec::new(),
-            tx_queues: TxQueueSet::default(),
-        }
-    }
-}
-
 impl Server {
     /// Registers a process and hands it a channel, now or as soon as there is one.
     pub fn hello(&mut self, id: ClientId, version: u32, program: String) -> Result<Answer, Errno> {
         let client = self.clients.get(&id).ok_or(Errno::BADF)?;
+        let program: String = program.chars().take(PROGRAM_MAX).collect();
         // One channel for a connection, and one that is being made.
         if client.channel.is_some() || client.is_registering {
             return Err(Errno::ALREADY);
         }
-        if version != VERSION {
+        if version != PROTOCOL {
             warn!(
                 pid = client.credentials.pid,
                 program, "program with a library of another version refused"
@@ -224,7 +178,7 @@ impl Server {
         let statistics = StatisticsReader::create()?;
         let (recall_receiver, recall_event) = wake_pair()?;
         let (wake_receiver, address) = wake_receiver(&self.wake_directory)?;
-        let notifier = ProcessBell::new(address)?;
+        let notifier = ProcessNotifier::new(address)?;
         let fds: Vec<OwnedFd> = vec![
             tap.fd.try_clone()?,
             maps.ring,
@@ -351,7 +305,7 @@ impl Server {
             .and_then(|listener| listener.delegate);
         let prober = self.clients.get(&client).and_then(|client| client.channel);
         if delegate.is_some_and(|delegate| Some(delegate.channel) != prober) {
-            self.want_back(id);
+            self.input(Input::WantBack(id));
         }
     }
 
@@ -359,9 +313,13 @@ impl Server {
     fn probed(&self, session: &SessionEntry) -> Option<Probed> {
         let standing = match (session.protocol, session.phase(), session.remote) {
             (Protocol::Tcp, SessionPhase::Bound, _) => ProbedState::Bound,
-            (_, SessionPhase::Listening, _) => ProbedState::Listening {
-                backlog: self.control.registry.listener(session.id)?.backlog(),
-            },
+            (_, SessionPhase::Listening, _) => {
+                let listener = self.control.registry.listener(session.id)?;
+                ProbedState::Listening {
+                    backlog: listener.backlog(),
+                    waiting: listener.waiting(),
+                }
+            }
             (
                 Protocol::Tcp,
                 SessionPhase::Offered

@@ -70,8 +70,9 @@ impl DeliveryConfig {
 
 /// The server and its programs map as much as is asked for, so that it must be what the kernel makes.
 pub(super) fn check_ring_size(key: &'static str, bytes: u32) -> Result<(), ConfigError> {
-    match bytes.is_power_of_two() && RING_SIZES.contains(&bytes) {
-        true => Ok(()),
-        false => Err(ConfigError::RingSize { key, bytes }),
+    if bytes.is_power_of_two() && RING_SIZES.contains(&bytes) {
+        Ok(())
+    } else {
+        Err(ConfigError::RingSize { key, bytes })
     }
 }

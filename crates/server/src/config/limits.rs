@@ -47,8 +47,13 @@ pub struct LimitsConfig {
     pub orphan_memory_per_user: u32,
     /// Seconds without progress after which one is reset.
     pub orphan_seconds: u32,
+    /// MiB of relayed sessions that the server holds.
+    pub relay_memory: u32,
+    pub relay_memory_per_user: u32,
     /// Microseconds of the server's that requests of one user get before others have their turn.
     pub turn_us: u32,
+    /// Percent of the server's time that they may take over more than a turn.
+    pub time_share: u32,
 }
 
 impl Default for LimitsConfig {
@@ -71,7 +76,10 @@ impl Default for LimitsConfig {
             orphan_memory: 256,
             orphan_memory_per_user: 64,
             orphan_seconds: 240,
+            relay_memory: 512,
+            relay_memory_per_user: 128,
             turn_us: 2000,
+            time_share: 60,
         }
     }
 }
@@ -102,7 +110,10 @@ impl LimitsConfig {
                 1 << 20,
             ),
             ("orphan_seconds", self.orphan_seconds, 86_400),
+            ("relay_memory", self.relay_memory, 1 << 20),
+            ("relay_memory_per_user", self.relay_memory_per_user, 1 << 20),
             ("turn_us", self.turn_us, 1_000_000),
+            ("time_share", self.time_share, 100),
         ] {
             if !(1..=maximum).contains(&value) {
                 return Err(ConfigError::Limit(name, maximum));
@@ -126,6 +137,7 @@ impl LimitsConfig {
                 memory: self.orphan_memory(),
                 patience: Duration::from_secs(self.orphan_seconds.into()),
             },
+            relay_memory: self.memory(self.relay_memory, self.relay_memory_per_user),
             time_wait: self.time_wait,
         }
     }
@@ -150,10 +162,13 @@ impl LimitsConfig {
         self.limit(self.shared_ports, self.shared_ports_per_user)
     }
 
-    /// In bytes.
     fn orphan_memory(&self) -> Limit {
+        self.memory(self.orphan_memory, self.orphan_memory_per_user)
+    }
+
+    /// In bytes, of numbers in MiB.
+    fn memory(&self, total: u32, per_user: u32) -> Limit {
         let bytes = |mebibytes: u32| u64::from(mebibytes) * MIB;
-        let (total, per_user) = (self.orphan_memory, self.orphan_memory_per_user);
         Limit::with_reserve(bytes(total), bytes(per_user), self.root_reserve)
     }
 

@@ -50,6 +50,7 @@ fn limits_have_ranges() {
         ("bindings", "1048576"),
         ("orphan_memory", "1048576"),
         ("turn_us", "1000000"),
+        ("time_share", "100"),
     ] {
         let message = refused(&limits(&format!("{key} = 0")));
         assert!(message.contains(&format!("{key} must be between 1 and {most}")));
@@ -91,7 +92,10 @@ fn every_key_can_be_set() {
          orphan_memory = 64
          orphan_memory_per_user = 16
          orphan_seconds = 30
+         relay_memory = 64
+         relay_memory_per_user = 16
          turn_us = 1000
+         time_share = 50
          [filter]
          algorithm = 'linear'
          [demux]

@@ -1,11 +1,10 @@
 //! The end of sessions: capsules that come back, connections the server finishes, processes that
 //! died with sessions open.
 
-use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use portolan_control::{Command, Errno, Holder, Input, Life, Progress, SessionPhase};
+use portolan_control::{Command, Errno, Holder, Input, Life, Progress, SessionPhase, Start};
 use portolan_proto::control::{AfterFlush, Capsule, Reader, ReplyBody, SocketOptionsBlob};
 use portolan_stack::{IpOptions, Packet, Session, TcpSession, Transport, send_segment};
 use portolan_sys::shm;
@@ -13,15 +12,16 @@ use portolan_tcp::{HandoffBuffer, StateName};
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
-use crate::control_socket::clients::Answer;
-use crate::server::{Server, random_u32};
+use crate::random::random_u32;
+use crate::requests::Answer;
+use crate::server::Server;
 
 impl Server {
     /// `BeginFlush`: the session is about to come back. What comes for it waits here, so that what its holder has
     /// before it packs is all there was.
     pub fn depart(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
         let session = self.control.registry.admit(channel, Command::Flush, id)?;
-        if session.protocol == Protocol::Udp || self.locals.has(id) {
+        if session.protocol == Protocol::Udp || self.handles.local(id).is_some() {
             return Err(Errno::OPNOTSUPP);
         }
         if session.awaited.is_none() {
@@ -47,14 +47,15 @@ impl Server {
     }
 
     /// The session does not come: what has waited for it is nobody's.
-    pub fn await_no_longer(&mut self, id: SessionId) {
+    fn await_no_longer(&mut self, id: SessionId) {
         let session = self.control.registry.session_mut(id);
         if let Some((slot, _)) = session.and_then(|session| session.awaited.take()) {
-            self.drop_awaited(slot);
+            self.remove_connection(slot);
         }
     }
 
-    pub fn drop_awaited(&mut self, slot: Slot) {
+    /// Takes a connection out of the engine; what has waited at the slot is nobody's.
+    pub fn remove_connection(&mut self, slot: Slot) {
         self.stack.remove(slot);
         self.stack.released().for_each(drop);
     }
@@ -73,7 +74,7 @@ impl Server {
         if session.protocol == Protocol::Udp {
             return self.flush_udp(id, then);
         }
-        if self.locals.has(id) {
+        if self.handles.local(id).is_some() {
             return Ok(self.flush_local(channel, id, then, options_blob));
         }
         let Some(session) = self.unpack(id, capsule, fds) else {
@@ -94,8 +95,8 @@ impl Server {
             AfterFlush::Relay(reader) => {
                 self.note_reader(id, channel, reader);
                 match reader {
-                    Reader::Sender => self.start_relay(id),
-                    Reader::Other => self.start_relay_gently(id),
+                    Reader::Sender => self.input(Input::Relay(id, Start::AtOnce)),
+                    Reader::Other => self.input(Input::Relay(id, Start::Gently)),
                 }
             }
             AfterFlush::Park => self.input(Input::Park(id)),
@@ -201,15 +202,6 @@ impl Server {
         let slot = self.server_slot(id)?;
         let session = self.stack.tcp(slot)?;
         Some(session.connection.tcp_info().send_queue as u64)
-    }
-
-    /// Ends a TIME_WAIT between two hosts whose ports may be used again. False if there is none.
-    pub fn reuse_time_wait(&mut self, local: IpAddr, remote: SocketAddr) -> bool {
-        let reusable = self.control.reusable_time_wait(local, remote, self.now);
-        if let Some(id) = reusable {
-            self.forget(id);
-        }
-        reusable.is_some()
     }
 
     /// Takes a session out for the process whose row it gets. Packets that came before lie on the

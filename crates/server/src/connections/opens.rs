@@ -1,73 +1,29 @@
 //! Binding and active opens: is the call ours, which address and port, then the handshake by the
 //! engine. When it is done the session goes to the process; see also `udp`.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use portolan_control::ports::ClaimError;
+use portolan_control::opens::check_local;
+use portolan_control::sharing::{UdpEndpoint, any_of};
 use portolan_control::{
-    ClaimId, Command, Errno, Holder, Input, Life, Opening, PortClaim, SessionEntry,
+    ClaimId, Command, Effects, Errno, Fallback, Holder, Input, Life, Opening, PortClaim, Way,
 };
-use portolan_proto::control::{
-    DescriptorEvent, FastOpenMode, HandshakeOptions, KernelReason, ReplyBody, Reuse, SessionRef,
-};
-use portolan_proto::metastate::RouteKind;
+use portolan_proto::control::{DescriptorEvent, ReplyBody, Reuse, SessionRef};
 use portolan_stack::passive::{tune_config, tune_connection};
 use portolan_stack::{Path, TcpSession};
 use portolan_sys::port_right;
 use portolan_tcp::Connection;
-use portolan_types::{
-    ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, canonical, is_scoped, scope_of,
-    scoped,
-};
+use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, canonical};
 use tracing::debug;
 
-use crate::control_socket::clients::Answer;
-use crate::migration::sessions::NewDescriptor;
+use crate::random::{random_u32, random_u64};
+use crate::requests::{Answer, BindRequest, NewDescriptor, Target};
 use crate::reservation::PortReservation;
-use crate::server::{Server, random_u32, random_u64};
-use crate::udp::sharing::binding_rows;
+use crate::server::Server;
 
 /// Ephemeral ports that are tried when the kernel turns out to have one in use.
 const PORT_ATTEMPTS: usize = 16;
-
-/// A local endpoint somebody wants.
-#[derive(Clone, Copy, Debug)]
-pub struct BindRequest {
-    pub protocol: Protocol,
-    pub local: SocketAddr,
-    pub reuse: Reuse,
-    pub v6_only: bool,
-}
-
-/// A peer somebody wants to talk to.
-#[derive(Clone, Debug)]
-pub struct Target {
-    pub protocol: Protocol,
-    pub remote: SocketAddr,
-    pub slot: Slot,
-    pub options: HandshakeOptions,
-    pub early: FastOpenMode,
-}
-
-/// Why a call does not lead to a session of Portolan's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fallback {
-    Kernel(KernelReason),
-    Error(Errno),
-}
-
-impl From<Errno> for Fallback {
-    fn from(errno: Errno) -> Fallback {
-        Fallback::Error(errno)
-    }
-}
-
-impl From<KernelReason> for Fallback {
-    fn from(reason: KernelReason) -> Fallback {
-        Fallback::Kernel(reason)
-    }
-}
 
 impl Server {
     /// `bind`: takes the port here and in the kernel.
@@ -119,8 +75,7 @@ impl Server {
             local: canonical(request.local),
             ..request
         };
-        let taken = self
-            .check_local(request.protocol, request.local)
+        let taken = check_local(&self.routes, request.protocol, request.local)
             .and_then(|()| Ok(self.take_endpoint(channel, request, false)?));
         let (claim, local, reservation) = match taken {
             Ok(taken) => taken,
@@ -176,9 +131,10 @@ impl Server {
             // A datagram socket or a listener, whose close does not wait.
             right => drop(right),
         }
-        match is_privileged && !is_shown {
-            true => Err(Errno::ACCES),
-            false => Ok(()),
+        if is_privileged && !is_shown {
+            Err(Errno::ACCES)
+        } else {
+            Ok(())
         }
     }
 
@@ -189,7 +145,7 @@ impl Server {
         slot: Slot,
         descriptor: NewDescriptor,
     ) -> Result<Answer, Fallback> {
-        self.check_local(request.protocol, request.local)?;
+        check_local(&self.routes, request.protocol, request.local)?;
         let uid = self
             .control
             .registry
@@ -256,26 +212,14 @@ impl Server {
         bound.map_err(|error| error.errno())
     }
 
-    /// Enters a session of a process; undoes the claim if there is no room.
+    /// Enters a session of a process, with its descriptor.
     pub fn enter(
         &mut self,
         channel: ChannelId,
         opening: Opening,
         far: Option<OwnedFd>,
     ) -> Result<SessionId, Errno> {
-        // One near end, one session: a second would take the first one's name.
-        let is_taken =
-            opening.cookie != 0 && self.control.registry.by_cookie(opening.cookie).is_some();
-        let claims = opening.claims();
-        let opened = match is_taken {
-            true => Err(Errno::INVAL),
-            false => self
-                .control
-                .registry
-                .open(Some(channel), opening, random_u64),
-        };
-        let id =
-            opened.inspect_err(|_| claims.for_each(|claim| self.control.ports.release(claim)))?;
+        let id = self.control.enter(Some(channel), opening, random_u64)?;
         let kept = self.charge_udp_rows(id).and_then(|()| match far {
             Some(far) => self.watch_peer_end(id, far),
             None => Ok(()),
@@ -295,7 +239,7 @@ impl Server {
         if session.protocol != Protocol::Udp {
             return Ok(());
         }
-        let rows = binding_rows(session);
+        let rows = UdpEndpoint::from(session).bindings().len();
         self.control.registry.charge_bindings(id, rows)?;
         self.charge_deals(id)
     }
@@ -329,17 +273,20 @@ impl Server {
             Some(_) => None,
             None => Some(self.take_new_descriptor(fds)?),
         };
-        let opened = match self.local_peer(&target, known) {
-            Some(local_peer) => {
+        let to = (target.protocol, target.remote);
+        let hash = |flow: &FlowKey, id| self.hash((flow, id));
+        let way = self.control.way_to(&self.routes, to, known, hash);
+        let opened = way.and_then(|way| match (way, target.protocol) {
+            (Way::WithinHost(local_peer), _) => {
                 self.connect_local(channel, known, (target, local_peer), descriptor)
             }
-            None => self
-                .path_to(target.remote, known)
-                .and_then(|path| match target.protocol {
-                    Protocol::Tcp => self.connect_tcp(channel, known, target, path, descriptor),
-                    Protocol::Udp => self.connect_udp(channel, known, target, path, descriptor),
-                }),
-        };
+            (Way::Network(path), Protocol::Tcp) => {
+                self.connect_tcp(channel, known, target, path, descriptor)
+            }
+            (Way::Network(path), Protocol::Udp) => {
+                self.connect_udp(channel, known, target, path, descriptor)
+            }
+        });
         match opened {
             Ok(answer) => Ok(answer),
             Err(fallback) => self.fallback(known, fallback),
@@ -362,7 +309,7 @@ impl Server {
             Some(id) => id,
             None => self.enter_unbound(channel, &target, descriptor)?,
         };
-        let local = match self.local_for(id, target.remote, &path) {
+        let local = match self.choose_source(id, target.remote, &path) {
             Ok(local) => local,
             Err(errno) => {
                 if known.is_none() {
@@ -383,8 +330,9 @@ impl Server {
             Connection::connect(&config, local.port(), target.remote.port(), isn, self.now);
         let retries = self.sysctls.values().syn_retries;
         tune_connection(&mut connection, &target.options, retries);
-        self.choose_delivery(id, target.options.delivery);
-        self.choose_priority(id, target.options.priority);
+        if let Some(session) = self.control.registry.session_mut(id) {
+            session.choose(&target.options);
+        }
         let early = self.open_fast(&mut connection, target.remote.ip(), &target.early);
         self.control.counters.opens += 1;
         let session = TcpSession {
@@ -424,54 +372,18 @@ impl Server {
         self.enter(channel, opening, Some(descriptor.far))
     }
 
-    /// Chooses source address and port for a TCP session that wants to reach `remote`, and enters
-    /// the connection in the port table.
-    pub fn local_for(
+    /// Source address and port of an open, with its place in the port table.
+    pub fn choose_source(
         &mut self,
         id: SessionId,
         remote: SocketAddr,
         path: &Path,
     ) -> Result<SocketAddr, Errno> {
-        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
-        let mut claim = self.ports_claim(session);
-        if claim.local.ip().is_unspecified() {
-            let source = path.source.ok_or(Errno::ADDRNOTAVAIL)?;
-            claim.local = scoped(source, claim.local.port(), path.interface);
-        }
-        if claim.local.is_ipv4() != remote.is_ipv4() {
-            return Err(Errno::AFNOSUPPORT);
-        }
-        let mut joined = self.join_port(claim, remote);
-        if joined.is_err() && self.reuse_time_wait(claim.local.ip(), remote) {
-            joined = self.join_port(claim, remote);
-        }
-        let (claim_id, local) = joined.map_err(|error| error.errno())?;
-        if let Some(session) = self.control.registry.session_mut(id) {
-            session.flow_claim = Some(claim_id);
-        }
-        Ok(local)
-    }
-
-    fn join_port(
-        &mut self,
-        claim: PortClaim,
-        remote: SocketAddr,
-    ) -> Result<(ClaimId, SocketAddr), ClaimError> {
-        if claim.local.port() == 0 {
-            return self.control.ports.connect(claim, remote, random_u32());
-        }
-        let id = self.control.ports.join(claim, remote)?;
-        Ok((id, claim.local))
-    }
-
-    fn ports_claim(&self, session: &SessionEntry) -> PortClaim {
-        PortClaim {
-            protocol: session.protocol,
-            local: session.local,
-            reuse: session.reuse,
-            v6_only: session.v6_only,
-            uid: session.uid,
-        }
+        let mut effects = Effects::new();
+        let (to, at) = ((remote, path), (random_u32(), self.now));
+        let chosen = self.control.choose_source(id, to, at, &mut effects);
+        self.carry_out(effects);
+        chosen
     }
 
     /// Puts a TCP session into the server's own stack and aims its row here.
@@ -506,7 +418,7 @@ impl Server {
             slot,
             portolan_stack::Session::Tcp(Box::new(session)),
         );
-        self.forget_rx_throttle(id);
+        self.handles.take_paced(id);
         self.rx_throttle_held(id);
     }
 
@@ -542,115 +454,7 @@ impl Server {
         self.control.counters.open_failures += 1;
         debug!(session = id.0, errno = errno.0, "connecting failed");
         self.send_event(id, &DescriptorEvent::Failed { errno: errno.0 }, &[]);
-        self.back_to_bound(id);
-    }
-
-    /// Takes a failed open back to where `connect` found it.
-    pub fn back_to_bound(&mut self, id: SessionId) {
-        if let Some(slot) = self.server_slot(id) {
-            self.stack.remove(slot);
-            // The slot must not be freed twice.
-            self.control.registry.unsteer(id);
-        }
-        self.unsteer(id);
-        self.forget_local(id);
-        let bound = self.claim_of(id);
-        let Some(session) = self.control.registry.session_mut(id) else {
-            return;
-        };
-        let family = any_of(session.local.ip());
-        session.local = bound.map_or(SocketAddr::new(family, 0), |claim| claim.local);
-        session.remote = None;
-        session.life = Life::Bound;
-        if let Some(claim) = session.flow_claim.take() {
-            self.control.ports.release(claim);
-        }
-        self.give_up_unchosen_port(id);
-    }
-
-    /// As Linux: a socket that is closed for its peers keeps its address, and its port only if the program chose it
-    /// (`SOCK_BINDPORT_LOCK`).
-    pub fn give_up_unchosen_port(&mut self, id: SessionId) {
-        let Some(session) = self.control.registry.session_mut(id) else {
-            return;
-        };
-        if session.has_chosen_port {
-            return;
-        }
-        session.local.set_port(0);
-        if let Some(claim) = session.claim.take() {
-            self.control.ports.release(claim);
-            self.drop_reservation(id);
-        }
-    }
-
-    /// Is `remote` reached through a managed device? `known` may be bound to a device's address.
-    fn path_to(&self, remote: SocketAddr, known: Option<SessionId>) -> Result<Path, Fallback> {
-        let scope = scope_of(remote);
-        let remote = remote.ip();
-        // As Linux: a link-local peer is on no link that anybody knows.
-        if is_scoped(remote) && scope == 0 {
-            return Err(Errno::INVAL.into());
-        }
-        if remote.is_unspecified() || self.routes.is_local(remote) {
-            return Err(KernelReason::LocalAddress.into());
-        }
-        if remote.is_multicast() || remote == IpAddr::V4(Ipv4Addr::BROADCAST) {
-            return Err(KernelReason::NotUnicast.into());
-        }
-        let path = self
-            .routes
-            .path_in(remote, scope)
-            .map_err(|_| Fallback::Kernel(KernelReason::NoRoute))?;
-        match path.kind {
-            RouteKind::Unicast if path.managed => {}
-            RouteKind::Unicast => return Err(KernelReason::UnmanagedDevice.into()),
-            RouteKind::Local => return Err(KernelReason::LocalAddress.into()),
-            RouteKind::Broadcast | RouteKind::Multicast => {
-                return Err(KernelReason::NotUnicast.into());
-            }
-            RouteKind::Refuse => return Err(KernelReason::NoRoute.into()),
-        }
-        let family = known
-            .and_then(|id| self.control.registry.session(id))
-            .map(|session| session.local.ip());
-        match family {
-            // The kernel knows what to say of that.
-            Some(local) if local.is_loopback() => Err(KernelReason::LocalAddress.into()),
-            Some(local) if !local.is_unspecified() && local.is_ipv4() != remote.is_ipv4() => {
-                Err(Errno::AFNOSUPPORT.into())
-            }
-            _ => Ok(path),
-        }
-    }
-
-    /// May a session of Portolan's have this local address?
-    fn check_local(&self, protocol: Protocol, local: SocketAddr) -> Result<(), Fallback> {
-        let address = local.ip();
-        if is_scoped(address) && scope_of(local) == 0 {
-            return Err(Errno::INVAL.into());
-        }
-        if address.is_unspecified() {
-            return Ok(());
-        }
-        if address.is_loopback() {
-            return match protocol {
-                Protocol::Tcp if self.routes.path(address).is_ok() => Ok(()),
-                Protocol::Tcp | Protocol::Udp => Err(KernelReason::LocalAddress.into()),
-            };
-        }
-        let is_for_many = address.is_multicast() || self.routes.is_broadcast(address);
-        match protocol {
-            // Who binds to a group hears that group only (the kernel socket is bound likewise).
-            Protocol::Udp if is_for_many => return Ok(()),
-            Protocol::Tcp if is_for_many => return Err(KernelReason::NotUnicast.into()),
-            Protocol::Udp | Protocol::Tcp => {}
-        }
-        match self.managed_addresses.get(&address) {
-            Some(true) => Ok(()),
-            Some(false) => Err(KernelReason::UnmanagedDevice.into()),
-            None => Err(Errno::ADDRNOTAVAIL.into()),
-        }
+        self.input(Input::OpenFailed(id));
     }
 
     /// Answers a call that leads elsewhere. A bound session gives its port to the kernel's socket.
@@ -659,27 +463,12 @@ impl Server {
             Fallback::Error(errno) => return Err(errno),
             Fallback::Kernel(reason) => reason,
         };
-        self.control.counters.use_kernel(reason);
-        // A UDP session is left to the kernel by its library, with what is unread.
-        let is_held = |id: &SessionId| {
-            let session = self.control.registry.session(*id);
-            session.is_some_and(|session| {
-                session.protocol == Protocol::Udp && matches!(session.holder, Holder::Process(..))
-            })
-        };
-        let socket = known.filter(|id| !is_held(id)).and_then(|id| {
+        let socket = self.control.fall_back(reason, known).and_then(|id| {
             let socket = self.give_up_port(id);
             self.forget(id);
             socket
         });
         let fds = socket.into_iter().collect();
         Ok(Answer::Reply(ReplyBody::UseKernel { reason }, fds))
-    }
-}
-
-pub fn any_of(address: IpAddr) -> IpAddr {
-    match address {
-        IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-        IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     }
 }

@@ -4,23 +4,20 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use portolan_control::{Charge, ClientId, Errno, Input, RequestedState, Requester};
+use portolan_control::{ClientId, Command, Errno, Input, Requester, Timer};
 use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody, SessionRef};
 use portolan_proto::qos::QosRequest;
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::NextHop;
 use portolan_sys::unix::{AcceptError, Connection, Credentials, MAX_FDS, ReceiveError, SendError};
 use portolan_sys::{clock, port_right};
-use portolan_types::{ChannelId, SessionId};
+use portolan_types::ChannelId;
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
-use crate::channels::channel_pool::PendingHello;
-use crate::connections::opens::{BindRequest, Target};
-use crate::listeners::delegation::Claimed;
-use crate::listeners::listen::Listening;
-use crate::migration::recall::ShownSession;
-use crate::poll::Token;
+use crate::channels::pool::PendingHello;
+use crate::control_socket::client::Client;
+use crate::requests::{Answer, BindRequest, Claimed, Listening, Target};
 use crate::server::{Server, Source};
 
 /// Replies that may wait for a client that does not read; beyond, it is disconnected.
@@ -34,46 +31,6 @@ const ACCEPTED_PER_TURN: usize = 64;
 
 /// Number of a request whose sender does not wait.
 const NO_REPLY: u32 = 0;
-
-/// One control connection.
-#[derive(Debug)]
-pub struct Client {
-    connection: Connection,
-    token: Token,
-    pub credentials: Credentials,
-    /// Set by `Hello`.
-    pub channel: Option<ChannelId>,
-    /// As `ShowRight` brought it.
-    pub right: Option<OwnedFd>,
-    /// `Hello` is said, and not answered.
-    pub is_registering: bool,
-    waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
-    _charge: Charge,
-}
-
-impl AsFd for Client {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.connection.as_fd()
-    }
-}
-
-/// What a request leads to.
-pub enum Answer {
-    Reply(ReplyBody, Vec<OwnedFd>),
-    Silence,
-    /// The reply comes when the session's holder has given it back.
-    Recall(SessionId, RequestedState),
-    /// The reply comes when copies of the session's descriptor are closed here.
-    AfterCloses(ShownSession),
-    /// The reply comes when there is a channel for the program.
-    Channel(String, Option<Charge>),
-}
-
-impl From<ReplyBody> for Answer {
-    fn from(body: ReplyBody) -> Answer {
-        Answer::Reply(body, Vec::new())
-    }
-}
 
 impl Server {
     /// Lets in whoever waits at the control socket.
@@ -94,9 +51,10 @@ impl Server {
     }
 
     fn welcome(&mut self, connection: Connection, credentials: Credentials) {
-        let charge = match self.sink.is_clogged(credentials.uid) {
-            false => self.connections.charge(credentials.uid, 1).ok(),
-            true => None,
+        let charge = if self.sink.is_clogged(credentials.uid) {
+            None
+        } else {
+            self.connections.charge(credentials.uid, 1).ok()
         };
         let Some(charge) = charge else {
             self.control.counters.refused += 1;
@@ -121,6 +79,7 @@ impl Server {
                 channel: None,
                 right: None,
                 is_registering: false,
+                is_throttled: false,
                 waiting: VecDeque::new(),
                 _charge: charge,
             },
@@ -137,8 +96,47 @@ impl Server {
             .clients
             .get(&id)
             .is_some_and(|client| !client.waiting.is_empty());
-        if !is_deaf && flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR) {
+        let is_readable = flags.intersects(EventFlags::IN | EventFlags::HUP | EventFlags::ERR);
+        if !is_deaf && is_readable && !self.throttle(id) {
             self.read_client(id, REQUESTS_PER_TURN);
+        }
+    }
+
+    /// Does the connection wait until its user, whose requests have had their share of the time, may take more?
+    fn throttle(&mut self, id: ClientId) -> bool {
+        let Some(client) = self.clients.get_mut(&id) else {
+            return false;
+        };
+        if client.is_throttled {
+            return true;
+        }
+        let Some(again) = self.shares.served_again(client.credentials.uid, self.now) else {
+            return false;
+        };
+        client.is_throttled = true;
+        self.control.counters.shares_spent += 1;
+        self.throttled.push(id);
+        self.control.timers.arm_once(Timer::Shares, again);
+        self.watch_client(id);
+        true
+    }
+
+    fn watch_client(&self, id: ClientId) {
+        if let Some(client) = self.clients.get(&id) {
+            let interest = client.interest();
+            // Fails only for a descriptor that is not in the set; this one is.
+            let _ = self.poll.modify(&client.connection, client.token, interest);
+        }
+    }
+
+    /// Goes on with the connections of users who may take time again; the others wait once more.
+    pub fn read_throttled(&mut self) {
+        for id in std::mem::take(&mut self.throttled) {
+            if let Some(client) = self.clients.get_mut(&id) {
+                client.is_throttled = false;
+                // What it has sent is reported now.
+                self.watch_client(id);
+            }
         }
     }
 
@@ -192,7 +190,9 @@ impl Server {
                 }
             }
             let after = clock::now();
-            self.slices.spend(uid, after.since(before));
+            let took = after.since(before);
+            self.slices.spend(uid, took);
+            self.shares.spend(uid, took, after);
             before = after;
         }
         self.buffer = buffer;
@@ -437,6 +437,16 @@ impl Server {
                 self.take_back_ring(channel, session);
                 Ok(Answer::Silence)
             }
+            RequestBody::Describe {
+                session,
+                options_blob,
+            } => {
+                self.control
+                    .registry
+                    .admit(channel, Command::Bind, session)?;
+                self.control.registry.describe(session, options_blob);
+                Ok(ReplyBody::Done.into())
+            }
             RequestBody::Prioritize { session, priority } => {
                 self.prioritize(channel, session, priority);
                 Ok(ReplyBody::Done.into())
@@ -489,13 +499,8 @@ impl Server {
                 }
             }
         }
-        let interest = match client.waiting.is_empty() {
-            true => EventFlags::IN,
-            false => EventFlags::OUT,
-        };
         if was_waiting || !client.waiting.is_empty() {
-            // Fails only for a descriptor that is not in the set; this one is.
-            let _ = self.poll.modify(&client.connection, client.token, interest);
+            self.watch_client(id);
         }
     }
 

@@ -2,7 +2,6 @@
 //! begun, and what asks for it hears `EMFILE` or waits, so that what a message brings for sessions
 //! that exist always finds room.
 
-use std::collections::BTreeSet;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
 
@@ -23,18 +22,6 @@ const MARGIN: u64 = 128;
 
 /// When to look again.
 const RETRY: Duration = Duration::from_millis(50);
-
-/// Who waits for descriptors.
-#[derive(Debug, Default)]
-pub struct Shortage {
-    /// The highest number seen: the kernel gives out the lowest that is free.
-    highest: u64,
-    /// Listeners with connections that could not be offered.
-    listeners: BTreeSet<SessionId>,
-    /// Nobody is let in at the control socket.
-    is_closed: bool,
-    has_warned: bool,
-}
 
 impl Server {
     /// A descriptor that stays.
@@ -65,9 +52,10 @@ impl Server {
 
     /// The same, for a request that opens one.
     pub fn check_descriptors(&mut self) -> Result<(), Errno> {
-        match self.has_descriptors() {
-            true => Ok(()),
-            false => Err(Errno::MFILE),
+        if self.has_descriptors() {
+            Ok(())
+        } else {
+            Err(Errno::MFILE)
         }
     }
 

@@ -12,7 +12,7 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use portolan_sys::unix;
+use portolan_sys::unix::{self, PairKind};
 
 /// Of each user, for what may wait.
 const THREADS: usize = 4;
@@ -83,6 +83,8 @@ pub struct Sink {
     /// Of what came with messages, and its user.
     copies: Vec<(u32, Closing)>,
     shown: ShownSockets,
+    /// The kernel refuses what would lie in the server's end of a session's descriptor.
+    ends_are_empty: bool,
     thread: Sender<Vec<Doomed>>,
     waiting: Arc<Waiting>,
 }
@@ -101,14 +103,19 @@ impl Sink {
             doomed: Vec::new(),
             copies: Vec::new(),
             shown: ShownSockets::default(),
+            ends_are_empty: unix::socket_pair(PairKind::Stream)
+                .is_ok_and(|(end, _)| unix::refuse_descriptors(end)),
             thread,
             waiting,
         }
     }
 
-    /// Has the server's end of a session's descriptor closed.
-    pub fn close(&mut self, fd: OwnedFd) {
-        self.doomed.push((SESSIONS, fd.into()));
+    /// Has the server's end of a session's descriptor closed, which takes no descriptors.
+    pub fn close(&mut self, end: OwnedFd) {
+        match self.ends_are_empty {
+            true => drop(end),
+            false => self.doomed.push((SESSIONS, end.into())),
+        }
     }
 
     /// Has a descriptor closed that is a user's, or that his messages may lie in.
@@ -134,15 +141,16 @@ impl Sink {
     pub fn screen(&mut self, uid: u32, fds: &mut Vec<OwnedFd>) {
         self.close_copies();
         for fd in std::mem::take(fds) {
+            if unix::closes_at_once(&fd) {
+                fds.push(fd);
+                continue;
+            }
             if !unix::is_socket_or_memory(&fd) {
                 self.waiting.add(Some(uid), fd.into());
                 continue;
             }
             // Without a copy, for want of descriptors, the server's close may be the last.
-            let copy = match unix::closes_at_once(&fd) {
-                false => rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), 0).ok(),
-                true => None,
-            };
+            let copy = rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), 0).ok();
             let shown = |copy: &OwnedFd| ShownSocket::of(copy, &self.shown);
             self.copies.extend(copy.map(|copy| {
                 let shown = shown(&copy);
@@ -200,9 +208,10 @@ impl Waiting {
     /// What the server itself had: its close does not wait but for what a program may have done to it.
     fn close(self: &Arc<Waiting>, whose: Option<u32>, closing: Closing) {
         let fd = &closing.fd;
-        match unix::may_wait_when_closed(fd) || !unix::closes_at_once(fd) {
-            true => self.add(whose, closing),
-            false => drop(closing),
+        if unix::may_wait_when_closed(fd) || !unix::closes_at_once(fd) {
+            self.add(whose, closing);
+        } else {
+            drop(closing);
         }
     }
 

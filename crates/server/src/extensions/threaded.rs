@@ -1,18 +1,14 @@
 //! Handlers that run in threads of their owners: there is nothing to admit but the endpoint, and nothing to call. They
 //! are known to be listed.
 
+mod serve;
+
 use std::collections::BTreeMap;
 
-use portolan_control::ClientId;
 use portolan_proto::extension::layout::{EXTENSIONS, GuardKey};
-use portolan_proto::extension::{
-    Cost, Event, Extension, ExtensionReply, ExtensionReport, ExtensionState, Guard, Placement,
-};
+use portolan_proto::extension::{Cost, Event, ExtensionReport, ExtensionState, Guard, Placement};
 use portolan_proto::report::{THREADED_ROWS, ThreadedRow};
 use portolan_types::ChannelId;
-
-use super::{Outcome, refuse};
-use crate::server::Server;
 
 /// Of one process.
 const PER_PROCESS: usize = THREADED_ROWS;
@@ -91,61 +87,6 @@ impl Threaded {
             cost: Cost::default(),
             limit: 0,
             statistics: said.map_or_else(Default::default, |row| row.statistics),
-        }
-    }
-}
-
-impl Server {
-    pub(super) fn report_threaded(&self, number: u16, one: &Threaded) -> ExtensionReport {
-        let ends = self.channels.get(&one.owner);
-        one.report(
-            number,
-            ends.and_then(|ends| ends.statistics.threaded(one.row)),
-        )
-    }
-
-    pub(super) fn announce_handler(
-        &mut self,
-        client: ClientId,
-        (name, priority): (String, u8),
-        guard: Guard,
-        event: Event,
-    ) -> Outcome<ExtensionReply> {
-        if name.len() > Extension::NAME_MAX || name.is_empty() {
-            let most = Extension::NAME_MAX;
-            return refuse(libc::EINVAL, format!("a name has 1 to {most} bytes"));
-        }
-        let requester = self.clients.get(&client);
-        let Some((owner, credentials)) = requester.and_then(|a| Some((a.channel?, a.credentials)))
-        else {
-            return refuse(
-                libc::EPERM,
-                "only a process with sockets on Portolan has handlers",
-            );
-        };
-        let Some(&key) = self.admit_guards(owner, &[guard], event)?.first() else {
-            return refuse(libc::EINVAL, "a handler has a guard");
-        };
-        let Some(row) = self.extensions.threaded.free_row(owner) else {
-            return refuse(
-                libc::EDQUOT,
-                format!("the process has {PER_PROCESS} handlers in threads, the most it may have"),
-            );
-        };
-        let one = Threaded {
-            owner,
-            uid: credentials.uid,
-            pid: credentials.pid,
-            name,
-            event,
-            guard,
-            key,
-            priority,
-            row,
-        };
-        match self.extensions.threaded.enter(one) {
-            Some(number) => Ok(ExtensionReply::Announced { number, row }),
-            None => refuse(libc::EDQUOT, "there are too many handlers in threads"),
         }
     }
 }

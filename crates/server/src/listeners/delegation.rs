@@ -4,32 +4,20 @@
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
-use portolan_control::{Command, Deadline, Delegate, Errno, Holder, Life};
-use portolan_proto::control::{AcceptQueue, Blob, ReplyBody};
+use portolan_control::{Command, Errno, Holder, Input, Life};
+use portolan_proto::control::{Blob, ReplyBody};
 use portolan_proto::encode;
 use portolan_stack::TcpSession;
 use portolan_stack::passive::Rules;
 use portolan_tcp::StateName;
 use portolan_tcp::isn::Secret;
-use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot, canonical, scope_of};
+use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, canonical, scope_of};
 use tracing::debug;
 
-use crate::control_socket::clients::Answer;
-use crate::listeners::listen::Listening;
-use crate::server::{Server, random_bytes};
-
-/// How long a process may take to end a delegation that the server wants back.
-const BACK_WITHIN: Duration = Duration::from_secs(2);
-
-/// What a library says of a connection that it opened.
-#[derive(Clone, Copy, Debug)]
-pub struct Claimed {
-    pub local: SocketAddr,
-    pub remote: SocketAddr,
-    pub slot: Slot,
-}
+use crate::random::{random_bytes, random_u64};
+use crate::requests::{Answer, Claimed, Listening};
+use crate::server::Server;
 
 impl Server {
     /// After `listen`: delegates the handshakes if that is requested, or chosen for the port, and can be.
@@ -41,21 +29,11 @@ impl Server {
         spec: &Listening,
     ) -> Option<Vec<u8>> {
         let slot = spec.slot?;
-        if !self.is_delegation_wished(id, spec) || !self.can_delegate(channel, id) {
+        if !self.is_delegation_wished(id, spec) {
             return None;
         }
-        let listener = self.control.registry.listener_mut(id)?;
-        let secret = listener
-            .lent_secret
-            .get_or_insert_with(|| Secret(random_bytes()));
-        let secret = secret.0;
-        listener.delegate = Some(Delegate {
-            channel,
-            slot,
-            queue: AcceptQueue::HasRoom,
-            is_wanted_back: false,
-        });
-        self.control.counters.delegations += 1;
+        let fresh = || Secret(random_bytes());
+        let secret = self.control.delegate(id, (channel, slot), fresh)?;
         self.end_floods_of(id);
         self.steer_listener(id);
         self.move_extensions_of(id);
@@ -76,37 +54,6 @@ impl Server {
         policy.allow && spec.options.is_delegated.unwrap_or(by_policy)
     }
 
-    /// Not ports that listeners share, nor what only the server does: Fast Open, and waiting for
-    /// bytes.
-    fn can_delegate(&self, channel: ChannelId, id: SessionId) -> bool {
-        let (Some(session), Some(listener)) = (
-            self.control.registry.session(id),
-            self.control.registry.listener(id),
-        ) else {
-            return false;
-        };
-        let port = session.local.port();
-        let is_alone = self
-            .listening_ports
-            .get(&port)
-            .is_some_and(|ids| ids.len() == 1);
-        let options = &listener.options;
-        let is_plain = options.fast_open_queue.is_none() && options.defer_accept_seconds.is_none();
-        is_alone
-            && is_plain
-            && !session.local.ip().is_loopback()
-            && session.owner() == Some(channel)
-            && listener
-                .delegate
-                .is_none_or(|delegate| delegate.channel == channel && !delegate.is_wanted_back)
-    }
-
-    pub fn is_delegate(&self, id: SessionId, channel: ChannelId) -> bool {
-        let listener = self.control.registry.listener(id);
-        let delegate = listener.and_then(|listener| listener.delegate);
-        delegate.is_some_and(|delegate| delegate.channel == channel)
-    }
-
     /// What cookies were made with by whoever performs, or performed, the listener's handshakes.
     pub fn lent_secret(&self, id: SessionId) -> Option<&Secret> {
         self.control.registry.listener(id)?.lent_secret.as_ref()
@@ -123,13 +70,14 @@ impl Server {
         self.control
             .registry
             .admit(channel, Command::Serve, listener)?;
-        if !self.is_delegate(listener, channel) {
+        if !self.control.is_delegate(listener, channel) {
             return Err(Errno::PERM);
         }
         let flow = self.flow_of(listener, claimed.local, claimed.remote)?;
         self.control.registry.has_room(channel)?;
         let descriptor = self.take_new_descriptor(fds)?;
-        let id = self.enter_for(listener, &flow, Life::Connected)?;
+        let life = Life::Connected;
+        let id = self.control.enter_for(listener, &flow, life, random_u64)?;
         self.control.registry.replace_cookie(id, descriptor.cookie);
         self.control.registry.entitle(id, channel);
         if let Some(session) = self.control.registry.session_mut(id) {
@@ -163,19 +111,20 @@ impl Server {
             local: canonical(local),
             remote: canonical(remote),
         };
-        let own = self.managed_addresses.get(&flow.local.ip()) == Some(&true);
+        let own = self.routes.serves(flow.local.ip()) == Some(true);
         let is_to_it = own && self.listener_for(&flow) == Some(listener);
         let is_scope_right = scope_of(session.local) == 0 || session.local == flow.local;
         let is_peer = flow.remote.port() != 0
             && flow.local.is_ipv4() == flow.remote.is_ipv4()
             && !is_nobody(flow.remote.ip())
-            && !self.managed_addresses.contains_key(&flow.remote.ip());
+            && self.routes.serves(flow.remote.ip()).is_none();
         if !is_to_it || !is_scope_right || !is_peer {
             return Err(Errno::INVAL);
         }
-        match self.flows.contains_key(&flow) {
-            true => Err(Errno::ADDRINUSE),
-            false => Ok(flow),
+        if self.control.registry.by_flow(&flow).is_some() {
+            Err(Errno::ADDRINUSE)
+        } else {
+            Ok(flow)
         }
     }
 
@@ -189,7 +138,7 @@ impl Server {
         self.control
             .registry
             .admit(channel, Command::Serve, listener)?;
-        if !self.is_delegate(listener, channel) {
+        if !self.control.is_delegate(listener, channel) {
             return Err(Errno::PERM);
         }
         let Some((flow, session)) = self.unpack_surrendered(listener, capsule, fd) else {
@@ -209,7 +158,7 @@ impl Server {
             listener.handshake_started(id);
         }
         if state != StateName::SynReceived {
-            self.handshake_done(id);
+            self.input(Input::ReadableHandshake(id));
         }
         Ok(Answer::Silence)
     }
@@ -250,7 +199,7 @@ impl Server {
         self.control
             .registry
             .admit(channel, Command::Serve, listener)?;
-        if self.is_delegate(listener, channel) {
+        if self.control.is_delegate(listener, channel) {
             self.take_handshakes(listener);
         }
         Ok(ReplyBody::Done.into())
@@ -271,29 +220,9 @@ impl Server {
         }
     }
 
-    /// Somebody else has, or needs, the port: asks the process to end the delegation.
-    pub fn want_back(&mut self, id: SessionId) {
-        let until = self.now + BACK_WITHIN;
-        let delegate = self
-            .control
-            .registry
-            .listener_mut(id)
-            .and_then(|listener| listener.delegate.as_mut())
-            .filter(|delegate| !delegate.is_wanted_back);
-        let Some(delegate) = delegate else {
-            return;
-        };
-        delegate.is_wanted_back = true;
-        let channel = delegate.channel;
-        self.control.arm(id, Deadline::Delegation, until);
-        self.ask_back(channel, id);
-    }
-
     /// The process is gone; its listeners may live on in others.
     pub fn end_delegations_of(&mut self, channel: ChannelId) {
-        let all = self.listening_ports.values().flatten().copied();
-        let its: Vec<SessionId> = all.filter(|&id| self.is_delegate(id, channel)).collect();
-        for id in its {
+        for id in self.control.delegated_to(channel) {
             self.take_handshakes(id);
         }
     }

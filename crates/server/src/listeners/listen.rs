@@ -1,18 +1,14 @@
 //! Passive opens: SYN, SYN queue or cookie, accept queue, offer on the listener's descriptor,
 //! `Cache`. Connections that reach the port through the kernel are handed on as they are.
 
-use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_control::{
-    ClaimId, Command, Deadline, Errno, Input, Life, Listener, Opening, PortClaim, Queueing,
-    SessionPhase,
+    ClaimId, Command, Deadline, Errno, Input, Life, Listener, Opening, PortClaim, SessionPhase,
 };
-use portolan_proto::control::{
-    Blob, DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef, SocketOptionsBlob,
-};
+use portolan_proto::control::{DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef};
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_stack::passive::{self, passive_config};
 use portolan_stack::{SynVerdict, TcpSession};
@@ -23,9 +19,9 @@ use portolan_wire::tcp::TcpHeader;
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, warn};
 
-use crate::control_socket::clients::Answer;
-use crate::migration::sessions::NewDescriptor;
-use crate::server::{Server, Source, random_u64};
+use crate::random::random_u64;
+use crate::requests::{Answer, Listening, NewDescriptor};
+use crate::server::{Server, Source};
 
 /// Connections taken from the kernel's queue in one turn.
 const KERNEL_ACCEPTS_PER_TURN: usize = 64;
@@ -36,16 +32,6 @@ const GUARDED_FOR: Duration = Duration::from_secs(1);
 
 /// A slot that no session has: the row of a listener names nobody.
 const NO_SLOT: Slot = Slot(u32::MAX);
-
-/// What a library asks for by `listen`.
-#[derive(Debug)]
-pub struct Listening {
-    pub backlog: u32,
-    pub options: HandshakeOptions,
-    pub options_blob: SocketOptionsBlob,
-    /// Where the process would have the port's segments, to perform the handshakes itself.
-    pub slot: Option<Slot>,
-}
 
 impl Server {
     /// `listen`.
@@ -140,7 +126,7 @@ impl Server {
         if let Some(port) = self.handles.port(id) {
             port.socket.listen(backlog)?;
         }
-        self.admit_crowded_out(id);
+        self.input(Input::Resized(id));
         let local = self.control.registry.session(id).ok_or(Errno::BADF)?.local;
         Ok((id, local))
     }
@@ -193,9 +179,9 @@ impl Server {
         let rows = BindingKey::of(Protocol::Tcp, local, session.v6_only).count();
         self.control.registry.charge_bindings(id, rows)?;
         // First the row: a handshake that the kernel begins is cut off when the filter takes the rest of it.
-        self.open_port(id, local);
+        self.input(Input::Listens(id));
         if let Err(errno) = self.listen_at_kernel(id, claim, backlog) {
-            self.close_port(id, local);
+            self.input(Input::ListeningEnds(id));
             return Err(errno);
         }
         if let Some(descriptor) = descriptor {
@@ -232,23 +218,6 @@ impl Server {
         Ok(())
     }
 
-    /// Lets the filter send the port's segments here. Listeners that share a port share the row.
-    fn open_port(&mut self, id: SessionId, local: SocketAddr) {
-        let ids = self.listening_ports.entry(local.port()).or_default();
-        let others = ids.clone();
-        ids.push(id);
-        self.steer_listener(id);
-        for other in others {
-            self.want_back(other);
-        }
-    }
-
-    /// Whose the SYNs to a listener are.
-    pub fn channel_of_listener(&self, id: SessionId) -> ChannelId {
-        let delegate = self.control.registry.listener(id).and_then(|l| l.delegate);
-        delegate.map_or(ChannelId::SERVER, |delegate| delegate.channel)
-    }
-
     /// Writes the row of a listener.
     pub fn steer_listener(&self, id: SessionId) {
         let Some(session) = self.control.registry.session(id) else {
@@ -259,8 +228,7 @@ impl Server {
             // No frame of a network is for it.
             return;
         }
-        let delegate = self.control.registry.listener(id).and_then(|l| l.delegate);
-        let (channel, slot, flags) = match delegate {
+        let (channel, slot, flags) = match self.control.delegate_of(id) {
             Some(delegate) => (delegate.channel, delegate.slot, FlowRow::DELEGATED),
             None => (ChannelId::SERVER, NO_SLOT, 0),
         };
@@ -278,37 +246,12 @@ impl Server {
         }
     }
 
-    fn close_port(&mut self, id: SessionId, local: SocketAddr) {
-        let Some(ids) = self.listening_ports.get_mut(&local.port()) else {
-            return;
-        };
-        ids.retain(|other| *other != id);
-        let others = ids.clone();
-        if ids.is_empty() {
-            self.listening_ports.remove(&local.port());
-        }
-        if local.ip().is_loopback() {
-            return;
-        }
-        let shared: HashSet<BindingKey> = others
-            .into_iter()
-            .filter_map(|other| self.control.registry.session(other))
-            .flat_map(|other| BindingKey::of(Protocol::Tcp, other.local, other.v6_only))
-            .collect();
-        for key in BindingKey::of(Protocol::Tcp, local, self.is_v6_only(id)) {
-            if !shared.contains(&key)
-                && let Err(error) = self.filter.unbind(&key)
-            {
-                warn!(%error, %local, "cannot close a port in the filter");
+    pub fn close_rows(&self, keys: &[BindingKey]) {
+        for key in keys {
+            if let Err(error) = self.filter.unbind(key) {
+                warn!(%error, ?key, "cannot close a port in the filter");
             }
         }
-    }
-
-    fn is_v6_only(&self, id: SessionId) -> bool {
-        self.control
-            .registry
-            .session(id)
-            .is_some_and(|session| session.v6_only)
     }
 
     /// `StopListening`: the session is bound, as before `listen`.
@@ -322,13 +265,11 @@ impl Server {
             .control
             .registry
             .admit(channel, Command::StopListening, id)?;
-        let claim = session.claim.ok_or(Errno::INVAL)?;
+        session.claim.ok_or(Errno::INVAL)?;
         let descriptor = self.take_new_descriptor(fds)?;
-        self.end_listening(id);
-        self.end_extensions_of(id);
-        self.stop_listening_at_kernel(id, claim);
-        self.control.registry.release_bindings(id);
-        self.give_up_unchosen_port(id);
+        self.input(Input::ListeningEnds(id));
+        self.stop_listening_at_kernel(id);
+        self.input(Input::StoppedListening(id));
         self.control.registry.replace_cookie(id, descriptor.cookie);
         if let Err(errno) = self.watch_peer_end(id, descriptor.far) {
             self.forget(id);
@@ -338,9 +279,8 @@ impl Server {
         Ok(ReplyBody::Done.into())
     }
 
-    fn stop_listening_at_kernel(&mut self, id: SessionId, claim: ClaimId) {
-        self.control.ports.stop_listening(claim);
-        self.control.disarm(id, Deadline::PortTransition);
+    fn stop_listening_at_kernel(&mut self, id: SessionId) {
+        self.handles.of(id).kernel_connections.clear();
         if let Some(port) = self.handles.port_mut(id) {
             port.socket.stop_listening();
             if let Some(token) = port.token.take() {
@@ -349,56 +289,10 @@ impl Server {
         }
     }
 
-    /// Ends a listener: what nobody accepted is reset, the port is free.
-    pub fn close_listener(&mut self, id: SessionId) {
-        if self.control.registry.listener(id).is_some() {
-            self.end_listening(id);
-            self.forget(id);
-        }
-    }
-
-    /// What nobody accepted is reset, and what comes finds nobody.
-    fn end_listening(&mut self, id: SessionId) {
-        self.forget_spared(id);
-        let Some(session) = self.control.registry.session_mut(id) else {
-            return;
-        };
-        let local = session.local;
-        let Life::Listening(listener) = std::mem::replace(&mut session.life, Life::Bound) else {
-            return;
-        };
-        self.handles.of(id).kernel_connections.clear();
-        self.close_port(id, local);
-        self.review_floods_of(id);
-        for id in listener.unaccepted() {
-            self.input(Input::Abort(id));
-        }
-        self.refuse_pending_connects(id);
-    }
-
-    /// The listener that a packet to `local` is for: the very address goes before any address;
-    /// among equals (`SO_REUSEPORT`) the flow decides.
+    /// The listener that a packet of `flow` is for.
     pub fn listener_for(&self, flow: &FlowKey) -> Option<SessionId> {
-        let ids = self.listening_ports.get(&flow.local.port())?;
-        let fits = |id: &&SessionId, exact: bool| {
-            self.control.registry.session(**id).is_some_and(|session| {
-                if exact {
-                    session.local.ip() == flow.local.ip()
-                } else {
-                    session.local.ip().is_unspecified()
-                        && (session.local.is_ipv4() == flow.local.is_ipv4()
-                            || session.local.is_ipv6() && !session.v6_only)
-                }
-            })
-        };
-        for exact in [true, false] {
-            let group = ids.iter().filter(|id| fits(id, exact)).copied();
-            let chosen = preferred(group, |id| self.hash((flow, id)));
-            if chosen.is_some() {
-                return chosen;
-            }
-        }
-        None
+        let listeners = &self.control.listeners;
+        listeners.choose(flow, |id| self.hash((flow, id)))
     }
 
     /// A SYN for a listener.
@@ -444,7 +338,7 @@ impl Server {
             if let Some(listener) = self.control.registry.listener_mut(listener_id) {
                 listener.fast.push(id);
             }
-            self.handshake_done(id);
+            self.input(Input::ReadableHandshake(id));
             return;
         }
         if let Some(listener) = self.control.registry.listener_mut(listener_id) {
@@ -469,47 +363,6 @@ impl Server {
         listener.map_or_else(HandshakeOptions::default, |listener| listener.options)
     }
 
-    /// Enters the session of a connection that a listener opens: on its port, and for its user.
-    pub fn enter_for(
-        &mut self,
-        listener: SessionId,
-        flow: &FlowKey,
-        life: Life,
-    ) -> Result<SessionId, Errno> {
-        let parent = self
-            .control
-            .registry
-            .session(listener)
-            .ok_or(Errno::CONNREFUSED)?;
-        let opening = Opening {
-            life,
-            remote: Some(flow.remote),
-            reuse: parent.reuse,
-            v6_only: parent.v6_only,
-            listener: Some(listener),
-            ..Opening::new(Protocol::Tcp, flow.local, parent.uid)
-        };
-        let claim = PortClaim {
-            local: flow.local,
-            ..self.claim_of(listener).ok_or(Errno::CONNREFUSED)?
-        };
-        let joined = self.control.ports.join(claim, flow.remote);
-        let claim = joined.map_err(|error| error.errno())?;
-        let opening = Opening {
-            flow_claim: Some(claim),
-            ..opening
-        };
-        let id = self
-            .control
-            .registry
-            .open(None, opening, random_u64)
-            .inspect_err(|_| self.control.ports.release(claim))?;
-        let options = self.handshake_options(listener);
-        self.choose_delivery(id, options.delivery);
-        self.choose_priority(id, options.priority);
-        Ok(id)
-    }
-
     /// Enters a session that a listener opens, held here.
     pub fn enter_passive(
         &mut self,
@@ -517,109 +370,17 @@ impl Server {
         flow: FlowKey,
         connection: Connection,
     ) -> Option<SessionId> {
-        let life = || Life::Handshake {
-            deferred_until: None,
-        };
-        let id = self.enter_for(listener_id, &flow, life()).ok()?;
+        let life = Life::handshake;
+        let entered = self
+            .control
+            .enter_for(listener_id, &flow, life(), random_u64);
+        let id = entered.ok()?;
         let session = TcpSession {
             ip: self.handshake_options(listener_id).ip,
             ..TcpSession::new(id, flow, connection)
         };
         self.hold(session, life());
         Some(id)
-    }
-
-    /// A handshake is done, and nothing else has come. With `TCP_DEFER_ACCEPT` the application
-    /// hears of it with the first bytes, or when the time is over.
-    pub fn defer_or_offer(&mut self, id: SessionId) {
-        let seconds = self
-            .control
-            .registry
-            .session(id)
-            .and_then(|session| session.listener)
-            .and_then(|listener| self.handshake_options(listener).defer_accept_seconds);
-        match seconds {
-            Some(seconds) => {
-                let until = self.now + Duration::from_secs(u64::from(seconds));
-                self.set_life(
-                    id,
-                    Life::Handshake {
-                        deferred_until: Some(until),
-                    },
-                );
-                self.control.arm(id, Deadline::Defer, until);
-            }
-            None => self.handshake_done(id),
-        }
-    }
-
-    /// Does it wait for bytes?
-    pub fn is_deferred(&self, id: SessionId) -> bool {
-        let session = self.control.registry.session(id);
-        session.is_some_and(|session| {
-            matches!(
-                session.life,
-                Life::Handshake {
-                    deferred_until: Some(_)
-                }
-            )
-        })
-    }
-
-    /// A handshake is done: the session waits to be accepted.
-    pub fn handshake_done(&mut self, id: SessionId) {
-        let Some(session) = self.control.registry.session_mut(id) else {
-            return;
-        };
-        if let Life::Handshake { deferred_until } = &mut session.life
-            && deferred_until.take().is_some()
-        {
-            self.control.disarm(id, Deadline::Defer);
-        }
-        let Some(listener_id) = self.listener_of(id) else {
-            return;
-        };
-        let Some(listener) = self.control.registry.listener_mut(listener_id) else {
-            return self.input(Input::Abort(id));
-        };
-        match listener.handshake_done(id) {
-            Queueing::Queued => {
-                self.review_floods_of(listener_id);
-                self.set_life(id, Life::Offered);
-                self.announce(listener_id);
-            }
-            Queueing::CrowdedOut => self.control.counters.accept_overflow += 1,
-            Queueing::Waits => {}
-        }
-    }
-
-    fn listener_of(&self, id: SessionId) -> Option<SessionId> {
-        self.control.registry.session(id)?.listener
-    }
-
-    /// The accept queue may have room for those that it had none for.
-    fn admit_crowded_out(&mut self, listener_id: SessionId) {
-        let mut has_new = false;
-        while let Some(listener) = self.control.registry.listener_mut(listener_id)
-            && let Some(id) = listener.admit_crowded_out()
-        {
-            self.review_floods_of(listener_id);
-            self.set_life(id, Life::Offered);
-            has_new = true;
-        }
-        if has_new {
-            self.announce(listener_id);
-        }
-    }
-
-    /// A handshake came to nothing.
-    pub fn handshake_failed(&mut self, id: SessionId) {
-        let listener_id = self.listener_of(id);
-        let listener = listener_id.and_then(|id| self.control.registry.listener_mut(id));
-        if let Some(listener) = listener {
-            listener.handshake_failed(id);
-        }
-        self.forget(id);
     }
 
     /// Offers what waits, as far as the descriptor's queue has room.
@@ -685,6 +446,7 @@ impl Server {
             caching: listener.caching(),
         };
         let (far, near) = unix::socket_pair(PairKind::Stream).map_err(SendError::Failed)?;
+        unix::refuse_descriptors(&far);
         let cookie = unix::cookie(&near).map_err(SendError::Failed)?;
         self.try_send_event(listener_id, &event, &[near.as_fd()])?;
         self.control.registry.replace_cookie(id, cookie);
@@ -704,49 +466,10 @@ impl Server {
             .is_ok()
         {
             self.control.counters.delayed += 1;
-            self.note_acceptor(id, channel);
+            self.input(Input::Accepted(id, Some(channel)));
             self.input(Input::Park(id));
         }
         Answer::Silence
-    }
-
-    /// The session has left its listener's queue.
-    pub fn note_acceptor(&mut self, id: SessionId, channel: ChannelId) {
-        self.leave_queue(id);
-        if let Some(session) = self.control.registry.session_mut(id) {
-            session.acceptor = Some(channel);
-        }
-    }
-
-    pub fn leave_queue(&mut self, id: SessionId) {
-        let Some(listener_id) = self.control.registry.session(id).and_then(|s| s.listener) else {
-            return;
-        };
-        if let Some(listener) = self.control.registry.listener_mut(listener_id) {
-            listener.has_accepted(id);
-            self.review_floods_of(listener_id);
-            self.admit_crowded_out(listener_id);
-            self.admit_pending_connects(listener_id);
-        }
-    }
-
-    /// Learns from who uses an accepted session whom those to come are for: the process that
-    /// accepted it, or a child of that. A child may be one that nobody knows.
-    pub fn note_user(&mut self, id: SessionId, user: Option<ChannelId>) {
-        let Some(session) = self.control.registry.session(id) else {
-            return;
-        };
-        let is_acceptor = session.acceptor == user;
-        let is_first = match session.migrations {
-            0 => session.acceptor.is_some(),
-            // It went to the acceptor with `accept`, and may have come back since.
-            1 | 2 => !is_acceptor,
-            _ => false,
-        };
-        let listener = session.listener.filter(|_| is_first);
-        if let Some(listener) = listener.and_then(|id| self.control.registry.listener_mut(id)) {
-            listener.is_for_children = !is_acceptor;
-        }
     }
 
     /// Connections that only the kernel sees, such as those over loopback.
@@ -800,54 +523,5 @@ impl Server {
         if let Err(errno) = self.poll.modify(socket, token, interest) {
             warn!(%errno, "cannot watch a reservation");
         }
-    }
-}
-
-/// The one of `group` that has the highest hash: who joins takes flows evenly from all others, who
-/// leaves gives up only its own.
-fn preferred(
-    group: impl Iterator<Item = SessionId>,
-    hash: impl Fn(SessionId) -> u64,
-) -> Option<SessionId> {
-    group.max_by_key(|id| hash(*id))
-}
-
-/// A capsule or a list as it travels.
-pub fn pack(bytes: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
-    portolan_sys::shm::pack(bytes).map_err(|_| Errno::NOBUFS)
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::hash_map::RandomState;
-    use std::hash::BuildHasher;
-
-    use super::*;
-
-    fn dealt(hasher: &RandomState, flows: u32, group: &[u64]) -> Vec<SessionId> {
-        let group = || group.iter().copied().map(SessionId);
-        let choose = |flow| preferred(group(), |id| hasher.hash_one((flow, id)));
-        (0..flows)
-            .map(|flow| choose(flow).expect("it has members"))
-            .collect()
-    }
-
-    #[test]
-    fn a_member_that_leaves_a_group_gives_up_only_its_own_flows() {
-        let hasher = RandomState::new();
-        let before = dealt(&hasher, 1000, &[1, 2, 3, 4]);
-        let after = dealt(&hasher, 1000, &[1, 2, 4]);
-        for (before, after) in before.iter().zip(&after) {
-            assert!(before == after || *before == SessionId(3));
-        }
-        for member in [1, 2, 4].map(SessionId) {
-            let share = after.iter().filter(|id| **id == member).count();
-            assert!((230..440).contains(&share), "{share} of 1000");
-        }
-    }
-
-    #[test]
-    fn a_group_without_members_has_none_to_prefer() {
-        assert_eq!(preferred(std::iter::empty(), |_| 0), None);
     }
 }

@@ -6,15 +6,16 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_control::{
-    ClientId, Command, Errno, Holder, Input, RequestedState, Requester, SessionPhase, Timer,
+    ClientId, Command, Errno, Holder, Input, RequestedState, Requester, SessionPhase, Start, Timer,
 };
 use portolan_proto::control::{Capsule, Reader, ReplyBody};
 use portolan_stack::TcpSession;
 use portolan_sys::shm::{self, SetAside};
 use portolan_sys::unix;
-use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
+use portolan_types::{ChannelId, Protocol, SessionId, Slot};
 
-use crate::control_socket::clients::{Answer, Client};
+use crate::control_socket::client::Client;
+use crate::requests::{Answer, PendingCache, ShownSession};
 use crate::server::Server;
 
 /// Closes here take microseconds, unless somebody sees to it that they do not: then the session stays where it is.
@@ -23,24 +24,6 @@ const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
 
 /// Requests that may wait for that.
 const PENDING_MAX: usize = 64;
-
-/// A session and its descriptor, as a process shows it.
-#[derive(Debug)]
-pub struct ShownSession {
-    id: SessionId,
-    slot: Slot,
-    near: OwnedFd,
-}
-
-/// A `Cache` that waits for copies of its descriptor to be closed here.
-#[derive(Debug)]
-pub struct PendingCache {
-    client: ClientId,
-    uid: u32,
-    request: u32,
-    shown: ShownSession,
-    until: Instant,
-}
 
 impl Server {
     /// `Cache`: a session goes to the process.
@@ -197,15 +180,15 @@ impl Server {
         if let Some(channel) = self.clients.get(&client).and_then(|client| client.channel) {
             self.note_reader(id, channel, reader);
         }
-        self.note_user(id, None);
+        self.control.note_user(id, None);
         let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         match (session.holder, session.phase()) {
             (Holder::Process(..), SessionPhase::Connected) if session.protocol == Protocol::Tcp => {
                 Ok(Answer::Recall(id, RequestedState::Relay))
             }
             (_, SessionPhase::Parked | SessionPhase::Offered) => {
-                self.leave_queue(id);
-                self.start_relay(id);
+                self.input(Input::Accepted(id, None));
+                self.input(Input::Relay(id, Start::AtOnce));
                 Ok(ReplyBody::Relayed.into())
             }
             (_, SessionPhase::Relayed) => Ok(ReplyBody::Relayed.into()),
@@ -249,13 +232,13 @@ impl Server {
     }
 
     fn give(&mut self, channel: ChannelId, id: SessionId, slot: Slot) -> Result<Answer, Errno> {
-        if self.locals.has(id) {
+        if self.handles.local(id).is_some() {
             return self.give_local(channel, id, slot);
         }
         self.server_slot(id).ok_or(Errno::INVAL)?;
         match self.phase(id) {
-            Some(SessionPhase::Offered) => self.note_acceptor(id, channel),
-            _ => self.note_user(id, Some(channel)),
+            Some(SessionPhase::Offered) => self.input(Input::Accepted(id, Some(channel))),
+            _ => self.control.note_user(id, Some(channel)),
         }
         self.control.registry.entitle(id, channel);
         let (session, generation) = self.hand_over(id, (channel, slot)).ok_or(Errno::INVAL)?;

@@ -4,16 +4,16 @@
 //! §2.17).
 
 use std::os::fd::OwnedFd;
-use std::time::Duration;
 
-use portolan_control::{Deadline, Holder, Input, Life, Relay};
+use portolan_control::{Holder, Input, Interest, Life, Relay, RelayProgress};
 use portolan_local::Stream;
 use portolan_stack::Stack;
 use portolan_types::SessionId;
 use rustix::event::epoll::EventFlags;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
-use crate::locals::Locals;
+use crate::handles::Handles;
+use crate::local_ends::LocalEnd;
 use crate::server::Server;
 
 /// Bytes moved in one direction before others get their turn.
@@ -24,46 +24,12 @@ const CHUNK: usize = 64 * 1024;
 /// nobody sends more meanwhile unless he means harm.
 const DRAINED: usize = 16 << 20;
 
-/// What comes at once to a descriptor whose session its last holder may soon want back, and how long
-/// the rest waits: all that lies in the descriptor then has to be taken out again.
-const FIRST_HELPING: usize = 16 * 1024;
-const SECOND_HELPING_AFTER: Duration = Duration::from_millis(2);
-
 impl Server {
-    pub fn start_relay(&mut self, id: SessionId) {
-        self.begin_relay(id, Relay::default());
-    }
-
-    /// As [`Server::start_relay`], for a session that may go back to its last holder at once.
-    pub fn start_relay_gently(&mut self, id: SessionId) {
-        let relay = Relay {
-            allowance: Some(FIRST_HELPING),
-            ..Relay::default()
-        };
-        let until = self.now + SECOND_HELPING_AFTER;
-        self.control.arm(id, Deadline::Relay, until);
-        self.begin_relay(id, relay);
-    }
-
-    fn begin_relay(&mut self, id: SessionId, relay: Relay) {
-        self.set_life(id, Life::Relayed(relay));
-        self.watch_local(id);
-        self.pump(id);
-    }
-
-    /// Moves what was held back, since nobody wanted the session back.
-    pub fn resume_relay(&mut self, id: SessionId) {
-        if let Some(relay) = self.control.registry.relay_mut(id) {
-            relay.allowance = None;
-            self.pump(id);
-        }
-    }
-
     /// Takes a session back from its descriptor, whose only user shows it: what is on its way in it goes
     /// on from the session, in order. False if that cannot be, because a direction has ended; then the
     /// relay goes on.
     pub fn end_relay(&mut self, id: SessionId, near: &OwnedFd) -> bool {
-        if self.locals.has(id) {
+        if self.handles.local(id).is_some() {
             // Its peer may have written over what would go back into the ring.
             return false;
         }
@@ -107,65 +73,73 @@ impl Server {
     }
 
     fn pump_once(&mut self, id: SessionId) {
-        self.pump_out(id);
-        let blocked = self.pump_in(id);
+        let is_stalled = self.pump_out(id);
+        let is_blocked = self.pump_in(id);
+        let stored = self.stored(id);
         let holder = self.holder(id);
-        let (Some(relay), Some(stream)) = (
-            self.control.registry.relay_mut(id).copied(),
-            held(&mut self.stack, &mut self.locals, (id, holder)),
-        ) else {
-            return;
-        };
-        let is_writable = stream.poll_writable();
-        // Who still has the descriptor of a connection that is over learns it by the descriptor's end.
-        let is_over = stream.is_closed() && stream.readable() == 0;
-        if (relay.hung_up && relay.near_ended) || is_over {
-            self.drop_far(id);
-            return self.input(match relay.left_unread {
-                true => Input::Abort(id),
-                false => Input::Close(id),
-            });
+        let local = self.handles.get_mut(id).map(|handles| &mut handles.local);
+        if let Some(stream) = local.and_then(|local| held(&mut self.stack, local, holder)) {
+            let progress = RelayProgress {
+                stored,
+                is_writable: stream.poll_writable(),
+                is_over: stream.is_closed() && stream.readable() == 0,
+                is_stalled,
+                is_blocked,
+            };
+            self.input(Input::Relayed(id, progress));
         }
-        if relay.hung_up {
-            return;
-        }
-        let mut interest = EventFlags::empty();
-        // If it is not writable now, an event will tell when it is.
-        if !relay.near_ended && is_writable {
-            interest |= EventFlags::IN;
-        }
-        if blocked {
-            interest |= EventFlags::OUT;
-        }
-        self.watch_far(id, interest);
     }
 
-    /// From the descriptor to the peer.
-    fn pump_out(&mut self, id: SessionId) {
+    pub fn watch_relayed(&self, id: SessionId, interest: Interest) {
+        let mut flags = EventFlags::empty();
+        flags.set(EventFlags::IN, interest.bytes);
+        flags.set(EventFlags::OUT, interest.room);
+        self.watch_far(id, flags);
+    }
+
+    fn stored(&mut self, id: SessionId) -> Option<usize> {
+        let slot = self.server_slot(id)?;
+        Some(self.stack.tcp(slot)?.connection.stored())
+    }
+
+    /// What bytes are moved between, and how it stands.
+    fn relayed(&mut self, id: SessionId) -> Option<(&OwnedFd, &mut Relay, &mut dyn Stream)> {
         let holder = self.holder(id);
-        let (Some(far), Some(relay), Some(stream)) = (
-            self.handles.peer_end(id),
-            self.control.registry.relay_mut(id),
-            held(&mut self.stack, &mut self.locals, (id, holder)),
-        ) else {
-            return;
+        let Handles {
+            peer_end, local, ..
+        } = self.handles.get_mut(id)?;
+        let relay = self.control.registry.relay_mut(id)?;
+        let stream = held(&mut self.stack, local, holder)?;
+        Some((&peer_end.as_ref()?.fd, relay, stream))
+    }
+
+    /// From the descriptor to the peer. True if its user has no room for more.
+    fn pump_out(&mut self, id: SessionId) -> bool {
+        let stored = self.stored(id);
+        let most = self.control.relay_room(id, stored);
+        let now = self.now;
+        let Some((far, relay, stream)) = self.relayed(id) else {
+            return false;
         };
         let mut chunk = vec![0; CHUNK];
         let mut moved = 0;
         while !relay.near_ended && moved < TURN {
-            let room = stream.send_space().min(CHUNK);
+            if moved >= most {
+                return true;
+            }
+            let room = stream.send_space().min(CHUNK).min(most - moved);
             if room == 0 {
                 // A closed connection takes nothing.
                 relay.near_ended = stream.is_send_closed();
                 break;
             }
-            match recv(&far.fd, &mut chunk[..room], RecvFlags::DONTWAIT) {
+            match recv(far, &mut chunk[..room], RecvFlags::DONTWAIT) {
                 Ok((0, _)) => {
                     relay.near_ended = true;
-                    stream.shutdown_send(self.now);
+                    stream.shutdown_send(now);
                 }
                 Ok((count, _)) => {
-                    stream.send(self.now, &chunk[..count]);
+                    stream.send(now, &chunk[..count]);
                     moved += count;
                 }
                 Err(rustix::io::Errno::AGAIN) => break,
@@ -176,6 +150,7 @@ impl Server {
                 }
             }
         }
+        false
     }
 
     /// All that lies in the descriptor becomes the session's, whatever room it has. False if a direction
@@ -210,12 +185,8 @@ impl Server {
 
     /// From the peer to the descriptor. True if the descriptor is full.
     fn pump_in(&mut self, id: SessionId) -> bool {
-        let holder = self.holder(id);
-        let (Some(far), Some(relay), Some(stream)) = (
-            self.handles.peer_end(id),
-            self.control.registry.relay_mut(id),
-            held(&mut self.stack, &mut self.locals, (id, holder)),
-        ) else {
+        let now = self.now;
+        let Some((far, relay, stream)) = self.relayed(id) else {
             return false;
         };
         let mut chunk = vec![0; CHUNK];
@@ -228,17 +199,17 @@ impl Server {
             if count == 0 {
                 break;
             }
-            match send(&far.fd, &chunk[..count], flags) {
+            match send(far, &chunk[..count], flags) {
                 Ok(sent) => {
                     // Consumes what was sent; it was peeked, so it is there.
-                    stream.recv(self.now, &mut chunk[..sent]);
+                    stream.recv(now, &mut chunk[..sent]);
                     moved += sent;
                 }
                 Err(rustix::io::Errno::AGAIN) => return true,
                 // Nobody reads any more.
                 Err(_) => {
                     relay.left_unread |= relay.hung_up;
-                    stream.recv(self.now, &mut chunk[..count]);
+                    stream.recv(now, &mut chunk[..count]);
                 }
             }
         }
@@ -246,7 +217,7 @@ impl Server {
         if ended && !relay.far_ended && stream.readable() == 0 {
             relay.far_ended = true;
             // The descriptor may be closed already, which says as much.
-            let _ = shutdown(&far.fd, Shutdown::Write);
+            let _ = shutdown(far, Shutdown::Write);
         }
         if let Some(bytes) = &mut relay.allowance {
             *bytes -= moved;
@@ -260,12 +231,12 @@ impl Server {
 /// The stream that the server holds.
 fn held<'a>(
     stack: &'a mut Stack,
-    locals: &'a mut Locals,
-    (id, holder): (SessionId, Option<Holder>),
+    local: &'a mut Option<Box<LocalEnd>>,
+    holder: Option<Holder>,
 ) -> Option<&'a mut dyn Stream> {
     match holder? {
         Holder::Server(slot) => Some(&mut stack.tcp(slot)?.connection),
-        Holder::None => Some(locals.watched(id)?),
+        Holder::None => Some(local.as_mut()?.watched.as_mut()?),
         Holder::Process(..) => None,
     }
 }

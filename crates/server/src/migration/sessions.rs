@@ -2,23 +2,17 @@
 
 use std::os::fd::OwnedFd;
 
-use portolan_control::{Errno, Holder, Life, PortClaim, SessionEntry, SessionPhase};
+use portolan_control::{Errno, Holder, Input, Life, SessionEntry, SessionPhase};
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_sys::unix;
-use portolan_types::{ChannelId, Generation, Protocol, SessionId, Slot};
+use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot};
 use rustix::event::epoll::EventFlags;
 use tracing::warn;
 
 use crate::handles::{DescriptorPeer, HeldPort};
+use crate::requests::NewDescriptor;
 use crate::reservation::PortReservation;
 use crate::server::{Server, Source};
-
-/// A new session's descriptor as a request brings it.
-#[derive(Debug)]
-pub struct NewDescriptor {
-    pub far: OwnedFd,
-    pub cookie: u64,
-}
 
 impl Server {
     /// Takes the far and near end that a request carried.
@@ -28,13 +22,13 @@ impl Server {
         }
         let near = fds.remove(1);
         let far = fds.remove(0);
-        // A control connection as far end would keep its process alive in our eyes forever.
-        if ![&far, &near].into_iter().all(unix::is_pair_end) {
-            return Err(Errno::INVAL);
-        }
-        // So would the near end of one session as the far end of another: each would keep the other.
-        let count = self.holder_count.as_mut();
-        if count.is_some_and(|count| !count.are_pair(&far, &near)) {
+        // A control connection as far end would keep its process alive in our eyes forever. So would the near end of one
+        // session as the far end of another: each would keep the other.
+        let are_pair = match self.holder_count.as_mut() {
+            Some(count) => count.are_pair(&far, &near),
+            None => [&far, &near].into_iter().all(unix::is_pair_end),
+        };
+        if !are_pair {
             return Err(Errno::INVAL);
         }
         let cookie = unix::cookie(&near).map_err(|_| Errno::INVAL)?;
@@ -45,17 +39,16 @@ impl Server {
         }
         unix::refuse_descriptors(&far);
         // What came before could carry some.
-        match unix::closes_at_once(&far) {
+        match unix::is_empty(&far) {
             true => Ok(NewDescriptor { far, cookie }),
             false => Err(Errno::INVAL),
         }
     }
 
-    /// Watches `far` for the session; replaces an earlier one.
+    /// Watches `far`, which takes no descriptors, for the session; replaces an earlier one.
     pub fn watch_peer_end(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
         self.drop_far(id);
         self.note_descriptor(&far);
-        unix::refuse_descriptors(&far);
         // Without interest of ours, epoll still reports hang-up.
         let token = self
             .poll
@@ -105,10 +98,7 @@ impl Server {
             return generation;
         };
         let set = match session.flow() {
-            Some(flow) => {
-                self.flows.insert(flow, id);
-                self.filter.steer(&flow, row)
-            }
+            Some(flow) => self.filter.steer(&flow, row),
             None if session.protocol == Protocol::Udp => Ok(()),
             None => {
                 let key = BindingKey::new(session.protocol, session.local);
@@ -128,8 +118,12 @@ impl Server {
         generation
     }
 
-    /// Where the session's packets go; `None` while nobody holds it.
+    /// Where the session's packets go; `None` while nobody holds it, and if it is local.
     pub fn row_of(&self, session: &SessionEntry) -> Option<FlowRow> {
+        // It has no packets, and what takes rows away passes it over.
+        if session.is_local() {
+            return None;
+        }
         let (channel, slot, generation) = match (session.awaited, session.holder) {
             (Some((slot, generation)), _) => (ChannelId::SERVER, slot, generation),
             (None, Holder::Process(channel, slot)) => (channel, slot, session.generation),
@@ -173,55 +167,30 @@ impl Server {
         }
     }
 
-    /// Takes the session's row out of the filter.
-    pub fn unsteer(&mut self, id: SessionId) {
-        let Some(session) = self.control.registry.session(id) else {
-            return;
-        };
-        if self.locals.has(id) {
-            self.control.registry.steer(id, Holder::None);
-            return;
+    pub fn remove_row(&self, flow: &FlowKey) {
+        if let Err(error) = self.filter.unsteer(flow) {
+            warn!(%error, %flow, "cannot remove a row of the filter");
         }
-        let removed = match (session.flow(), session.phase()) {
-            (Some(flow), _) => {
-                self.flows.remove(&flow);
-                self.filter.unsteer(&flow)
-            }
-            (None, SessionPhase::Listening) => return,
-            (None, _) if session.protocol == Protocol::Udp => Ok(()),
-            (None, _) => return,
-        };
-        let is_udp = session.protocol == Protocol::Udp;
-        if let Err(error) = removed {
-            warn!(%error, session = id.0, "cannot remove a row of the filter");
-        }
-        if is_udp {
-            self.leave_endpoint(id);
-        }
-        self.control.registry.steer(id, Holder::None);
     }
 
-    /// Forgets the session with all it has here: row, port, sockets, engine state.
     pub fn forget(&mut self, id: SessionId) {
-        self.leave_all_groups(id);
-        self.end_guarantees_of_flow(id);
-        self.forget_rx_throttle(id);
-        self.await_no_longer(id);
-        // Its slot, before the session has no holder any more.
-        if let Some(slot) = self.server_slot(id) {
-            self.stack.remove(slot);
+        self.input(Input::Forget(id));
+    }
+
+    /// Gives up what the server has open for a session that is gone.
+    pub fn release_handles(&mut self, id: SessionId) {
+        let Some(handles) = self.handles.remove(id) else {
+            return;
+        };
+        if let Some(far) = handles.peer_end {
+            self.poll.remove(&far.fd, far.token);
+            self.sink.close(far.fd);
         }
-        self.unsteer(id);
-        self.end_extensions_of(id);
-        self.forget_local(id);
-        self.free_ring(id);
-        self.drop_far(id);
-        let (session, handles) = (self.control.remove(id), self.handles.remove(id));
-        if let Some(port) = handles.and_then(|handles| handles.port) {
+        if let Some(port) = handles.port {
             self.watch_port_no_longer(&port);
         }
-        for requester in session.into_iter().flat_map(SessionEntry::into_requesters) {
-            self.refuse(requester.client, requester.request, Errno::CONNRESET);
+        if let Some(ring) = handles.ring {
+            self.directs.free(ring);
         }
     }
 
@@ -243,12 +212,6 @@ impl Server {
         }
     }
 
-    /// The claim behind a session, for connections that join its port.
-    pub fn claim_of(&self, id: SessionId) -> Option<PortClaim> {
-        let session = self.control.registry.session(id)?;
-        self.control.ports.claim(session.claim?)
-    }
-
     pub fn holder(&self, id: SessionId) -> Option<Holder> {
         self.control
             .registry
@@ -257,10 +220,7 @@ impl Server {
     }
 
     pub fn server_slot(&self, id: SessionId) -> Option<Slot> {
-        match self.holder(id)? {
-            Holder::Server(slot) => Some(slot),
-            _ => None,
-        }
+        self.control.registry.session(id)?.server_slot()
     }
 
     pub fn set_life(&mut self, id: SessionId, life: Life) {

@@ -4,28 +4,28 @@ mod keep;
 mod ledger;
 mod process_threads;
 mod reservation;
+mod serve;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
+use keep::{CpuParameters, ThreadReservation};
+use ledger::Ledger;
+use portolan_control::Registry;
 use portolan_control::qos::cpu::{Capacity, Classes, CpuClaim, Denied, MemberId};
-use portolan_control::{Registry, Timer};
-use portolan_proto::qos::{Adapt, Cpu, CpuReport, QosReport, Scope};
+use portolan_proto::qos::{Adapt, Cpu, CpuReport, Scope};
 use portolan_sys::sched;
 use portolan_types::Instant;
+use process_threads::crews;
+use reservation::{CpuReservation, Subject};
 use tracing::{info, warn};
 
 use super::scope::Life;
-use super::{Outcome, Requester, refuse};
 use crate::config::Config;
-use crate::instance::{Instance, Journal, LifeRecord, ThreadRecord};
-use crate::server::Server;
-use keep::{CpuParameters, Left, ThreadReservation};
-use ledger::Ledger;
-use process_threads::crews;
-use reservation::{CpuReservation, Subject};
+use crate::instance::{Journal, LifeRecord, ThreadRecord};
+use crate::qos::request::{Outcome, Requester, refuse};
 
 /// How often threads are looked at: whether they live, and what they have used.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -56,67 +56,6 @@ pub struct Reservations {
     journal: Option<Journal>,
     /// What the journal says.
     noted: (Vec<LifeRecord>, Vec<ThreadRecord>),
-}
-
-impl Server {
-    pub(super) fn reserve_cpu(&mut self, requester: Requester, scope: Scope, spec: Cpu) -> Outcome {
-        self.may_decide(requester, &scope)?;
-        self.qos.cpu.may_change(requester, &scope)?;
-        let (now, uid) = (self.now, requester.credentials.uid);
-        let registry = &self.control.registry;
-        self.qos.cpu.reserve((now, registry), uid, scope, spec)?;
-        let timers = &mut self.control.timers;
-        timers.arm_once(Timer::Cpu, self.qos.cpu.look_at);
-        Ok(())
-    }
-
-    pub(super) fn end_cpu(&mut self, requester: Requester, scope: &Scope) -> Outcome {
-        self.may_decide(requester, scope)?;
-        let cpu = &mut self.qos.cpu;
-        cpu.may_change(requester, scope)?;
-        let Some(id) = cpu.of_scope(scope) else {
-            return refuse(libc::ENOENT, format!("{scope} has no CPU reservation"));
-        };
-        cpu.end(id);
-        cpu.settle(&self.control.registry);
-        Ok(())
-    }
-
-    pub(super) fn report_cpu(&mut self, report: &mut QosReport) {
-        let cpu = &self.qos.cpu;
-        report.cpu_elsewhere_ppm = cpu.classes.others().promised_ppm;
-        report.cpu_classes = cpu.classes.reports().collect();
-        report.cpu = cpu.all.keys().map(|id| cpu.report(*id)).collect();
-    }
-
-    /// Looks at the threads when it is time.
-    pub fn look_at_cpu(&mut self) {
-        let next = self.qos.cpu.look(self.now, &self.control.registry);
-        if let Some(next) = next {
-            self.control.timers.arm(Timer::Cpu, next);
-        }
-    }
-
-    /// Takes back what a server that died has left to threads.
-    pub fn start_cpu(&mut self, instance: &Instance) {
-        let threads = instance.leftover_threads().iter();
-        let left: Vec<Left> = threads
-            .filter_map(|(life, had)| Left::recorded(*life, had))
-            .collect();
-        left.iter().for_each(Left::take_back);
-        for &life in instance.leftover_cpu() {
-            let life = Life::recorded(life);
-            if life.lasts() {
-                life.threads().into_iter().for_each(keep::take_back);
-            }
-        }
-        self.qos.cpu.journal = Some(instance.journal());
-    }
-
-    /// Everybody is scheduled as before.
-    pub fn end_all_cpu(&mut self) {
-        self.qos.cpu.end_all();
-    }
 }
 
 impl Reservations {

@@ -1,14 +1,16 @@
 //! Receive budgets: which session has which, and what the filter's table says of them. The filter keeps them (ADR 11).
 
+mod serve;
+
+use std::collections::BTreeSet;
+
 use portolan_control::{Process, SessionEntry};
 use portolan_proto::filter::{BUDGETS, Budget};
-use portolan_proto::qos::{QosReport, Receive, ReceiveReport, Scope};
-use portolan_types::{ChannelId, SessionId};
-use tracing::warn;
+use portolan_proto::qos::{Receive, Scope};
+use portolan_types::SessionId;
 
 use super::scope::{breadth, covers, covers_process};
-use super::{Outcome, Requester, refuse};
-use crate::server::Server;
+use crate::qos::request::{Outcome, refuse};
 
 /// Budgets that one user other than root may have.
 const PER_USER: usize = 64;
@@ -16,6 +18,15 @@ const PER_USER: usize = 64;
 /// Below this, the price of a long frame would not fit the filter's numbers.
 const LEAST_BITS: u64 = 1000;
 const LONGEST_BURST_MS: u32 = 60_000;
+
+/// What follows from a change, in parts: a user may have thousands of sessions.
+#[derive(Debug, Default)]
+pub struct Renewals {
+    /// Whose rows may name another budget.
+    sessions: BTreeSet<SessionId>,
+    /// Numbers that are free when all rows are as they should be.
+    freed: Vec<u16>,
+}
 
 /// All receive budgets, in the order in which they are looked at.
 #[derive(Debug, Default)]
@@ -68,198 +79,11 @@ impl Budgets {
         held.map_or(0, |held| held.index)
     }
 
-    fn free_index(&self) -> Option<u16> {
-        (1..BUDGETS).find(|index| self.0.iter().all(|held| held.index != *index))
-    }
-}
-
-impl Server {
-    pub(super) fn set_budget(
-        &mut self,
-        requester: Requester,
-        scope: Scope,
-        spec: Receive,
-    ) -> Outcome {
-        check(&scope, &spec)?;
-        self.may_decide(requester, &scope)?;
-        let uid = requester.credentials.uid;
-        match self.qos.receive.find(&scope) {
-            Some(at) => self.renegotiate(at, uid, spec),
-            None => self.add_budget(uid, scope, spec),
-        }
-    }
-
-    fn renegotiate(&mut self, at: usize, uid: u32, spec: Receive) -> Outcome {
-        let held = &mut self.qos.receive.0[at];
-        may_change(held, uid)?;
-        if let Err(error) = self.filter.set_budget(held.index, &terms(&spec)) {
-            return refuse(
-                libc::EIO,
-                format!("the packet filter does not take it: {error}"),
-            );
-        }
-        held.spec = spec;
-        Ok(())
-    }
-
-    fn add_budget(&mut self, uid: u32, scope: Scope, spec: Receive) -> Outcome {
-        if let Scope::Process { pid } = scope
-            && !self
-                .control
-                .registry
-                .processes()
-                .any(|process| process.pid == pid)
-        {
-            return refuse(libc::ESRCH, format!("{scope} has no sockets on Portolan"));
-        }
-        let budgets = &mut self.qos.receive;
-        if !budgets.has_room_for(uid) {
-            return refuse(
-                libc::EDQUOT,
-                format!("you have {PER_USER} receive budgets, the most of a user"),
-            );
-        }
-        let Some(index) = budgets.free_index() else {
-            return refuse(
-                libc::ENOSPC,
-                format!("all {} receive budgets are taken", BUDGETS - 1),
-            );
-        };
-        if let Err(error) = self.filter.set_budget(index, &terms(&spec)) {
-            return refuse(
-                libc::EIO,
-                format!("the packet filter does not take it: {error}"),
-            );
-        }
-        budgets.0.push(BudgetEntry {
-            index,
-            scope: scope.clone(),
-            uid,
-            spec,
-        });
-        budgets.0.sort_by_key(BudgetEntry::order);
-        self.renew_rows_of(&scope);
-        Ok(())
-    }
-
-    pub(super) fn end_budget(&mut self, requester: Requester, scope: &Scope) -> Outcome {
-        let Some(at) = self.qos.receive.find(scope) else {
-            return refuse(libc::ENOENT, format!("{scope} has no receive budget"));
-        };
-        may_change(&self.qos.receive.0[at], requester.credentials.uid)?;
-        self.remove_budget(at);
-        Ok(())
-    }
-
-    /// Rows name the budget no more when its number is free.
-    fn remove_budget(&mut self, at: usize) {
-        let held = self.qos.receive.0.remove(at);
-        self.renew_rows_of(&held.scope);
-        if let Err(error) = self.filter.clear_budget(held.index) {
-            warn!(%error, "cannot clear a receive budget");
-        }
-    }
-
-    pub(super) fn report_budgets(&mut self, report: &mut QosReport) {
-        let reported = self.qos.receive.0.iter().map(|held| {
-            let counted = self.filter.budget(held.index);
-            ReceiveReport {
-                scope: held.scope.clone(),
-                uid: held.uid,
-                spec: held.spec.clone(),
-                passed: counted.passed,
-                dropped: counted.dropped,
-                early: counted.early,
-            }
-        });
-        report.receive = reported.collect();
-    }
-
-    /// The budget of a session, as its rows say it.
-    pub fn budget_of(&self, session: &SessionEntry) -> u16 {
-        if self.qos.receive.0.is_empty() {
-            return 0;
-        }
-        // Until it is accepted, a connection is charged to its listener's process.
-        let listener = session
-            .listener
-            .and_then(|id| self.control.registry.session(id));
-        let owner = session.owner().or_else(|| listener?.owner());
-        let process = owner.and_then(|channel| self.control.registry.process(channel));
-        self.qos
-            .receive
-            .index_of(|held| held.is_for(session, process))
-    }
-
-    /// The budget of what a process has besides its sessions.
-    pub fn budget_of_channel(&self, channel: ChannelId) -> u16 {
-        let Some(process) = self.control.registry.process(channel) else {
-            return 0;
-        };
-        self.qos
-            .receive
-            .index_of(|held| held.is_for_all_of(process))
-    }
-
-    pub(super) fn end_budget_of(&mut self, flow: &Scope) {
-        if let Some(at) = self.qos.receive.find(flow) {
-            self.remove_budget(at);
-        }
-    }
-
-    /// As those of processes that have gone.
-    pub fn end_budgets_of_gone(&mut self) {
-        while let Some(at) = self
-            .qos
-            .receive
-            .0
-            .iter()
-            .position(|held| self.has_gone(held))
-        {
-            self.remove_budget(at);
-        }
-    }
-
-    fn has_gone(&self, held: &BudgetEntry) -> bool {
-        match held.scope {
-            Scope::Process { pid } => !self
-                .control
-                .registry
-                .processes()
-                .any(|process| process.pid == pid),
-            _ => false,
-        }
-    }
-
-    /// Has all sessions that the scope may cover look for their budgets anew.
-    fn renew_rows_of(&mut self, scope: &Scope) {
-        self.scope_has_changed(scope);
-        let is_own = matches!(scope, Scope::Flow(_) | Scope::Port { .. });
-        let may_be = |session: &&SessionEntry| !is_own || covers(scope, session);
-        let ids: Vec<SessionId> = self
-            .control
-            .registry
-            .sessions()
-            .filter(may_be)
-            .map(|s| s.id)
-            .collect();
-        for id in ids {
-            self.renew_rows(id);
-        }
-        if !is_own {
-            self.renew_raw_rows();
-        }
-    }
-}
-
-/// What root has set only root changes.
-fn may_change(held: &BudgetEntry, uid: u32) -> Outcome {
-    match uid == 0 || uid == held.uid {
-        true => Ok(()),
-        false => refuse(
-            libc::EPERM,
-            format!("the receive budget of {} is not yours", held.scope),
-        ),
+    /// Of those that no row names.
+    fn free_index(&self, named: &[u16]) -> Option<u16> {
+        let is_free =
+            |index: &u16| !named.contains(index) && self.0.iter().all(|held| held.index != *index);
+        (1..BUDGETS).find(is_free)
     }
 }
 

@@ -1,5 +1,8 @@
 //! Scopes: what one means, who may decide over it, and whom it covers.
 
+mod cgroup;
+mod serve;
+
 use std::fs;
 use std::path::Path;
 
@@ -7,11 +10,8 @@ use portolan_control::{Process, SessionEntry};
 use portolan_proto::qos::Scope;
 use portolan_sys::sched;
 
-use super::{Outcome, Requester, refuse};
 use crate::instance::LifeRecord;
-use crate::server::Server;
-
-mod cgroup;
+use crate::qos::request::{Outcome, Requester, refuse};
 
 /// Longest path of a cgroup that is looked at.
 const PATH_MAX: usize = 4096;
@@ -67,59 +67,6 @@ fn is_plain(path: &str) -> bool {
         && !path.chars().any(char::is_control)
 }
 
-impl Server {
-    /// Root decides over everything, others over what is their own.
-    pub(super) fn may_decide(&self, requester: Requester, scope: &Scope) -> Outcome {
-        let uid = requester.credentials.uid;
-        let owner = match scope {
-            Scope::Process { pid } => owner_of_task(*pid).filter(|_| is_leader(*pid)),
-            Scope::Thread { tid } => owner_of_task(*tid),
-            Scope::User { uid } => Some(*uid),
-            // Whoever may move processes into it would decide over them.
-            Scope::Cgroup(path) => cgroup::exists(path).then_some(0),
-            Scope::Flow(_) => self.owner_of_sessions(scope),
-            // Nobody's yet: a rule for whoever comes.
-            Scope::Port { .. } => self.owner_of_sessions(scope).or(Some(0)),
-        };
-        match owner {
-            None => refuse(libc::ESRCH, format!("there is no {scope}")),
-            Some(owner) if uid == 0 || uid == owner => Ok(()),
-            Some(_) => refuse(libc::EPERM, format!("{scope} is not yours")),
-        }
-    }
-
-    /// The user whose all the scope's sessions are; root if several have some.
-    fn owner_of_sessions(&self, scope: &Scope) -> Option<u32> {
-        let mut covered = self
-            .control
-            .registry
-            .sessions()
-            .filter(|s| covers(scope, s));
-        let first = covered.next()?.uid;
-        Some(match covered.all(|other| other.uid == first) {
-            true => first,
-            false => 0,
-        })
-    }
-}
-
-/// The user of a process or thread; root of one that has, or may take up again, another's rights.
-fn owner_of_task(number: u32) -> Option<u32> {
-    let status = fs::read_to_string(format!("/proc/{number}/status")).ok()?;
-    owner_in(&status)
-}
-
-/// Real, effective, saved and file system's user are one.
-fn owner_in(status: &str) -> Option<u32> {
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    let mut users = users.split_ascii_whitespace();
-    let first = users.next()?;
-    match users.all(|user| user == first) {
-        true => first.parse().ok(),
-        false => Some(0),
-    }
-}
-
 /// `/proc` has every thread, though it lists processes only.
 fn is_leader(number: u32) -> bool {
     leader_of(number) == Some(number)
@@ -168,9 +115,10 @@ impl Life {
 
     /// All threads of a process; a thread alone.
     pub(super) fn threads(self) -> Vec<u32> {
-        match is_leader(self.number) {
-            true => sched::threads_of(self.number, usize::MAX),
-            false => vec![self.number],
+        if is_leader(self.number) {
+            sched::threads_of(self.number, usize::MAX)
+        } else {
+            vec![self.number]
         }
     }
 

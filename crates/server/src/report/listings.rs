@@ -1,6 +1,5 @@
 //! `ListSessions`: the answer is put together in parts, a slice of each turn, however many sessions there are.
 
-use std::collections::VecDeque;
 use std::time::Duration;
 
 use portolan_control::{ClientId, Errno, Timer};
@@ -9,7 +8,8 @@ use portolan_proto::report::SessionReport;
 use portolan_sys::clock;
 use portolan_types::SessionId;
 
-use crate::listeners::listen::pack;
+use crate::control_socket::client::Listing;
+use crate::requests::pack;
 use crate::server::Server;
 
 /// Of one turn, for all lists together.
@@ -17,27 +17,6 @@ const PER_TURN: Duration = Duration::from_millis(2);
 
 /// Sessions between looks at the clock.
 const AT_ONCE: usize = 16;
-
-/// A list that is being put together.
-#[derive(Debug)]
-struct Listing {
-    client: ClientId,
-    request: u32,
-    /// Still to be listed.
-    ids: Vec<SessionId>,
-    count: usize,
-    bytes: Vec<u8>,
-}
-
-/// One for a connection at the most.
-#[derive(Debug, Default)]
-pub struct Listings(VecDeque<Listing>);
-
-impl Listings {
-    pub fn has(&self, client: ClientId) -> bool {
-        self.0.iter().any(|listing| listing.client == client)
-    }
-}
 
 impl Server {
     /// Begins a list; a short one is answered at once.
@@ -78,9 +57,10 @@ impl Server {
                     listing.bytes.append(&mut portolan_proto::encode(&report));
                 }
             }
-            match listing.ids.is_empty() {
-                true => self.answer_listing(listing),
-                false => self.listings.0.push_front(listing),
+            if listing.ids.is_empty() {
+                self.answer_listing(listing)
+            } else {
+                self.listings.0.push_front(listing)
             }
             if clock::now() >= until {
                 // Another one goes on in the next turn.

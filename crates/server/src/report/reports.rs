@@ -1,7 +1,7 @@
 //! Answers for commands: sessions, counters, status. Figures of cached sessions are what their
 //! libraries claim.
 
-use portolan_control::{Errno, Holder, Process, SessionEntry, SessionPhase};
+use portolan_control::{Errno, Holder, SessionEntry, SessionPhase};
 use portolan_local::Stream;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
@@ -13,15 +13,16 @@ use portolan_stack::{COUNTERS, counter_names};
 use portolan_sys::shm::StatisticsReader;
 use portolan_types::{ChannelId, Protocol};
 
-use crate::control_socket::clients::Answer;
-use crate::listeners::listen::pack;
-use crate::locals::LocalEnd;
+use crate::local_ends::LocalEnd;
+use crate::report::reported;
+use crate::requests::Answer;
+use crate::requests::pack;
 use crate::server::Server;
 
 impl Server {
     pub fn report(&self, session: &SessionEntry) -> SessionReport {
         let row = self.claimed(session);
-        let unheld = self.locals.end(session.id);
+        let unheld = self.handles.local(session.id);
         let (state, figures) = match (session.holder, session.protocol) {
             (Holder::None, _) if unheld.is_some() => {
                 let end = unheld.map(LocalEnd::open);
@@ -180,7 +181,7 @@ impl Server {
         let run_time = self.filter.run_time();
         ReplyBody::Status(StatusReport {
             version: portolan_manual::release(),
-            protocol: portolan_stack::VERSION,
+            protocol: portolan_proto::PROTOCOL,
             pid: std::process::id(),
             interfaces: self.config.interfaces.clone(),
             processes: count(self.control.registry.process_count()),
@@ -195,13 +196,6 @@ impl Server {
             },
         })
         .into()
-    }
-}
-
-pub fn reported(process: &Process) -> ReportedHolder {
-    ReportedHolder::Process {
-        pid: process.pid,
-        program: process.program.clone(),
     }
 }
 

@@ -20,9 +20,9 @@ use portolan_wire::udp::{self, UdpHeader};
 use rustix::event::epoll::EventFlags;
 use tracing::warn;
 
-use crate::control_socket::clients::Answer;
 use crate::handles::HeldPort;
 use crate::packets::SOURCE_MAC;
+use crate::requests::Answer;
 use crate::reservation::PortReservation;
 use crate::server::{Server, Source};
 use crate::udp::unread::open_unread;
@@ -214,8 +214,8 @@ impl Server {
     /// the descriptor.
     fn leave_to_kernel(&mut self, id: SessionId, is_v6: bool) -> Result<(), Errno> {
         drop(self.kernel_socket(id, is_v6)?);
-        self.leave_all_groups(id);
-        self.unsteer(id);
+        self.control.registry.leave_all_groups(id);
+        self.input(Input::Unsteer(id));
         if let Some(port) = self.handles.port_mut(id) {
             if let Some(token) = port.token.take() {
                 self.poll.remove(&port.socket, token);

@@ -39,11 +39,6 @@ impl Server {
             error!(%failure, "libraries keep the old metastate");
         }
         self.tell_filter(&state);
-        self.managed_addresses = state
-            .addresses
-            .iter()
-            .map(|address| (address.address, self.managed.contains(&address.interface)))
-            .collect();
         self.generation = self.generation.wrapping_add(2);
         self.routes = Routes::new(self.generation, state);
         if let Err(failure) = self.filter.floods.set_paths(self.routes.return_paths()) {

@@ -21,7 +21,7 @@ use portolan_proto::metastate::Metastate;
 use portolan_proto::qos::{QosReply, QosReport, QosRequest};
 use portolan_proto::report::{CounterReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
-use portolan_stack::{Frame, Input, Routes, Session, Stack, TcpSession, VERSION, Wire};
+use portolan_stack::{Frame, Input, Routes, Session, Stack, TcpSession, Wire};
 use portolan_sys::clock;
 use portolan_sys::ring::Ring;
 use portolan_sys::shm::{self, MetastateReader};
@@ -46,6 +46,7 @@ pub fn start_server_with(host: &Namespace, arguments: &[&str]) -> Daemon {
     let level = std::env::var("PORTOLAN_LOG").unwrap_or_else(|_| "info".into());
     command
         .env("PORTOLAN_LOG", level)
+        .env("RUST_BACKTRACE", "1")
         .env_remove("PORTOLAN_SOCKET");
     Daemon::start(command, Ready::Line("ready".into()))
 }
@@ -79,6 +80,15 @@ impl Drop for Configuration {
 /// How many files a server has open, aside from those of channels that it makes ahead.
 pub fn open_files(server: &Daemon) -> usize {
     names_of_open_files(server).len()
+}
+
+/// The same of a server at rest: while it makes channels it opens sockets for a moment.
+pub fn open_files_at_rest(server: &Daemon) -> usize {
+    let looks = (0..20).map(|_| {
+        std::thread::sleep(Duration::from_millis(10));
+        open_files(server)
+    });
+    looks.min().unwrap()
 }
 
 /// Waits until a server has no more files open than there were before.
@@ -133,7 +143,7 @@ impl Client {
     pub fn greeting(path: &Path) -> Client {
         let mut client = Client::connect(path);
         let hello = RequestBody::Hello {
-            version: VERSION,
+            version: portolan_proto::PROTOCOL,
             program: "test".into(),
         };
         client.send(hello, &[]);
@@ -188,14 +198,18 @@ impl Client {
         unpack(report, &mut fds)
     }
 
-    /// A counter of filters or server, or of all holders together.
-    pub fn counter(&mut self, group: &str, name: &str) -> u64 {
+    /// All that is counted.
+    pub fn counters(&mut self) -> Vec<CounterReport> {
         let (reply, mut fds) = self.ask_with(RequestBody::ReadCounters, &[]);
         let ReplyBody::Counters(list) = reply else {
             panic!("{reply:?}");
         };
-        let counters: Vec<CounterReport> = unpack(list, &mut fds);
-        counters
+        unpack(list, &mut fds)
+    }
+
+    /// A counter of filters or server, or of all holders together.
+    pub fn counter(&mut self, group: &str, name: &str) -> u64 {
+        self.counters()
             .iter()
             .find(|c| c.group == group && c.name == name && c.holder.is_none())
             .unwrap_or_else(|| panic!("no counter {group} {name}"))

@@ -7,9 +7,9 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use portolan_netns::{Bed, Daemon};
-use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody, Reuse};
+use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody, Reuse};
 use portolan_proto::report::SessionReport;
-use portolan_stack::{Session, VERSION};
+use portolan_stack::Session;
 use portolan_sys::unix::{ConnectError, Connection};
 use portolan_sys::{clock, shm};
 use portolan_types::{Protocol, Slot};
@@ -29,7 +29,7 @@ const SUBORDINATES: std::ops::Range<u32> = 100_000..100_012;
 const ANY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
 /// Runs `action` on a thread that is another user's for good.
-fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> T {
+pub fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let user = Some(Uid::from_raw(uid));
@@ -42,7 +42,7 @@ fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-fn allow_descriptors() {
+pub fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit {
         current: limit.maximum,
@@ -83,7 +83,7 @@ impl Waits {
     }
 }
 
-fn resident_kib(server: &Daemon) -> u64 {
+pub fn resident_kib(server: &Daemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
     let value = line.and_then(|line| line.split_whitespace().nth(1));
@@ -146,6 +146,18 @@ fn channels_of_any_number_of_users_leave_root_some() {
     assert_serves_others(&bed, &path);
 }
 
+/// Says `Hello` so often before it hears anything.
+pub fn greet(client: &mut Client, times: usize) -> Vec<ReplyBody> {
+    for _ in 0..times {
+        let program = "greedy".into();
+        let version = portolan_proto::PROTOCOL;
+        client.send(RequestBody::Hello { version, program }, &[]);
+    }
+    (0..times)
+        .map(|_| client.receive().unwrap().0.body)
+        .collect()
+}
+
 #[test]
 fn a_connection_gets_one_channel_however_often_it_says_hello() {
     let bed = Bed::veth();
@@ -155,14 +167,7 @@ fn a_connection_gets_one_channel_however_often_it_says_hello() {
     let before = descriptors(&server);
     let mut client = as_nobody(|| Client::connect(&path));
     const HELLOS: usize = 60;
-    for _ in 0..HELLOS {
-        let program = "greedy".into();
-        let version = VERSION;
-        client.send(RequestBody::Hello { version, program }, &[]);
-    }
-    let replies: Vec<_> = (0..HELLOS)
-        .map(|_| client.receive().unwrap().0.body)
-        .collect();
+    let replies = greet(&mut client, HELLOS);
     let is_welcome = |reply: &&ReplyBody| matches!(reply, ReplyBody::Welcome { .. });
     assert_eq!(replies.iter().filter(is_welcome).count(), 1);
     let errno = libc::EALREADY;
@@ -180,19 +185,33 @@ const LARGE_BUFFERS: &str = "[buffers]\nsend_initial = 8388608";
 
 /// Sessions with unsent bytes that their program leaves to the server.
 fn leave_orphans(bed: &Bed, path: &Path, count: usize) -> Vec<TcpStream> {
-    const UNSENT: usize = 4 << 20;
     let listener = bed
         .b
         .enter(|| TcpListener::bind(SocketAddr::new(Bed::B4, 0)))
         .unwrap();
     sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
-    let mut library = as_nobody(|| Library::start(path));
-    let text = vec![b'x'; 64 << 10];
+    let address = listener.local_addr().unwrap();
     let mut peers = Vec::new();
+    let mut library = as_nobody(|| Library::start(path));
+    leave_orphans_to(address, &mut library, count, || {
+        peers.push(listener.accept().unwrap().0);
+    });
+    peers
+}
+
+/// The same to a listener whose peers read nothing; it is told of each connection.
+pub fn leave_orphans_to(
+    listener: SocketAddr,
+    library: &mut Library,
+    count: usize,
+    mut on_opened: impl FnMut(),
+) {
+    const UNSENT: usize = 4 << 20;
+    let text = vec![b'x'; 64 << 10];
     let mut near = Vec::<Near>::new();
     for _ in 0..count {
-        let (id, descriptor, slot) = library.open(listener.local_addr().unwrap());
-        peers.push(listener.accept().unwrap().0);
+        let (id, descriptor, slot) = library.open(listener);
+        on_opened();
         near.push(descriptor);
         let mut queued = 0;
         while queued < UNSENT {
@@ -219,7 +238,6 @@ fn leave_orphans(bed: &Bed, path: &Path, count: usize) -> Vec<TcpStream> {
         let reply = library.client.ask_with(body, &fds).0;
         assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
     }
-    peers
 }
 
 fn assert_reset(peer: &mut TcpStream) {
@@ -265,6 +283,17 @@ const SHARED: Reuse = Reuse {
     port: true,
 };
 
+/// So many sockets on one UDP port.
+pub fn share_port(library: &mut Library, port: u16, count: u32) -> Vec<Near> {
+    let local = SocketAddr::new(ANY, port);
+    let share = |slot| {
+        let (reply, near) = library.bind_with(Protocol::Udp, local, Slot(slot), SHARED);
+        assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+        near
+    };
+    (0..count).map(share).collect()
+}
+
 #[test]
 fn thousands_that_share_a_port_die_without_holding_others_up() {
     const SHARERS: u32 = 4000;
@@ -275,14 +304,7 @@ fn thousands_that_share_a_port_die_without_holding_others_up() {
     let meter = Meter::start(&bed);
     let mut victim = Client::connect(&path);
     let mut hostile = as_nobody(|| Library::start(&path));
-    let local = SocketAddr::new(ANY, 6200);
-    let near: Vec<Near> = (0..SHARERS)
-        .map(|slot| {
-            let (reply, near) = hostile.bind_with(Protocol::Udp, local, Slot(slot), SHARED);
-            assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
-            near
-        })
-        .collect();
+    let near = share_port(&mut hostile, 6200, SHARERS);
     drop((hostile, near));
     Waits::sample(&mut victim, 200).assert_below(Duration::from_millis(300));
     meter.finish();
@@ -382,7 +404,7 @@ fn deals_of_shared_ports_are_limited_and_a_refused_one_takes_nothing() {
 }
 
 /// Opens sessions whose list is long.
-fn many_sessions(path: &Path, count: u32) -> (Library, Vec<Near>) {
+pub fn many_sessions(path: &Path, count: u32) -> (Library, Vec<Near>) {
     let mut library = as_nobody(|| Library::start(path));
     let near = (0..count)
         .map(|slot| {
@@ -514,4 +536,105 @@ fn a_process_with_thousands_of_sessions_is_listed_and_dies_in_parts() {
     await_some("end of the sessions", || {
         victim.sessions().is_empty().then_some(())
     });
+}
+
+/// Over more than a turn: whoever asks for as much as the server can do has its share, and others do not notice.
+#[test]
+fn requests_in_a_loop_take_no_more_than_their_users_share_of_the_time() {
+    let bed = Bed::veth();
+    let server = Configuration::new(&bed.a, "[limits]\ntime_share = 20").start(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let used = || {
+        let text = std::fs::read_to_string(format!("/proc/{}/schedstat", server.pid())).unwrap();
+        Duration::from_nanos(text.split_whitespace().next().unwrap().parse().unwrap())
+    };
+    let before = used();
+    let begun = clock::now();
+    let attack = Duration::from_secs(3);
+    let asked = as_nobody(|| {
+        let mut clients: Vec<Client> = (0..8).map(|_| Client::connect(&path)).collect();
+        let mut asked = 0;
+        while clock::now().since(begun) < attack {
+            for client in &mut clients {
+                client.send(RequestBody::ReadCounters, &[]);
+            }
+            for client in &mut clients {
+                client.receive().unwrap();
+                asked += 1;
+            }
+        }
+        asked
+    });
+    let share = (used() - before).as_secs_f64() / clock::now().since(begun).as_secs_f64();
+    eprintln!("{asked} requests, {:.0} % of the time", 100.0 * share);
+    assert!(counter(&path, "server", "budget_shares_spent") > 0);
+    // A quarter of a second at once, the meter's own, and what the kernel does for the others.
+    assert!(share < 0.55, "{share}");
+    assert!(asked > 100, "it is served all the same");
+    meter.finish();
+}
+
+/// A relayed session's program writes, and its peer takes nothing: what the server holds of all of a user's is limited.
+#[test]
+fn relayed_bytes_that_nobody_takes_are_limited_and_the_rest_waits() {
+    const SESSIONS: usize = 40;
+    let bed = Bed::veth();
+    let limits = "[buffers]\nsend_initial = 4194304\n[limits]\nrelay_memory_per_user = 8";
+    let server = Configuration::new(&bed.a, limits).start(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let listener = bed
+        .b
+        .enter(|| TcpListener::bind(SocketAddr::new(Bed::B4, 0)))
+        .unwrap();
+    sockopt::set_socket_recv_buffer_size(&listener, 4096).unwrap();
+    let mut library = as_nobody(|| Library::start(&path));
+    let mut relayed = Vec::new();
+    for _ in 0..SESSIONS {
+        let (id, near, slot) = library.open(listener.local_addr().unwrap());
+        let (peer, _) = listener.accept().unwrap();
+        library.flush(id, slot, AfterFlush::Relay(Reader::Sender));
+        relayed.push((near, peer));
+    }
+    let before = resident_kib(&server);
+    let chunk = [7; 1 << 16];
+    let flags = rustix::net::SendFlags::DONTWAIT;
+    for _ in 0..100 {
+        for (near, _) in &relayed {
+            // Until its descriptor is full.
+            let _ = rustix::net::send(&near.0, &chunk, flags);
+        }
+        sleep(Duration::from_millis(5));
+    }
+    let more = resident_kib(&server).saturating_sub(before) >> 10;
+    assert!(more < 40, "{more} MiB");
+    assert!(counter(&path, "server", "budget_relays_stalled") > 0);
+    // As soon as its peer takes them, bytes go on.
+    let (near, mut peer) = relayed.remove(0);
+    relayed.clear();
+    peer.set_read_timeout(PATIENCE).unwrap();
+    let mut came = 0;
+    let mut buffer = vec![0; 1 << 16];
+    while came < 8 << 20 {
+        let _ = rustix::net::send(&near.0, &chunk, flags);
+        came += std::io::Read::read(&mut peer, &mut buffer).unwrap();
+    }
+    meter.finish();
+}
+
+#[test]
+fn the_servers_table_of_descriptors_does_not_grow_while_others_fill_it() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let size = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("FDSize:"));
+        line.and_then(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
+            .unwrap()
+    };
+    let before = size();
+    assert!(before >= 1 << 14, "{before}");
+    let _open = idle(&control_path(&bed.a), 400);
+    assert_eq!(size(), before);
 }

@@ -1,6 +1,7 @@
 //! Giving sessions back that were never taken, or not like this.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use portolan_netns::Bed;
 use portolan_proto::control::{
@@ -8,6 +9,7 @@ use portolan_proto::control::{
 };
 use portolan_stack::Session;
 use portolan_sys::shm::{SetAside, write_blob};
+use portolan_tcp::KeepAlive;
 use portolan_types::SessionId;
 use rustix::fs::{MemfdFlags, SealFlags, memfd_create};
 use rustix::net::RecvFlags;
@@ -192,6 +194,26 @@ fn unread_bytes_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it()
     assert!(*memory.into_bytes() == bytes, "the same memory");
 }
 
+/// Gives a session back with bits that have changed, others in each round.
+pub fn flipped(session: SessionId, mut capsule: Vec<u8>, round: usize) -> RequestBody {
+    let at = round * 7 % capsule.len();
+    capsule[at] ^= 1 << (round % 8);
+    if round.is_multiple_of(3) {
+        let other = round * 131 % capsule.len();
+        capsule[other] = 0xff;
+    }
+    let then = match round % 2 {
+        0 => AfterFlush::Close,
+        _ => AfterFlush::Relay(Reader::Sender),
+    };
+    RequestBody::Flush {
+        session,
+        capsule: Blob::Inline(capsule).into(),
+        then,
+        options_blob: Default::default(),
+    }
+}
+
 /// Whatever passes validation is run by the server: it must not fall over.
 #[test]
 fn capsules_with_flipped_bits_are_refused_or_harmless() {
@@ -202,27 +224,32 @@ fn capsules_with_flipped_bits_are_refused_or_harmless() {
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
     for round in 0..150_usize {
-        let (id, mut capsule, _near) = session(&bed, &mut hostile);
-        let at = round * 7 % capsule.len();
-        capsule[at] ^= 1 << (round % 8);
-        if round % 3 == 0 {
-            let other = round * 131 % capsule.len();
-            capsule[other] = 0xff;
-        }
-        let then = if round % 2 == 0 {
-            AfterFlush::Close
-        } else {
-            AfterFlush::Relay(Reader::Sender)
-        };
-        let body = RequestBody::Flush {
-            session: id,
-            capsule: Blob::Inline(capsule).into(),
-            then,
-            options_blob: Default::default(),
-        };
-        hostile.client.ask(body);
+        let (id, capsule, _near) = session(&bed, &mut hostile);
+        hostile.client.ask(flipped(id, capsule, round));
     }
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
     meter.finish();
+}
+
+#[test]
+fn capsules_of_connections_that_would_probe_without_a_pause_are_refused() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut hostile = hostile_library(&control_path(&bed.a));
+    let spoil: [fn(&mut KeepAlive); 3] = [
+        |keepalive| keepalive.idle = Duration::ZERO,
+        |keepalive| keepalive.interval = Duration::from_millis(1),
+        |keepalive| keepalive.count = 0,
+    ];
+    for (number, spoil) in spoil.into_iter().enumerate() {
+        let (id, _near, slot, _peer) = open_to_b(&bed, &mut hostile);
+        let Some(Session::Tcp(mut session)) = hostile.stack.remove(slot) else {
+            panic!("no session");
+        };
+        session.connection.options().keepalive.enabled = true;
+        spoil(&mut session.connection.options().keepalive);
+        let body = flush(id, Blob::Inline(session.to_capsule()));
+        assert_eq!(refused(&mut hostile, body, &[]), PROTO, "case {number}");
+    }
 }

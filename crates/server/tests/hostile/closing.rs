@@ -22,7 +22,7 @@ use crate::{Victim, as_nobody, assert_prompt, hostile_library};
 const LINGER: Duration = Duration::from_secs(8);
 
 /// A connection with bytes that its peer does not take, whose last close waits for that; and its peer.
-fn lingering() -> (TcpStream, TcpStream) {
+pub fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (peer, _) = listener.accept().unwrap();

@@ -66,7 +66,7 @@ pub fn write(library: &Library, frame: &[u8]) {
 }
 
 /// Forgeries of a TCP segment, each with the counter it must move.
-fn forgeries(own: &Forgery, victims: &Forgery) -> Vec<(&'static str, Forgery, &'static str)> {
+pub fn forgeries(own: &Forgery, victims: &Forgery) -> Vec<(&'static str, Forgery, &'static str)> {
     let change = |change: fn(&mut Forgery)| {
         let mut forgery = own.clone();
         change(&mut forgery);

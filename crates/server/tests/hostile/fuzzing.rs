@@ -1,9 +1,9 @@
 //! The whole control protocol at random: requests of the right structure, or nearly, about sessions that are there, with
-//! descriptors of any kind, by several clients at a time, to a server that serves others meanwhile.
+//! descriptors of any kind, and extensions that are nearly sound, by several clients at a time, to a server that serves others meanwhile.
 //!
 //! `PORTOLAN_TEST_SECONDS` lengthens it, `PORTOLAN_FUZZ_SEED` chooses other requests.
 
-mod values;
+pub mod values;
 
 use std::fs::File;
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -13,14 +13,18 @@ use std::time::{Duration, Instant};
 
 use portolan_netns::Bed;
 use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::extension::{Code, Event, Extension, ExtensionRequest, Guard};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_sys::unix::{Connection, PairKind, ReceiveError, socket_pair};
+use portolan_types::{Protocol, SessionId};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 
+use crate::admission::unsafe_code;
 use crate::common::{Client, await_some, control_path, start_server};
+use crate::handlers::{always, slow};
 use crate::meter::Meter;
-use crate::{Victim, as_nobody, assert_serves_others};
+use crate::{Victim, as_nobody, assert_serves_others, counter};
 use values::{Known, Random, any};
 
 const SECONDS: u64 = 20;
@@ -31,13 +35,16 @@ const CLIENTS: usize = 6;
 /// Requests between two looks at those who are to be served.
 const REQUESTS: usize = 400;
 
-fn parameter(name: &str, usual: u64) -> u64 {
+/// Extensions go to the loader, which is a thread: most requests are others.
+const BETWEEN_HANDLERS: usize = 40;
+
+pub fn parameter(name: &str, usual: u64) -> u64 {
     let chosen = std::env::var(name).ok();
     chosen.and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
 /// One that says anything.
-struct Hostile {
+pub struct Hostile {
     connection: Connection,
     known: Known,
     /// Of its own sessions, and what the server sent.
@@ -47,7 +54,7 @@ struct Hostile {
 
 impl Hostile {
     /// One in four says no `Hello` first.
-    fn start(path: &Path, random: &mut Random) -> Hostile {
+    pub fn start(path: &Path, random: &mut Random) -> Hostile {
         let connection = await_some("a connection", || Connection::connect(path).ok());
         let mut hostile = Hostile {
             connection,
@@ -60,7 +67,7 @@ impl Hostile {
         };
         if !random.once_in(4) {
             let hello = RequestBody::Hello {
-                version: portolan_stack::VERSION,
+                version: portolan_proto::PROTOCOL,
                 program: "anything".into(),
             };
             hostile.send(hello, &[], random);
@@ -170,11 +177,50 @@ fn descriptors(hostile: &Hostile, random: &mut Random) -> Vec<OwnedFd> {
         .collect()
 }
 
+/// Instructions that a handler may have, or nearly: with whole random ones nothing reaches the verifier.
+fn handler(random: &mut Random) -> Code {
+    let mut code = match random.below(3) {
+        0 => always(random.below(6) as i32),
+        1 => slow(),
+        _ => {
+            let mut all = unsafe_code();
+            let chosen = random.below(all.len());
+            all.swap_remove(chosen).1
+        }
+    };
+    for _ in 0..random.below(4) {
+        let at = random.below(code.instructions.len());
+        if let Some(instruction) = code.instructions.get_mut(at) {
+            *instruction ^= 1 << random.below(64);
+        }
+    }
+    code
+}
+
+/// An extension of a session of one's own, or one that is to be checked only.
+fn extension(known: &Known, random: &mut Random) -> RequestBody {
+    let code = handler(random);
+    let request = match random.of(&known.sessions) {
+        Some(&session) if random.once_in(2) => ExtensionRequest::Install(Extension {
+            name: "anything".to_owned(),
+            event: Event::of(Protocol::Udp, code.direction),
+            guards: vec![Guard::Session(SessionId(session))],
+            priority: random.below(256) as u8,
+            code,
+        }),
+        _ => ExtensionRequest::Check(code),
+    };
+    RequestBody::Extension(request)
+}
+
 /// One request; a client that was thrown out is followed by another.
-fn act(path: &Path, clients: &mut [Hostile], random: &mut Random) {
+pub fn act(path: &Path, clients: &mut [Hostile], random: &mut Random) {
     let chosen = random.below(clients.len());
     let hostile = &mut clients[chosen];
-    let body: RequestBody = any(random, &hostile.known);
+    let body = match random.once_in(BETWEEN_HANDLERS) {
+        true => extension(&hostile.known, random),
+        false => any(random, &hostile.known),
+    };
     let fds = descriptors(hostile, random);
     let is_there = hostile.send(body, &fds, random);
     // Near ends of what may be its sessions.
@@ -216,7 +262,9 @@ fn whatever_clients_say_others_are_served() {
             victim.assert_unharmed();
         }
     });
-    eprintln!("{requests} requests");
+    let checked = counter(&path, "server", "extensions_refused");
+    let installed = counter(&path, "server", "extensions_installed");
+    eprintln!("{requests} requests, {checked} extensions refused, {installed} installed");
     meter.finish();
     assert_serves_others(&bed, &path);
     let mut watcher = Client::connect(&path);

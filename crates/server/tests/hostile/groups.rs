@@ -8,7 +8,9 @@ use portolan_netns::Bed;
 use portolan_proto::control::{GroupAction, GroupChange, ReplyBody, RequestBody};
 use portolan_types::{Protocol, SessionId, Slot};
 
-use crate::common::{Library, Near, await_some, control_path, open_files, start_server};
+use crate::common::{
+    Library, Near, await_some, control_path, open_files, open_files_at_rest, start_server,
+};
 use crate::meter::Meter;
 use crate::{Victim, assert_serves_others, counter, hostile_library, refused};
 
@@ -177,7 +179,7 @@ fn floods_of_joins_and_twins_end_and_leave_nothing_behind() {
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
     let (session, _near) = bind(&mut hostile);
-    let before = open_files(&server);
+    let before = open_files_at_rest(&server);
     let meter = Meter::start(&bed);
     let mut granted = 0;
     for number in 0..FLOOD {

@@ -14,6 +14,7 @@ use portolan_proto::control::{
     AfterFlush, Blob, DescriptorEvent, Reader, ReplyBody, RequestBody, SocketOptionsBlob,
 };
 use portolan_proto::local::{Side, flags, holder};
+use portolan_proto::qos::{Kind, QosRequest, Scope};
 use portolan_sys::shm::Rings;
 use portolan_sys::wait::WakeSender;
 use portolan_sys::{clock, word};
@@ -21,9 +22,11 @@ use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use crate::common::{Library, Near, await_some, control_path, start_server};
+use crate::common::{Client, Library, Near, await_some, control_path, start_server};
+use crate::guarantees::requests_about;
 use crate::meter::Meter;
-use crate::{Victim, as_nobody, assert_serves_others, hostile_library, refused};
+use crate::soak::holdings::rows_of_flows;
+use crate::{Victim, as_nobody, assert_serves_others, hostile_library, open_to_b, refused};
 
 /// One end in a process's hands.
 pub struct End {
@@ -88,7 +91,8 @@ pub fn introduce(opener: &mut Library, accepter: &mut Library) -> (End, End) {
     (opened, End::new(session, &fds[0], side, near))
 }
 
-fn scribble(rings: &Rings, value: u64) {
+pub fn scribble(end: &End, value: u64) {
+    let rings = &end.rings;
     for side in [Side::Opener, Side::Accepter] {
         let end = rings.ends().of(side);
         end.sent.0.bytes.store(value, Relaxed);
@@ -116,7 +120,7 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
         let (mut other, mut whole) = introduce(&mut hostile, &mut honest);
         end.local.send(clock::now(), b"some bytes");
         let _ = end.local.publish();
-        scribble(&spoiled.rings, value);
+        scribble(&spoiled, value);
         let _ = end.read();
         other.local.send(clock::now(), b"well");
         let _ = other.local.publish();
@@ -140,7 +144,7 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
 }
 
 /// Ways for the opener's end to lie before its process dies.
-const LIES: [u32; 4] = [
+pub const LIES: [u32; 4] = [
     flags::CLOSED,
     flags::FIN | flags::CLOSED,
     flags::RESET,
@@ -148,7 +152,7 @@ const LIES: [u32; 4] = [
 ];
 
 /// Writes that the hostile end has ended, and takes care that nobody hears of it.
-fn end_in_silence(hostile: &End, lie: u32) {
+pub fn end_in_silence(hostile: &End, lie: u32) {
     let ends = hostile.rings.ends();
     ends.opener.sent.0.flags.store(lie, Relaxed);
     ends.accepter.notifier.0.number.store(holder::NONE, Relaxed);
@@ -221,31 +225,25 @@ fn await_some_or_wake(what: &str, end: &End, mut has_come: impl FnMut() -> bool)
     true
 }
 
-/// A program has the server relay many sessions, and rings once for all that it has written to them.
-#[test]
-fn the_server_has_time_for_others_however_much_it_relays() {
-    const SESSIONS: usize = 800;
-    let bed = Bed::veth();
-    let _server = start_server(&bed.a);
-    let path = control_path(&bed.a);
-    let meter = Meter::start(&bed);
-    let mut honest = Library::start(&path);
-    let mut hostile = hostile_library(&path);
-    let mut accepter = hostile_library(&path);
-    let mut relayed: Vec<(End, End)> = (0..SESSIONS)
-        .map(|_| {
-            let (opened, accepted) = introduce(&mut hostile, &mut accepter);
-            let flush = RequestBody::Flush {
-                session: accepted.id,
-                capsule: Blob::Inline(Vec::new()).into(),
-                then: AfterFlush::Relay(Reader::Sender),
-                options_blob: SocketOptionsBlob::default(),
-            };
-            let reply = accepter.client.ask(flush);
-            assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
-            (opened, accepted)
-        })
-        .collect();
+/// Has the server relay so many sessions, and rings once for all that it has written to them.
+pub fn ring_for_many(
+    hostile: &mut Library,
+    accepter: &mut Library,
+    count: usize,
+) -> Vec<(End, End)> {
+    let mut relay_one = |_| {
+        let (opened, accepted) = introduce(hostile, accepter);
+        let flush = RequestBody::Flush {
+            session: accepted.id,
+            capsule: Blob::Inline(Vec::new()).into(),
+            then: AfterFlush::Relay(Reader::Sender),
+            options_blob: SocketOptionsBlob::default(),
+        };
+        let reply = accepter.client.ask(flush);
+        assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+        (opened, accepted)
+    };
+    let mut relayed: Vec<(End, End)> = (0..count).map(&mut relay_one).collect();
     let session = relayed[0].0.id;
     let (reply, mut fds) = hostile
         .client
@@ -260,6 +258,20 @@ fn the_server_has_time_for_others_however_much_it_relays() {
         let _ = end.local.publish();
     }
     wake_sender.wake();
+    relayed
+}
+
+#[test]
+fn the_server_has_time_for_others_however_much_it_relays() {
+    const SESSIONS: usize = 800;
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let mut honest = Library::start(&path);
+    let mut hostile = hostile_library(&path);
+    let mut accepter = hostile_library(&path);
+    let relayed = ring_for_many(&mut hostile, &mut accepter, SESSIONS);
     let wait = |_| {
         let start = clock::now();
         honest.client.ask(RequestBody::FetchRecalls);
@@ -331,4 +343,27 @@ fn the_memory_of_a_local_session_cannot_change_its_size() {
     for size in [0, 4096, 64 << 20] {
         assert_eq!(rustix::fs::ftruncate(&fds[0], size), Err(Errno::PERM));
     }
+}
+
+#[test]
+fn a_budget_gives_no_rows_to_local_sessions_which_nobody_would_take_away() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let (mut opener, mut accepter) = (Library::start(&path), Library::start(&path));
+    let _ends = introduce(&mut opener, &mut accepter);
+    let mut client = Client::connect(&path);
+    let root = Scope::User { uid: 0 };
+    let is_of_receiving = |request: &QosRequest| match request {
+        QosRequest::Receive { .. } => true,
+        QosRequest::Delete { kind, .. } => *kind == Kind::Receive,
+        _ => false,
+    };
+    for request in requests_about(&root).into_iter().filter(is_of_receiving) {
+        client.ask(RequestBody::Qos(request));
+    }
+    // Another session's row tells that all have been written anew.
+    let (_, _near, _, _peer) = open_to_b(&bed, &mut opener);
+    thread::sleep(Duration::from_millis(300));
+    assert_eq!(rows_of_flows(&server), 1);
 }

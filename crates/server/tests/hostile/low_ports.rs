@@ -26,7 +26,7 @@ fn bind(
     library.bind(protocol, SocketAddr::new(Bed::A4, PORT), Slot(0))
 }
 
-fn assert_refused(library: &mut Library, shown: Option<BorrowedFd<'_>>) {
+pub fn assert_refused(library: &mut Library, shown: Option<BorrowedFd<'_>>) {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let (reply, _) = bind(library, protocol, shown);
         let is_refused = matches!(

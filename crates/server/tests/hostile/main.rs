@@ -18,6 +18,7 @@ mod fuzzing;
 mod groups;
 mod guarantees;
 mod handlers;
+mod injection;
 mod locals;
 mod low_ports;
 mod memory;
@@ -26,8 +27,10 @@ mod meter;
 mod offloads;
 mod own_protocols;
 mod raw;
+mod relays;
 mod sending;
 mod snooping;
+mod soak;
 mod stalling;
 mod starting;
 mod unread;
@@ -49,8 +52,11 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 /// User `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Runs `action` on a thread that has given up every privilege for good.
+/// Runs `action` on a thread that has given up every privilege for good; where the caller's has, on that.
 fn as_nobody<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+    if !rustix::process::geteuid().is_root() {
+        return action();
+    }
     std::thread::scope(|scope| {
         let deprived = scope.spawn(|| {
             let nobody = Some(Uid::from_raw(NOBODY));

@@ -14,7 +14,7 @@ use portolan_sys::unix::{Connection, PairKind, socket_pair};
 use portolan_types::{Protocol, SessionId, Slot};
 
 use crate::common::{
-    Client, Library, await_closes, await_some, control_path, open_files, start_server,
+    Client, Library, await_closes, await_some, control_path, open_files_at_rest, start_server,
 };
 use crate::meter::Meter;
 use crate::{Victim, as_nobody, assert_serves_others, counter, hostile_library, refused};
@@ -26,7 +26,7 @@ fn remote() -> SocketAddr {
 }
 
 /// Every request that can name `session`.
-fn requests_about(session: SessionId) -> Vec<RequestBody> {
+pub fn requests_about(session: SessionId) -> Vec<RequestBody> {
     let known = SessionRef::Known(session);
     vec![
         RequestBody::Cache {
@@ -44,6 +44,10 @@ fn requests_about(session: SessionId) -> Vec<RequestBody> {
             session,
             capsule: Blob::Inline(Vec::new()).into(),
             then: AfterFlush::Relay(Reader::Sender),
+            options_blob: Default::default(),
+        },
+        RequestBody::Describe {
+            session,
             options_blob: Default::default(),
         },
         RequestBody::Release { session },
@@ -145,7 +149,7 @@ fn messages_of_any_size_and_content_end_at_worst_the_connection() {
     let genuine = encode(&Request {
         id: 1,
         body: RequestBody::Hello {
-            version: portolan_stack::VERSION,
+            version: portolan_proto::PROTOCOL,
             program: "x".repeat(10_000),
         },
     });
@@ -170,7 +174,7 @@ fn messages_of_any_size_and_content_end_at_worst_the_connection() {
 }
 
 /// Two descriptors for a new session, of which at least one is not what it should be.
-fn wrong_pairs(control: BorrowedFd<'_>) -> Vec<(&'static str, Vec<OwnedFd>)> {
+pub fn wrong_pairs(control: BorrowedFd<'_>) -> Vec<(&'static str, Vec<OwnedFd>)> {
     let file = || OwnedFd::from(File::open("/dev/null").unwrap());
     let own = || control.try_clone_to_owned().unwrap();
     let pair = || socket_pair(PairKind::Stream).unwrap();
@@ -203,7 +207,7 @@ fn wrong_descriptors_are_refused_and_not_kept() {
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
-    let before = open_files(&server);
+    let before = open_files_at_rest(&server);
     let control = hostile.client.as_fd().try_clone_to_owned().unwrap();
     for (case, fds) in wrong_pairs(control.as_fd()) {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -248,7 +252,7 @@ fn a_sessions_own_end_is_no_end_of_another() {
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
     let mut hostile = hostile_library(&path);
-    let before = open_files(&server);
+    let before = open_files_at_rest(&server);
     let pair = || socket_pair(PairKind::SeqPacket).unwrap();
     let listen = |far: &OwnedFd, near: &OwnedFd, library: &mut Library| {
         let body = RequestBody::Listen {
@@ -307,7 +311,7 @@ fn a_connection_that_is_shown_as_a_right_ends_all_the_same() {
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
-    let before = open_files(&server);
+    let before = open_files_at_rest(&server);
     for _ in 0..10 {
         let mut client = as_nobody(|| Client::connect(&path));
         let own = client.as_fd().try_clone_to_owned().unwrap();
@@ -341,7 +345,7 @@ fn one_user_cannot_take_all_channels() {
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
     let hello = || RequestBody::Hello {
-        version: portolan_stack::VERSION,
+        version: portolan_proto::PROTOCOL,
         program: "greedy".into(),
     };
     let mut clients = Vec::new();

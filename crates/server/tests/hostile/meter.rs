@@ -30,10 +30,16 @@ use crate::common::{Client, Library, Near, control_path};
 use crate::{PATIENCE, PROMPT, echo, status};
 
 /// Not the attacker's, and without root's reserves.
-const VICTIM: u32 = 60_001;
+pub const VICTIM: u32 = 60_001;
 
 /// How long is measured before the attack.
 const QUIET: Duration = Duration::from_millis(400);
+
+/// Who is measured, and for how long before the attack.
+struct Plan {
+    uid: u32,
+    quiet: Duration,
+}
 
 /// From one round of samples to the next; a sample that took longer stands for several.
 const INTERVAL: Duration = Duration::from_millis(5);
@@ -143,6 +149,12 @@ impl Comparison {
         let is_harmed = |probe: &Probe| self.during.p99(*probe) > self.limit(*probe);
         let probes = Probe::ALL.into_iter().filter(|p| *p != Probe::Machine);
         probes.filter(is_harmed).collect()
+    }
+
+    pub fn assert_unharmed_but_for_starts(&self) {
+        let mut harmed = self.harmed();
+        harmed.retain(|probe| *probe != Probe::Start);
+        assert!(harmed.is_empty(), "{harmed:?} of the victim:\n{self}");
     }
 
     fn assert_unharmed(&self) {
@@ -315,15 +327,22 @@ pub struct Meter {
 impl Meter {
     /// With a victim of its own user on host `a`, whose server runs. Returns when all is known of how it fares in quiet.
     pub fn start(bed: &Bed) -> Meter {
-        Meter::start_as(bed, VICTIM)
+        let quiet = QUIET;
+        Meter::start_with(bed, Plan { uid: VICTIM, quiet })
+    }
+
+    /// The same, with a longer look at how it fares in quiet.
+    pub fn start_slowly(bed: &Bed, quiet: Duration) -> Meter {
+        Meter::start_with(bed, Plan { uid: VICTIM, quiet })
     }
 
     /// With root as the victim, where others may take all that there is but root's reserve.
     pub fn start_as_root(bed: &Bed) -> Meter {
-        Meter::start_as(bed, 0)
+        let quiet = QUIET;
+        Meter::start_with(bed, Plan { uid: 0, quiet })
     }
 
-    fn start_as(bed: &Bed, uid: u32) -> Meter {
+    fn start_with(bed: &Bed, Plan { uid, quiet }: Plan) -> Meter {
         // Another test that failed has nothing to do with this one.
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let path = control_path(&bed.a);
@@ -336,10 +355,10 @@ impl Meter {
             let user = Some(Uid::from_raw(uid));
             rustix::thread::set_thread_res_uid(user, user, user).expect("root may");
             let mut sampler = Sampler::start(path, listener);
-            let mut quiet = TcpInfo::default();
+            let mut before = TcpInfo::default();
             let start = Instant::now();
-            while start.elapsed() < QUIET {
-                sampler.round(&mut quiet);
+            while start.elapsed() < quiet {
+                sampler.round(&mut before);
             }
             // Nobody waits any more if the test has failed.
             let _ = is_quiet_known.send(());
@@ -347,7 +366,10 @@ impl Meter {
             while !end.load(Ordering::Relaxed) || during.rounds() < LEAST_ROUNDS {
                 sampler.round(&mut during);
             }
-            Comparison { quiet, during }
+            Comparison {
+                quiet: before,
+                during,
+            }
         });
         let mut meter = Meter {
             _alone: alone,
@@ -361,10 +383,15 @@ impl Meter {
     }
 
     /// The attack is over: fails if the victim was harmed by it.
-    pub fn finish(mut self) {
-        let comparison = self.compare();
+    pub fn finish(self) {
+        let comparison = self.compared();
         eprintln!("{comparison}");
         comparison.assert_unharmed();
+    }
+
+    /// The attack is over.
+    pub fn compared(mut self) -> Comparison {
+        self.compare()
     }
 
     /// Ends the thread; what it failed of is what the test fails of.

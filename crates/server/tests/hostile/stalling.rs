@@ -17,7 +17,9 @@ use portolan_proto::encode;
 use rustix::thread::UnshareFlags;
 
 use crate::closing::send;
-use crate::common::{Client, await_closes, await_some, control_path, open_files, start_server};
+use crate::common::{
+    Client, await_closes, await_some, control_path, open_files, open_files_at_rest, start_server,
+};
 use crate::meter::Meter;
 use crate::{Victim, as_nobody, assert_prompt, assert_serves_others};
 
@@ -230,7 +232,7 @@ fn a_file_whose_close_waits_holds_nobody_up() {
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
-    let before = open_files(&server);
+    let before = open_files_at_rest(&server);
     let meter = Meter::start(&bed);
     with_own_descriptors(|| {
         let file = StallingFile::mount();
@@ -259,7 +261,7 @@ fn closes_that_wait_are_so_many_and_no_more() {
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
-    let before = (open_files(&server), threads(&server));
+    let before = (open_files_at_rest(&server), threads(&server));
     let meter = Meter::start(&bed);
     with_own_descriptors(|| {
         let file = StallingFile::mount();

@@ -1,19 +1,21 @@
 //! Descriptors by which the server, and one program, wake another: whatever a hostile program does to its own
 //! copies, a wake-up never blocks who sends it, and those of others arrive.
 
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 
 use portolan_netns::Bed;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_sys::clock;
-use portolan_types::{SessionId, Slot};
+use portolan_types::SessionId;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{SendFlags, Shutdown};
 
-use crate::common::{Library, control_path, start_server};
+use crate::common::{Library, Near, control_path, start_server};
 use crate::locals::introduce;
 use crate::meter::Meter;
-use crate::{PROMPT, Victim, assert_prompt, hostile_library, open_to_b};
+use crate::{PROMPT, Victim, assert_prompt, hostile_library};
 
 /// Makes a write to the description behind `fd` wait forever, as far as that is possible.
 fn clog(fd: BorrowedFd<'_>) {
@@ -34,6 +36,27 @@ fn notifier_of_peer(library: &mut Library, session: SessionId) -> OwnedFd {
     fds.remove(0)
 }
 
+/// The server resets what the opener leaves behind, and notifies the accepter.
+pub fn die_beside_a_clogged_notifier(path: &Path) {
+    let (mut opener, mut accepter) = (hostile_library(path), hostile_library(path));
+    let (opened, mut accepted) = introduce(&mut opener, &mut accepter);
+    let notifier = notifier_of_peer(&mut opener, opened.id);
+    clog(notifier.as_fd());
+    accepted.sleep();
+    drop((opened, opener));
+}
+
+/// The server asks the holder to give the session back.
+pub fn have_a_clogged_holder_recalled(path: &Path, peer: SocketAddr) -> (Library, Library, Near) {
+    let (mut holder, mut other) = (hostile_library(path), hostile_library(path));
+    let (session, near, slot) = holder.open(peer);
+    clog(holder.alert.as_fd());
+    other
+        .client
+        .send(RequestBody::Cache { session, slot }, &[near.0.as_fd()]);
+    (holder, other, near)
+}
+
 #[test]
 fn a_clogged_notifier_of_a_program_does_not_block_the_server() {
     let bed = Bed::veth();
@@ -41,13 +64,7 @@ fn a_clogged_notifier_of_a_program_does_not_block_the_server() {
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
-    let (mut opener, mut accepter) = (hostile_library(&path), hostile_library(&path));
-    let (opened, mut accepted) = introduce(&mut opener, &mut accepter);
-    let notifier = notifier_of_peer(&mut opener, opened.id);
-    clog(notifier.as_fd());
-    accepted.sleep();
-    // The server resets what the opener leaves behind, and notifies the accepter.
-    drop((opened, opener));
+    die_beside_a_clogged_notifier(&path);
     assert_prompt(&path);
     victim.assert_unharmed();
     meter.finish();
@@ -60,14 +77,8 @@ fn a_clogged_alert_does_not_block_the_server() {
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
     let mut victim = Victim::start(&bed, &path);
-    let (mut holder, mut other) = (hostile_library(&path), hostile_library(&path));
-    let (session, near, _slot, _peer) = open_to_b(&bed, &mut holder);
-    clog(holder.alert.as_fd());
-    let slot = Slot(0);
-    // The server asks the holder to give the session back.
-    other
-        .client
-        .send(RequestBody::Cache { session, slot }, &[near.0.as_fd()]);
+    let listener = bed.b.enter(|| TcpListener::bind((Bed::B4, 0))).unwrap();
+    let _programs = have_a_clogged_holder_recalled(&path, listener.local_addr().unwrap());
     assert_prompt(&path);
     victim.assert_unharmed();
     meter.finish();

@@ -4,9 +4,11 @@ use core::net::SocketAddr;
 
 use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route};
 use portolan_tcp::{Config, Connection};
-use portolan_types::{MacAddr, SeqNum, SessionId};
+use portolan_types::{FlowKey, MacAddr, Protocol, SeqNum, SessionId};
 
 use super::*;
+use crate::frame::{Frame, Wire};
+use crate::packet::Transport;
 use portolan_proto::ip::MtuDiscovery;
 use portolan_proto::metastate::RouteKind::Unicast;
 

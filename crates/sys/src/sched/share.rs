@@ -239,6 +239,15 @@ fn mount_point(is_meant: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     })
 }
 
+/// Where control groups are that share processors, of either version.
+pub fn hierarchies() -> impl Iterator<Item = PathBuf> {
+    let first = mount_point(|kind, options| {
+        kind == "cgroup" && options.split(',').any(|option| option == "cpu")
+    });
+    let second = mount_point(|kind, _| kind == "cgroup2");
+    first.into_iter().chain(second)
+}
+
 /// A thread's group in the hierarchy with these controllers.
 fn group_of(tid: u32, is_meant: impl Fn(&str) -> bool) -> Option<String> {
     let groups = fs::read_to_string(format!("/proc/{tid}/cgroup")).ok()?;

@@ -131,6 +131,25 @@ fn ends_of_a_pair_are_told_from_connections_and_other_sockets() {
 }
 
 #[test]
+fn an_end_whose_peer_has_gone_is_empty_unless_the_peer_left_something() {
+    for kind in [PairKind::Stream, PairKind::SeqPacket] {
+        let (near, far) = socket_pair(kind).unwrap();
+        assert!(is_empty(&far) && closes_at_once(&far));
+        rustix::net::send(&near, b"left", SendFlags::empty()).unwrap();
+        assert!(!is_empty(&far));
+        drop(near);
+        assert!(!is_empty(&far));
+    }
+    let (near, far) = socket_pair(PairKind::Stream).unwrap();
+    drop(near);
+    assert!(is_empty(&far));
+    // An empty message may bring descriptors, and reads as the end does.
+    let (near, far) = socket_pair(PairKind::SeqPacket).unwrap();
+    drop(near);
+    assert!(!is_empty(&far));
+}
+
+#[test]
 fn another_file_in_a_sockets_place_stays() {
     let path = path("occupied");
     std::fs::create_dir_all(path.parent().unwrap()).unwrap();

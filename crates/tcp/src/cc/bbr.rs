@@ -5,10 +5,10 @@
 use core::time::Duration;
 
 use portolan_types::Instant;
-use serde::{Deserialize, Serialize};
 
 use super::filter::MaxFilter;
 use super::{Acknowledged, BbrInfo, Controller, INITIAL_SEGMENTS, MAX_WINDOW, Signal, Window};
+use crate::encoding;
 
 /// Gains are in 256ths.
 const UNIT: u64 = 256;
@@ -41,7 +41,7 @@ const MARGIN_PERCENT: u64 = 99;
 const MAX_RATE: u64 = 1 << 40;
 const MAX_RTT: Duration = Duration::from_secs(1 << 16);
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Mode {
     #[default]
     Startup,
@@ -50,7 +50,14 @@ enum Mode {
     ProbeRtt,
 }
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+encoding::variants!(Mode {
+    0 => Startup,
+    1 => Drain,
+    2 => ProbeBandwidth,
+    3 => ProbeRtt,
+});
+
+#[derive(Clone, Debug, Default)]
 pub(super) struct Bbr {
     mode: Mode,
     /// Bytes per second, by round.
@@ -78,6 +85,26 @@ pub(super) struct Bbr {
     rate: Option<u64>,
     resumed: bool,
 }
+
+encoding::fields!(Bbr {
+    mode,
+    bandwidth,
+    min_rtt,
+    round,
+    round_end,
+    full,
+    full_rounds,
+    filled,
+    phase,
+    phase_at,
+    probe_end,
+    probe_round_over,
+    saved,
+    recovering,
+    conserving,
+    rate,
+    resumed
+});
 
 impl Bbr {
     fn update_round(&mut self, ack: &Acknowledged) -> bool {

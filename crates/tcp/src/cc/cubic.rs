@@ -3,15 +3,15 @@
 use core::time::Duration;
 
 use portolan_types::Instant;
-use serde::{Deserialize, Serialize};
 
 use super::hystart::{CSS_GROWTH_DIVISOR, Growth, HyStart};
 use super::{Acknowledged, Controller, MAX_WINDOW, Signal, Window};
+use crate::encoding;
 
 /// Longest time from the inflection point that the cubic is evaluated at.
 const MAX_MILLIS: u64 = 1_000_000;
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Cubic {
     curve: Curve,
     /// The curve before the last reduction (RFC 9438 §4.9).
@@ -19,7 +19,13 @@ pub(super) struct Cubic {
     hystart: HyStart,
 }
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+encoding::fields!(Cubic {
+    curve,
+    prior,
+    hystart
+});
+
+#[derive(Clone, Debug, Default)]
 struct Curve {
     /// `W_max` of the next stage, bytes; zero before a loss and after a time-out.
     w_max: u32,
@@ -36,6 +42,17 @@ struct Curve {
     estimate_credit: u64,
     credit: u64,
 }
+
+encoding::fields!(Curve {
+    w_max,
+    cwnd_prior,
+    epoch,
+    origin,
+    k,
+    estimate,
+    estimate_credit,
+    credit
+});
 
 impl Curve {
     fn begin(&mut self, window: &Window, ack: &Acknowledged) {

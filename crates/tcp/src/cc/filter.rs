@@ -1,18 +1,22 @@
 //! The largest value recently, in constant space (Kathleen Nichols' windowed filter).
 
-use serde::{Deserialize, Serialize};
+use crate::encoding;
 
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default)]
 struct Estimate {
     at: u64,
     value: u64,
 }
 
+encoding::fields!(Estimate { at, value });
+
 /// The best, second and third best value in a window of `at`, each later than the one before.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct MaxFilter {
     best: [Estimate; 3],
 }
+
+encoding::fields!(MaxFilter { best });
 
 impl MaxFilter {
     pub(super) fn max(&self) -> u64 {

@@ -4,9 +4,9 @@
 use core::time::Duration;
 
 use portolan_types::SeqNum;
-use serde::{Deserialize, Serialize};
 
 use super::Acknowledged;
+use crate::encoding;
 
 const MIN_RTT_THRESH: Duration = Duration::from_millis(4);
 const MAX_RTT_THRESH: Duration = Duration::from_millis(16);
@@ -25,7 +25,7 @@ pub(super) enum Growth {
     End,
 }
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct HyStart {
     /// End of the present round.
     window_end: Option<SeqNum>,
@@ -35,6 +35,14 @@ pub(super) struct HyStart {
     /// Conservative slow start: the round trip that began it, and the rounds since.
     css: Option<(Duration, u32)>,
 }
+
+encoding::fields!(HyStart {
+    window_end,
+    last_round,
+    this_round,
+    samples,
+    css
+});
 
 impl HyStart {
     /// RFC 9406 §4.2, for each acknowledgement in slow start.

@@ -12,9 +12,9 @@ mod reno;
 use core::time::Duration;
 
 use portolan_types::{Instant, SeqNum};
-use serde::{Deserialize, Serialize};
 
 use crate::config::CongestionKind;
+use crate::encoding;
 use bbr::Bbr;
 use cubic::Cubic;
 use reno::Reno;
@@ -27,11 +27,13 @@ const INITIAL_SEGMENTS: u32 = 10;
 pub(crate) const MAX_WINDOW: u32 = 1 << 30;
 
 /// Bytes that may be in flight, and where slow start ends.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Window {
     pub(crate) cwnd: u32,
     pub(crate) ssthresh: u32,
 }
+
+encoding::fields!(Window { cwnd, ssthresh });
 
 impl Window {
     fn in_slow_start(&self) -> bool {
@@ -116,12 +118,18 @@ pub struct BbrInfo {
     pub cwnd_gain: u32,
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 enum Algorithm {
     Cubic(Cubic),
     Reno(Reno),
     Bbr(Box<Bbr>),
 }
+
+encoding::variants!(Algorithm {
+    0 => Cubic(inner),
+    1 => Reno(inner),
+    2 => Bbr(inner),
+});
 
 impl Algorithm {
     fn new(kind: CongestionKind) -> Algorithm {
@@ -149,13 +157,19 @@ impl Algorithm {
     }
 }
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Congestion {
     window: Window,
     /// The window before the last reduction, in case it was a mistake.
     prior: Window,
     algorithm: Algorithm,
 }
+
+encoding::fields!(Congestion {
+    window,
+    prior,
+    algorithm
+});
 
 impl Congestion {
     pub(crate) fn new(kind: CongestionKind, mss: u32) -> Congestion {

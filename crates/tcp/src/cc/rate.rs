@@ -2,10 +2,11 @@
 //! stamped with what was delivered by then; its acknowledgement tells how much more since.
 
 use portolan_types::Instant;
-use serde::{Deserialize, Serialize};
+
+use crate::encoding;
 
 /// What was known when some bytes were sent.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stamp {
     /// Bytes delivered by then, and when the last of them were.
     delivered: u64,
@@ -16,8 +17,15 @@ pub(crate) struct Stamp {
     limited: bool,
 }
 
+encoding::fields!(Stamp {
+    delivered,
+    delivered_at,
+    first_sent,
+    limited
+});
+
 /// The connection's side of it.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Rate {
     delivered: u64,
     delivered_at: Instant,
@@ -25,6 +33,13 @@ pub(crate) struct Rate {
     /// The bubble in the pipe is out once this much is delivered.
     limited_until: u64,
 }
+
+encoding::fields!(Rate {
+    delivered,
+    delivered_at,
+    first_sent,
+    limited_until
+});
 
 /// What one acknowledgement tells of the rate; without an interval it tells nothing.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,15 +1,16 @@
 //! Reno (RFC 5681), with appropriate byte counting (RFC 3465) and the milder answer to marks of
 //! RFC 8511.
 
-use serde::{Deserialize, Serialize};
-
 use super::{Acknowledged, Controller, MAX_WINDOW, Signal, Window};
+use crate::encoding;
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Reno {
     /// Bytes acknowledged since the window last grew.
     counted: u32,
 }
+
+encoding::fields!(Reno { counted });
 
 impl Controller for Reno {
     fn grow(&mut self, window: &mut Window, ack: &Acknowledged) {

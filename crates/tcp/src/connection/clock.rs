@@ -22,12 +22,16 @@ const MIN_KEEPALIVE: Duration = Duration::from_millis(1);
 impl Connection {
     /// When `on_timer` wants to be called.
     pub fn deadline(&self) -> Option<Instant> {
-        let at = self.timers.earliest().min(self.keepalive_deadline());
+        let at = self
+            .timers
+            .earliest()
+            .min(self.state.ends_at())
+            .min(self.keepalive_deadline());
         (at != Instant::FAR_FUTURE).then_some(at)
     }
 
     pub fn on_timer(&mut self, now: Instant) {
-        if self.timers.end <= now {
+        if self.state.ends_at() <= now {
             return self.end();
         }
         if self.timers.acknowledge <= now {
@@ -138,7 +142,7 @@ impl Connection {
         let keepalive = self.keepalive_deadline();
         let timers = &self.timers;
         let (timer, due) = match timers.send_kind {
-            _ if timers.send == Instant::FAR_FUTURE => match timers.end {
+            _ if timers.send == Instant::FAR_FUTURE => match self.state.ends_at() {
                 Instant::FAR_FUTURE => (RunningTimer::KeepAlive, keepalive),
                 end => (RunningTimer::TimeWait, end),
             },
@@ -152,7 +156,8 @@ impl Connection {
 
     fn keepalive_deadline(&self) -> Instant {
         let keepalive = &self.options.keepalive;
-        if !keepalive.enabled || !self.state.is_synchronized() || !self.send.is_idle() {
+        let is_alive = self.state.is_synchronized() && !matches!(self.state, State::TimeWait(_));
+        if !keepalive.enabled || !is_alive || !self.send.is_idle() {
             return Instant::FAR_FUTURE;
         }
         match self.keepalives {

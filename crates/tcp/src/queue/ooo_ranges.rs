@@ -3,16 +3,17 @@
 
 use std::collections::VecDeque;
 
-use serde::{Deserialize, Serialize};
-
 use crate::buffer::LARGEST;
+use crate::encoding;
 
 /// A stretch of the memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OooRange {
     pub(crate) start: u32,
     pub(crate) end: u32,
 }
+
+encoding::fields!(OooRange { start, end });
 
 impl OooRange {
     fn bytes(self, memory: &[u8]) -> &[u8] {
@@ -21,12 +22,14 @@ impl OooRange {
 }
 
 /// Sorted and disjoint. Offsets count from the start of the ring.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct OooRanges {
     all: VecDeque<OooRange>,
     /// Where the byte would lie in the memory that is the ring's first.
     base: i64,
 }
+
+encoding::fields!(OooRanges { all, base });
 
 impl OooRanges {
     /// The ring begins behind the first `base` bytes of the memory.

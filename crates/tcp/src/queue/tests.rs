@@ -1,6 +1,7 @@
 //! A queue reads the same wherever its bytes lie.
 
 use super::*;
+use crate::encoding::{Encoded, Reader, Writer};
 
 fn elsewhere(bytes: &[u8], start: usize, length: usize) -> Option<HandoffBuffer> {
     HandoffBuffer::new(Arc::new(bytes.to_vec()), start, length)
@@ -151,9 +152,11 @@ fn a_stream_may_stop_in_the_midst_of_them() {
 fn they_go_on_to_the_next_holder() {
     let mut queue = out_of_order();
     queue.consume(1);
-    let encoded = postcard::to_allocvec(&queue).unwrap();
+    let mut out = Writer::new(0);
+    queue.put(&mut out);
+    let encoded = out.finish();
     let handoff = queue.handoff().unwrap().clone();
-    let mut next: Queue = postcard::from_bytes(&encoded).unwrap();
+    let mut next: Queue = Queue::take(&mut Reader::new(&encoded).unwrap()).unwrap();
     assert!(!next.is_consistent(), "their memory is missing");
     next.lead_with(handoff);
     assert!(next.is_consistent());

@@ -4,9 +4,9 @@
 use core::time::Duration;
 
 use portolan_types::Instant;
-use serde::{Deserialize, Serialize};
 
 use super::Sender;
+use crate::encoding;
 
 /// Linux's `tcp_pacing_ss_ratio` and `tcp_pacing_ca_ratio`, percent of a window per round trip.
 const SLOW_START_RATIO: u64 = 200;
@@ -20,11 +20,13 @@ const LONGEST: Duration = Duration::from_secs(60);
 /// Bursts that take a millisecond at the present rate.
 const BURSTS_PER_SECOND: u64 = 1000;
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Pacer {
     /// When the next segment may leave.
     next: Instant,
 }
+
+encoding::fields!(Pacer { next });
 
 impl Sender {
     /// Bytes per second that the window amounts to, with room to grow (Linux's

@@ -1,15 +1,21 @@
 //! Proportional rate reduction (draft-ietf-tcpm-prr-rfc6937bis): how the flight shrinks to the
 //! threshold during recovery, segment by segment, as acknowledgements arrive.
 
-use serde::{Deserialize, Serialize};
+use crate::encoding;
 
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Prr {
     /// `RecoverFS`: the flight when recovery began.
     flight: u32,
     delivered: u32,
     out: u32,
 }
+
+encoding::fields!(Prr {
+    flight,
+    delivered,
+    out
+});
 
 /// What one acknowledgement brought.
 #[derive(Clone, Copy, Debug)]

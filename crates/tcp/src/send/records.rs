@@ -4,18 +4,20 @@
 use std::collections::VecDeque;
 
 use portolan_types::SeqNum;
-use serde::{Deserialize, Serialize};
 
 use super::{Chunk, Sender};
+use crate::encoding;
 
 /// Ends that are remembered; with more, later ones are not seen.
 const MAX_ENDS: usize = 1024;
 
 /// The numbers behind the last byte of each record that is not acknowledged, in order.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Records {
     ends: VecDeque<SeqNum>,
 }
+
+encoding::fields!(Records { ends });
 
 impl Records {
     fn first_after(&self, seq: SeqNum) -> Option<SeqNum> {

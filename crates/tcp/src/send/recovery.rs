@@ -4,13 +4,13 @@ use core::time::Duration;
 
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::SackBlock;
-use serde::{Deserialize, Serialize};
 
 use super::Sender;
 use super::prr::{Progress, Prr};
 use super::tail::TailProbe;
 use super::undo::ForwardRto;
 use crate::cc::{Acknowledged, Signal};
+use crate::encoding;
 use crate::event_counters::{Event, EventCounters};
 use crate::sack::Delivery;
 
@@ -18,7 +18,7 @@ use crate::sack::Delivery;
 const DUPLICATE_THRESHOLD: u32 = 3;
 
 /// Where the sender stands in a loss episode; `until` is what was sent when it began.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CaState {
     Open,
     /// The network said that it is congested, without a loss (RFC 3168 §6.1.2).
@@ -34,6 +34,13 @@ pub(crate) enum CaState {
         until: SeqNum,
     },
 }
+
+encoding::variants!(CaState {
+    0 => Open,
+    1 => Reduced { until },
+    2 => Recovery { until },
+    3 => Loss { until },
+});
 
 /// The parts of a segment that concern the sending half.
 pub(crate) struct AckInput<'a> {

@@ -2,11 +2,11 @@
 //! the acknowledgement that shows what was lost.
 
 use portolan_types::SeqNum;
-use serde::{Deserialize, Serialize};
 
 use super::Sender;
 use super::recovery::{AckInput, CaState};
 use crate::cc::Signal;
+use crate::encoding;
 
 /// Nanoseconds. Linux adds these to two round trips before it probes the tail of a flight.
 const DELAYED_ACK: u64 = 200_000_000;
@@ -14,7 +14,7 @@ const TAIL_PATIENCE: u64 = 2_000_000;
 /// RFC 8985 §7.2: without a measured round trip.
 const UNMEASURED: u64 = 1_000_000_000;
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum TailProbe {
     None,
     /// The next segment is the probe.
@@ -25,6 +25,12 @@ pub(crate) enum TailProbe {
         retransmission: bool,
     },
 }
+
+encoding::variants!(TailProbe {
+    0 => None,
+    1 => Due,
+    2 => Sent { end, retransmission },
+});
 
 impl Sender {
     /// RFC 8985 §7.2: how long the tail of the flight may stay silent before it is probed; nanoseconds.

@@ -4,16 +4,16 @@
 //! RFC 5682). The answer is that of RFC 4015.
 
 use portolan_types::{Instant, SeqNum};
-use serde::{Deserialize, Serialize};
 
 use super::Sender;
 use super::recovery::{AckInput, CaState};
 use crate::cc::Signal;
+use crate::encoding;
 use crate::event_counters::{Event, EventCounters};
 use crate::sack::Delivery;
 
 /// What must be known to take the present reduction back.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct Undo {
     /// The oldest unacknowledged byte when the window was reduced.
     marker: SeqNum,
@@ -26,11 +26,18 @@ pub(crate) struct Undo {
     unreported: Option<Vec<(SeqNum, SeqNum)>>,
 }
 
+encoding::fields!(Undo {
+    marker,
+    after_time_out,
+    retransmitted_at,
+    unreported
+});
+
 /// Ranges remembered of one episode.
 const MAX_RANGES: usize = 64;
 
 /// Where F-RTO stands after a time-out.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ForwardRto {
     Off,
     /// RFC 5682 §2.1 step 2: the first acknowledgement decides.
@@ -38,6 +45,12 @@ pub(crate) enum ForwardRto {
     /// Step 2b: new data leaves instead of retransmissions; the next acknowledgement decides.
     Probing,
 }
+
+encoding::variants!(ForwardRto {
+    0 => Off,
+    1 => Waiting,
+    2 => Probing,
+});
 
 impl Undo {
     fn new(marker: SeqNum) -> Undo {

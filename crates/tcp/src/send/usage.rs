@@ -4,9 +4,9 @@
 use core::time::Duration;
 
 use portolan_types::{Instant, SeqNum};
-use serde::{Deserialize, Serialize};
 
 use super::Sender;
+use crate::encoding;
 
 /// RFC 7661 §4.2: `pipeACK` is the most of a period of three round trips, at least a second.
 const LEAST_PERIOD: Duration = Duration::from_secs(1);
@@ -14,7 +14,7 @@ const PERIOD_ROUNDS: u32 = 3;
 /// RFC 7661 §4.4.3: the non-validated period.
 const NON_VALIDATED: Duration = Duration::from_secs(300);
 
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 pub(crate) struct CwndValidation {
     /// The present round trip: where it ends and what was delivered when it began.
     round_end: Option<SeqNum>,
@@ -28,8 +28,18 @@ pub(crate) struct CwndValidation {
     fill: Fill,
 }
 
+encoding::fields!(CwndValidation {
+    round_end,
+    round_delivered,
+    present,
+    previous,
+    period_began,
+    unused_since,
+    fill
+});
+
 /// How far the window was filled since the last acknowledgement of `until` (Linux's `tcp_cwnd_validate`).
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug)]
 struct Fill {
     until: SeqNum,
     /// The congestion window held something back.
@@ -37,6 +47,12 @@ struct Fill {
     /// The most in flight.
     most: u32,
 }
+
+encoding::fields!(Fill {
+    until,
+    is_limited,
+    most
+});
 
 impl CwndValidation {
     /// `first` is the number of the first byte.

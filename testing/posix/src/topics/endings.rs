@@ -126,10 +126,11 @@ fn reused_port(side: &mut Side) {
 }
 
 fn idle_listener(side: &mut Side) {
+    let port = side.port();
     if !side.is_server() {
         return;
     }
-    let listener = side.listener(side.port());
+    let listener = side.listener(port);
     let polled = call::poll(&[(listener, POLLIN | POLLOUT | POLLWRBAND)], 0);
     side.report(
         "idle listener: poll",

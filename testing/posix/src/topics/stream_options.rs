@@ -5,7 +5,7 @@
 use std::ffi::c_void;
 use std::net::{IpAddr, SocketAddr};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{AF_INET, AF_INET6, IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET, c_int};
 
@@ -35,6 +35,7 @@ pub fn run(side: &mut Side) {
         without_connection(side);
     }
     side.step();
+    waiting(side);
     family(side);
     rest(side);
     quick(side);
@@ -133,6 +134,47 @@ fn without_connection(side: &mut Side) {
     side.report("TCP_INFO: bound", words(socket, PLACES));
     call::listen(socket, 7).expect("listen");
     side.report("TCP_INFO: listening", words(socket, PLACES));
+}
+
+/// A listener shows how many wait to be accepted, and how many may.
+fn waiting(side: &mut Side) {
+    const WAITING: [usize; 2] = [24, 28];
+    let port = side.port();
+    if side.is_server() {
+        let listener = side.socket(STREAM);
+        call::bind(listener, side.here(port)).expect("bind");
+        call::listen(listener, 7).expect("listen");
+        side.step();
+        side.step();
+        // The last segment of a handshake may come after its client has returned from `connect`.
+        let until = Instant::now() + Duration::from_secs(3);
+        while words(listener, WAITING) != "[3, 7]" && Instant::now() < until {
+            thread::sleep(Duration::from_millis(5));
+        }
+        side.report("TCP_INFO: three wait", words(listener, WAITING));
+        let first = call::accept_quietly(listener).expect("accept");
+        side.report("TCP_INFO: two wait", words(listener, WAITING));
+        side.step();
+        let others = [(); 2].map(|()| call::accept_quietly(listener).expect("accept"));
+        // The clients close first: the port has no TIME-WAIT then.
+        for accepted in [first, others[0], others[1]] {
+            call::wait_for(accepted, libc::POLLRDHUP);
+            call::close(accepted).expect("close");
+        }
+        call::close(listener).expect("close");
+    } else {
+        side.step();
+        let sockets = [(); 3].map(|()| side.socket(STREAM));
+        for socket in sockets {
+            call::connect(socket, side.there(port)).expect("connect");
+        }
+        side.step();
+        side.step();
+        for socket in sockets {
+            call::close(socket).expect("close");
+        }
+    }
+    side.step();
 }
 
 /// `IPV6_ADDRFORM`: a socket of IPv6 whose peer is one of IPv4 becomes one of IPv4.

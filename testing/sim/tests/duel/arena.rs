@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use portolan_sim::{PORT_A, PORT_B, Packet, START, Side, cut, merge};
-use portolan_tcp::{Codepoint, CongestionKind, Connection, StateName, reset_for};
+use portolan_tcp::{Codepoint, CongestionKind, Connection, StateName, capsule, reset_for};
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader, Timestamps};
 
@@ -225,11 +225,11 @@ impl Arena {
         let Some(connection) = &mut end.connection else {
             return;
         };
-        let capsule = postcard::to_allocvec(connection).expect("connections encode");
+        let capsule = capsule::to_bytes(connection);
         let figures = connection.tcp_info();
         let bound = figures.send_queue + (16 << 20) + 8192 * 40;
         assert!(capsule.len() <= bound, "{} bytes", capsule.len());
-        let decoded: Connection = postcard::from_bytes(&capsule).expect("and decode");
+        let decoded: Connection = capsule::from_bytes(&capsule).expect("and decode");
         assert_eq!(decoded.validate(), Ok(()), "{connection:?}");
         *connection = decoded;
     }

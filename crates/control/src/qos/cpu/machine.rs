@@ -36,9 +36,10 @@ impl CpuLoad {
         let beyond = u128::from(self.beyond());
         let all = beyond + u128::from(others.beyond());
         // The quotient is at most what is wanted beyond, where that is scarce.
-        let part = match all <= free {
-            true => beyond,
-            false => free * beyond / all,
+        let part = if all <= free {
+            beyond
+        } else {
+            free * beyond / all
         };
         self.promised_ppm.saturating_add(part as u64)
     }

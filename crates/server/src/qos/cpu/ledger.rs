@@ -84,9 +84,10 @@ impl Ledger {
     ) -> io::Result<T> {
         let others = CpuLoad::sum(self.others()?);
         let (decided, standing) = decide(others);
-        match standing == CpuLoad::default() {
-            true => self.withdraw(),
-            false => self.say(standing)?,
+        if standing == CpuLoad::default() {
+            self.withdraw()
+        } else {
+            self.say(standing)?
         }
         Ok(decided)
     }

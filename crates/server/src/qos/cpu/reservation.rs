@@ -9,8 +9,8 @@ use tracing::info;
 use super::keep::ThreadReservation;
 use super::process_threads::ProcessThreads;
 use super::{LOOK_EVERY, MOST_THREADS, MOST_THREADS_OF_MANY};
+use crate::qos::request::{Outcome, refuse};
 use crate::qos::scope::Life;
-use crate::qos::{Outcome, refuse};
 
 #[derive(Debug)]
 pub(super) struct CpuReservation {

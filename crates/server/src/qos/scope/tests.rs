@@ -3,6 +3,7 @@
 use portolan_sys::unix::Credentials;
 use portolan_types::{FlowKey, Protocol};
 
+use super::serve::{owner_in, owner_of_task};
 use super::*;
 
 const ASKER: Requester = Requester {

@@ -22,8 +22,7 @@ impl Server {
     /// All that the server sends leaves by one tap: who is slow there would stop all others. So each session that
     /// has a class goes no faster than that.
     pub(crate) fn rx_throttle_held(&mut self, id: SessionId) {
-        let transmit = &mut self.qos.transmit;
-        if transmit.held.is_empty() && transmit.paced.is_empty() {
+        if self.qos.transmit.held.is_empty() && !self.handles.is_paced(id) {
             return;
         }
         let Some(slot) = self.server_slot(id) else {
@@ -38,24 +37,19 @@ impl Server {
             return;
         };
         let options = session.connection.options();
-        let paced = &mut self.qos.transmit.paced;
         match class {
             Some(class) => {
-                let own = *paced.entry(id).or_insert(options.max_pacing);
+                let paced = &mut self.handles.of(id).paced;
+                let own = *paced.get_or_insert(options.max_pacing);
                 let most = class.terms.ceiling / 8;
                 options.max_pacing = Some(own.map_or(most, |own| own.min(most)));
             }
             None => {
-                if let Some(own) = paced.remove(&id) {
+                if let Some(own) = self.handles.take_paced(id) {
                     options.max_pacing = own;
                 }
             }
         }
-    }
-
-    /// The session is another's, or no more.
-    pub(crate) fn forget_rx_throttle(&mut self, id: SessionId) {
-        self.qos.transmit.paced.remove(&id);
     }
 
     pub(crate) fn has_reservations(&self) -> bool {

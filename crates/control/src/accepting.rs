@@ -1,0 +1,277 @@
+//! Connections to listeners, from the handshake to whoever accepts: those that come over a network, and those from within
+//! the host, which wait for room in the accept queue.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot};
+
+use crate::control::{Control, Effect, Effects};
+use crate::errno::Errno;
+use crate::legality::SessionPhase;
+use crate::listener::{Listener, Queueing};
+use crate::session::{Holder, Life, SessionEntry};
+use crate::timer::Deadline;
+
+#[cfg(test)]
+mod tests;
+
+/// How long an open within the host waits for room in the accept queue (Linux: six SYNs).
+const OPEN_WAITS: Duration = Duration::from_secs(127);
+
+impl Control {
+    /// The listener that a session came from, if it is still there.
+    fn listener_of(&mut self, id: SessionId) -> Option<(SessionId, &mut Listener)> {
+        let listener = self.registry.session(id)?.listener?;
+        Some((listener, self.registry.listener_mut(listener)?))
+    }
+
+    /// A handshake is done, and nothing else has come. With `TCP_DEFER_ACCEPT` the application hears of it with the first
+    /// bytes, or when the time is over.
+    pub(crate) fn on_handshake(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
+        let listener = self.listener_of(id);
+        let seconds = listener.and_then(|(_, listener)| listener.options.defer_accept_seconds);
+        let Some(seconds) = seconds else {
+            return self.on_readable_handshake(id, out);
+        };
+        let until = now + Duration::from_secs(u64::from(seconds));
+        if let Some(session) = self.registry.session_mut(id) {
+            let deferred_until = Some(until);
+            session.life = Life::Handshake { deferred_until };
+            if session.is_local() {
+                out.push(Effect::WatchLocal(id));
+            }
+            self.arm(id, Deadline::Defer, until);
+        }
+    }
+
+    /// A handshake is done: the session waits to be accepted.
+    pub(crate) fn on_readable_handshake(&mut self, id: SessionId, out: &mut Effects) {
+        let Some(session) = self.registry.session_mut(id) else {
+            return;
+        };
+        let listener_id = session.listener;
+        if let Life::Handshake { deferred_until } = &mut session.life
+            && deferred_until.take().is_some()
+        {
+            self.disarm(id, Deadline::Defer);
+        }
+        let Some(listener_id) = listener_id else {
+            return;
+        };
+        let Some(listener) = self.registry.listener_mut(listener_id) else {
+            return self.abort(id, out);
+        };
+        match listener.handshake_done(id) {
+            Queueing::Queued => {
+                session_offered(self.registry.session_mut(id));
+                out.extend([
+                    Effect::ReviewFloods(listener_id),
+                    Effect::Announce(listener_id),
+                ]);
+            }
+            Queueing::CrowdedOut => self.counters.accept_overflow += 1,
+            Queueing::Waits => {}
+        }
+    }
+
+    /// A handshake came to nothing.
+    pub(crate) fn on_failed_handshake(&mut self, id: SessionId, out: &mut Effects) {
+        if let Some((_, listener)) = self.listener_of(id) {
+            listener.handshake_failed(id);
+        }
+        self.forget(id, out);
+    }
+
+    /// The accept queue may have room for those that it had none for.
+    pub(crate) fn admit_crowded_out(&mut self, listener_id: SessionId, out: &mut Effects) {
+        while let Some(listener) = self.registry.listener_mut(listener_id)
+            && let Some(id) = listener.admit_crowded_out()
+        {
+            session_offered(self.registry.session_mut(id));
+            let announced = Effect::Announce(listener_id);
+            if out.last() != Some(&announced) {
+                out.extend([Effect::ReviewFloods(listener_id), announced]);
+            }
+        }
+    }
+
+    /// The session has left its listener's accept queue; a process that accepts is its acceptor.
+    pub(crate) fn on_accepted(
+        &mut self,
+        id: SessionId,
+        acceptor: Option<ChannelId>,
+        out: &mut Effects,
+    ) {
+        if let Some((listener_id, listener)) = self.listener_of(id) {
+            listener.has_accepted(id);
+            out.push(Effect::ReviewFloods(listener_id));
+            self.admit_crowded_out(listener_id, out);
+            self.admit_local_open(listener_id, out);
+        }
+        if let Some(session) = self.registry.session_mut(id)
+            && acceptor.is_some()
+        {
+            session.acceptor = acceptor;
+        }
+    }
+
+    /// Learns from who uses an accepted session whom those to come are for: the process that accepted it, or a child of
+    /// that. A child may be one that nobody knows.
+    pub fn note_user(&mut self, id: SessionId, user: Option<ChannelId>) {
+        let Some(session) = self.registry.session(id) else {
+            return;
+        };
+        let is_acceptor = session.acceptor == user;
+        let is_first = match session.migrations {
+            0 => session.acceptor.is_some(),
+            // It went to the acceptor with `accept`, and may have come back since.
+            1 | 2 => !is_acceptor,
+            _ => false,
+        };
+        if is_first && let Some((_, listener)) = self.listener_of(id) {
+            listener.is_for_children = !is_acceptor;
+        }
+    }
+
+    /// A listener ends: what nobody accepted is reset, and what comes finds nobody.
+    pub(crate) fn end_listening(&mut self, id: SessionId, out: &mut Effects) {
+        self.forget_exempt(id, out);
+        let Some(session) = self.registry.session_mut(id) else {
+            return;
+        };
+        let port = session.local.port();
+        // Not yet, if the port could not be opened at the kernel.
+        out.push(Effect::CloseRows(self.listeners.close(id, port)));
+        if session.phase() != SessionPhase::Listening {
+            return;
+        }
+        let Life::Listening(listener) = std::mem::replace(&mut session.life, Life::Bound) else {
+            return;
+        };
+        out.push(Effect::ReviewFloods(id));
+        for unaccepted in listener.unaccepted() {
+            self.abort(unaccepted, out);
+        }
+        for opener in listener.local_opens {
+            self.refuse_local_open(opener, Errno::CONNREFUSED, out);
+        }
+    }
+
+    // Opens within the host.
+
+    /// Two ends of a connection within the host: of `opener`, which the process at `to` has, and of the listener.
+    pub fn introduce(
+        &mut self,
+        opener: SessionId,
+        (channel, slot): (ChannelId, Slot),
+        listener: SessionId,
+        (local, remote): (SocketAddr, SocketAddr),
+        random: impl FnMut() -> u64,
+    ) -> Result<SessionId, Errno> {
+        let flow = FlowKey {
+            protocol: Protocol::Tcp,
+            local: remote,
+            remote: local,
+        };
+        let accepter = self.enter_for(listener, &flow, Life::handshake(), random)?;
+        if let Some(session) = self.registry.session_mut(accepter) {
+            session.local_peer = Some(opener);
+        }
+        if let Some(session) = self.registry.session_mut(opener) {
+            session.local = local;
+            session.remote = Some(remote);
+            session.life = Life::Connecting { channel, slot };
+            session.local_peer = Some(accepter);
+        }
+        self.registry.steer(opener, Holder::Process(channel, slot));
+        self.counters.opens += 1;
+        Ok(accepter)
+    }
+
+    fn accepter_of(&self, opener: SessionId) -> Option<SessionId> {
+        self.registry.session(opener)?.local_peer
+    }
+
+    /// Somebody opens a connection within the host: at once, or when there is room in the accept queue.
+    pub(crate) fn on_local_open(&mut self, opener: SessionId, now: Instant, out: &mut Effects) {
+        let accepter = self.accepter_of(opener);
+        let Some((_, listener)) = accepter.and_then(|id| self.listener_of(id)) else {
+            return self.refuse_local_open(opener, Errno::CONNREFUSED, out);
+        };
+        if listener.has_room() {
+            return out.push(Effect::TellLocalOpener(opener));
+        }
+        listener.local_opens.push_back(opener);
+        self.counters.syn_dropped += 1;
+        self.arm(opener, Deadline::LocalConnect, now + OPEN_WAITS);
+    }
+
+    /// The opener has its end, if it could be told of it; the listener hears of the other one.
+    pub(crate) fn on_local_opener_told(
+        &mut self,
+        opener: SessionId,
+        is_told: Result<(), Errno>,
+        now: Instant,
+        out: &mut Effects,
+    ) {
+        let Some(accepter) = self.accepter_of(opener) else {
+            return;
+        };
+        let listener = self.listener_of(accepter).map(|(listener, _)| listener);
+        if is_told.is_ok() {
+            if let Some(session) = self.registry.session_mut(opener) {
+                session.life = Life::Connected;
+            }
+            self.counters.local_sessions += 1;
+            self.on_handshake(accepter, now, out);
+        } else {
+            out.extend([Effect::Forget(accepter), Effect::Forget(opener)]);
+        }
+        if let Some(listener) = listener {
+            self.admit_local_open(listener, out);
+        }
+    }
+
+    /// The next of those that wait may be let in; those after it follow when it is.
+    fn admit_local_open(&mut self, listener_id: SessionId, out: &mut Effects) {
+        if let Some(listener) = self.registry.listener_mut(listener_id)
+            && listener.has_room()
+            && let Some(opener) = listener.local_opens.pop_front()
+        {
+            self.disarm(opener, Deadline::LocalConnect);
+            out.push(Effect::TellLocalOpener(opener));
+        }
+    }
+
+    fn refuse_local_open(&mut self, opener: SessionId, errno: Errno, out: &mut Effects) {
+        out.extend(self.accepter_of(opener).map(Effect::Forget));
+        out.push(Effect::FailOpen(opener, errno));
+    }
+
+    /// One who has waited for too long.
+    pub(crate) fn on_late_local_open(&mut self, opener: SessionId, out: &mut Effects) {
+        if self.leave_local_opens(opener, self.accepter_of(opener)) {
+            self.refuse_local_open(opener, Errno::TIMEDOUT, out);
+        }
+    }
+
+    /// True if the opener waited in the queue of the listener that `accepter` is of.
+    pub(crate) fn leave_local_opens(
+        &mut self,
+        opener: SessionId,
+        accepter: Option<SessionId>,
+    ) -> bool {
+        let Some((_, listener)) = accepter.and_then(|id| self.listener_of(id)) else {
+            return false;
+        };
+        let place = listener.local_opens.iter().position(|id| *id == opener);
+        place.is_some_and(|place| listener.local_opens.remove(place).is_some())
+    }
+}
+
+fn session_offered(session: Option<&mut SessionEntry>) {
+    if let Some(session) = session {
+        session.life = Life::Offered;
+    }
+}

@@ -1,0 +1,281 @@
+//! Listeners under a flood of SYNs (ADR 22): while many of a listener's SYNs are answered by cookies, the packet filter
+//! answers them, as the listener's owner would. What is decided here is when, and with what.
+
+use std::collections::{HashMap, HashSet};
+use std::time::Duration;
+
+use portolan_proto::control::AcceptQueue;
+use portolan_proto::filter::{BindingKey, Flood, FloodSeen};
+use portolan_proto::report::FloodCounts;
+use portolan_stack::CookieUse;
+use portolan_stack::passive::flood;
+use portolan_tcp::Config;
+use portolan_tcp::isn::Secret;
+use portolan_types::{FlowKey, Instant, Protocol, SessionId};
+
+use crate::control::{Control, Effect, Effects};
+use crate::timer::Timer;
+
+#[cfg(test)]
+mod tests;
+
+/// From one look at floods to the next.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// With fewer SYNs meanwhile a flood is over: half as many as make one (`FloodDetector`).
+const FEW: u64 = 100;
+
+/// What answers to SYNs follow from, beside their listener.
+pub struct Answering {
+    pub config: Config,
+    pub secret: Secret,
+    pub cookies: CookieUse,
+}
+
+/// SYNs of one flood.
+#[derive(Debug, Default)]
+struct FloodedSyns {
+    /// Counted for its listeners.
+    counted: FloodSeen,
+    /// All up to the last look.
+    looked: u64,
+}
+
+/// The listeners' bindings that are flooded.
+#[derive(Debug, Default)]
+pub(crate) struct Floods {
+    met: HashMap<BindingKey, FloodedSyns>,
+    /// Listeners with flows that the filter is to leave to them.
+    exempting: HashSet<SessionId>,
+}
+
+impl Control {
+    /// A SYN to the listener was answered by a cookie, or dropped. Returns the binding if that makes it flooded.
+    pub fn on_unkept_syn(
+        &mut self,
+        id: SessionId,
+        flow: &FlowKey,
+        now: Instant,
+    ) -> Option<BindingKey> {
+        let listener = self.registry.listener_mut(id)?;
+        listener.flood_detector.note(now);
+        if !listener.flood_detector.is_flood(now) {
+            return None;
+        }
+        let mut bindings = self.bindings_of(id).into_iter();
+        let binding = bindings.find(|binding| binding.is_for(flow))?;
+        (!self.floods.met.contains_key(&binding)).then_some(binding)
+    }
+
+    /// Whoever performs the listener's handshakes says that it is flooded, and how its accept queue is.
+    pub fn on_flooded(
+        &mut self,
+        id: SessionId,
+        queue: AcceptQueue,
+        answering: &Answering,
+        now: Instant,
+    ) -> Effects {
+        let listener = self.registry.listener_mut(id);
+        if let Some(delegate) = listener.and_then(|listener| listener.delegate.as_mut()) {
+            delegate.queue = queue;
+        }
+        let mut effects = self.review_floods_of(id, answering);
+        for binding in self.bindings_of(id) {
+            self.begin_flood(&binding, answering, now, &mut effects);
+        }
+        effects
+    }
+
+    pub fn begin_flood(
+        &mut self,
+        binding: &BindingKey,
+        answering: &Answering,
+        now: Instant,
+        out: &mut Effects,
+    ) {
+        if answering.cookies == CookieUse::Never || self.floods.met.contains_key(binding) {
+            return;
+        }
+        if let Some(flood) = self.flood_of(binding, answering) {
+            self.counters.floods += 1;
+            self.count_floods(binding, |counts| counts.floods += 1);
+            self.floods.met.insert(*binding, FloodedSyns::default());
+            self.look_at_floods_later(now);
+            out.push(Effect::AnswerFlood(*binding, Box::new(flood)));
+        }
+    }
+
+    /// The filter does not answer, or does so no longer, and has seen so many SYNs up to now.
+    pub fn on_flood_ended(&mut self, binding: &BindingKey, seen: FloodSeen) {
+        self.count_flooded(binding, seen);
+        self.floods.met.remove(binding);
+    }
+
+    /// The filter leaves a flow to the listener from now on; or it cannot, and must not answer for the listener.
+    pub fn note_exempt(&mut self, id: SessionId, flow: Option<FlowKey>, now: Instant) {
+        let Some(listener) = self.registry.listener_mut(id) else {
+            return;
+        };
+        let exempt = listener.exempt.get_or_insert_default();
+        exempt.is_incomplete |= flow.is_none();
+        exempt.flows.extend(flow);
+        self.floods.exempting.insert(id);
+        self.look_at_floods_later(now);
+    }
+
+    /// No flood needs to know of the listener's connections any more.
+    pub(crate) fn forget_exempt(&mut self, id: SessionId, out: &mut Effects) {
+        self.floods.exempting.remove(&id);
+        let listener = self.registry.listener_mut(id);
+        if let Some(exempt) = listener.and_then(|listener| listener.exempt.take()) {
+            out.push(Effect::ForgetExempt(exempt.flows));
+        }
+    }
+
+    fn look_at_floods_later(&mut self, now: Instant) {
+        self.timers.arm_once(Timer::Floods, now + LOOK);
+    }
+
+    fn bindings_of(&self, id: SessionId) -> Vec<BindingKey> {
+        let session = self.registry.session(id);
+        session.map_or_else(Vec::new, |session| {
+            BindingKey::of(Protocol::Tcp, session.local, session.v6_only).collect()
+        })
+    }
+
+    /// Which of several listeners a SYN is for, the filter cannot tell: they must agree, and all have room.
+    fn flood_of(&self, binding: &BindingKey, answering: &Answering) -> Option<Flood> {
+        let mut members = self.listeners.having(binding);
+        let flood = self.answers_of(members.next()?, answering)?;
+        let mut others = members.peekable();
+        let is_full = flood.flags & Flood::FULL != 0;
+        if others.peek().is_some() && is_full {
+            return None;
+        }
+        let is_common = others.all(|id| self.answers_of(id, answering) == Some(flood));
+        is_common.then_some(flood)
+    }
+
+    fn answers_of(&self, id: SessionId, answering: &Answering) -> Option<Flood> {
+        let listener = self.registry.listener(id)?;
+        let (secret, has_room) = match listener.delegate {
+            Some(delegate) => (
+                listener.lent_secret.as_ref()?,
+                delegate.queue == AcceptQueue::HasRoom,
+            ),
+            None => (&answering.secret, listener.has_room()),
+        };
+        let exempt = listener.exempt.as_ref();
+        if exempt.is_some_and(|exempt| exempt.is_incomplete) {
+            return None;
+        }
+        let mut flood = flood(&answering.config, &listener.options, secret);
+        if !has_room {
+            flood.flags |= Flood::FULL;
+        }
+        Some(flood)
+    }
+
+    fn count_floods(&mut self, binding: &BindingKey, count: impl Fn(&mut FloodCounts)) {
+        for id in self.listeners.having(binding) {
+            if let Some(listener) = self.registry.listener_mut(id) {
+                count(&mut listener.floods);
+            }
+        }
+    }
+
+    /// Counts for its listeners what the filter has dealt with.
+    fn count_flooded(&mut self, binding: &BindingKey, seen: FloodSeen) {
+        let Some(known) = self.floods.met.get_mut(binding) else {
+            return;
+        };
+        let before = std::mem::replace(&mut known.counted, seen);
+        let answered = seen.answered.saturating_sub(before.answered);
+        let dropped = seen.dropped.saturating_sub(before.dropped);
+        self.count_floods(binding, |counts| {
+            counts.answered += answered;
+            counts.dropped += dropped;
+        });
+    }
+
+    /// Is the listener flooded? What the filter has seen of it is counted.
+    pub fn is_flooded(&mut self, id: SessionId, seen: impl Fn(&BindingKey) -> FloodSeen) -> bool {
+        let mut is_flooded = false;
+        for binding in self.bindings_of(id) {
+            is_flooded |= self.floods.met.contains_key(&binding);
+            self.count_flooded(&binding, seen(&binding));
+        }
+        is_flooded
+    }
+
+    /// Is any listener flooded?
+    pub fn has_floods(&self) -> bool {
+        !self.floods.met.is_empty()
+    }
+
+    /// Something about the listener has changed, which may be gone.
+    pub fn review_floods_of(&self, id: SessionId, answering: &Answering) -> Effects {
+        let bindings = self.bindings_of(id).into_iter();
+        let met = bindings.filter(|binding| self.floods.met.contains_key(binding));
+        met.map(|binding| self.review_flood(&binding, answering))
+            .collect()
+    }
+
+    /// What the listeners of a flooded binding answer with now, if the filter can still answer for them.
+    fn review_flood(&self, binding: &BindingKey, answering: &Answering) -> Effect {
+        match self.flood_of(binding, answering) {
+            Some(flood) => Effect::AnswerFlood(*binding, Box::new(flood)),
+            None => Effect::EndFlood(*binding),
+        }
+    }
+
+    /// The listener's owner answers what comes next, whatever it is.
+    pub fn end_floods_of(&mut self, id: SessionId) -> Effects {
+        let bindings = self.bindings_of(id).into_iter();
+        let met = bindings.filter(|binding| self.floods.met.contains_key(binding));
+        let mut effects: Effects = met.map(Effect::EndFlood).collect();
+        self.forget_exempt(id, &mut effects);
+        effects
+    }
+
+    /// Ends the floods that are over, and looks again if some are not.
+    pub fn look_at_floods(
+        &mut self,
+        answering: &Answering,
+        now: Instant,
+        seen: impl Fn(&BindingKey) -> FloodSeen,
+    ) -> Effects {
+        let bindings: Vec<BindingKey> = self.floods.met.keys().copied().collect();
+        let mut effects = Effects::new();
+        let mut going_on = HashSet::new();
+        for binding in bindings {
+            self.count_flooded(&binding, seen(&binding));
+            let is_never = answering.cookies == CookieUse::Never;
+            if is_never || self.newly_met(&binding) < FEW {
+                effects.push(Effect::EndFlood(binding));
+            } else {
+                going_on.insert(binding);
+                effects.push(self.review_flood(&binding, answering));
+            }
+        }
+        let exempting: Vec<SessionId> = self.floods.exempting.iter().copied().collect();
+        for id in exempting {
+            let mut bindings = self.bindings_of(id).into_iter();
+            if !bindings.any(|binding| going_on.contains(&binding)) {
+                self.forget_exempt(id, &mut effects);
+            }
+        }
+        if !going_on.is_empty() {
+            self.look_at_floods_later(now);
+        }
+        effects
+    }
+
+    /// SYNs since the last look.
+    fn newly_met(&mut self, binding: &BindingKey) -> u64 {
+        self.floods.met.get_mut(binding).map_or(0, |known| {
+            let all = known.counted.answered + known.counted.dropped;
+            all.saturating_sub(std::mem::replace(&mut known.looked, all))
+        })
+    }
+}

@@ -1,0 +1,294 @@
+//! Channels that are made before anybody asks for them, and transmit queues. The kernel takes tens of milliseconds for
+//! one, and a server that forks for each connection needs one each time. A thread makes them, several
+//! at a time; as many wait as the last seconds showed to be wanted.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender};
+
+use portolan_bpf::{AttachError, ChannelError, ChannelMaps, MapBuilder};
+use portolan_control::{Charge, ClientId};
+use portolan_sys::tap::{self, CreateError, Tap};
+use portolan_sys::wait::EventNotifier;
+use portolan_types::{ChannelId, Instant};
+
+/// Bytes of frames on their way to the wire before a library's tap is full.
+pub(crate) const TAP_SEND_BUFFER: u32 = 4 << 20;
+
+/// Rings are memory that nobody else can have.
+pub(super) const MOST: usize = 16;
+
+/// A server with two workers finds its channels ready, and so does its successor.
+pub(super) const FEWEST: usize = 2;
+
+/// On top of these, one for so many, and one at the least, for users none of whose channels have just gone.
+const PER_RESERVED: usize = 4;
+
+/// A channel that no process has.
+#[derive(Debug)]
+pub struct Spare {
+    pub channel: ChannelId,
+    pub tap: Tap,
+    pub maps: ChannelMaps,
+}
+
+/// A process whose `Hello` waits for a channel.
+#[derive(Debug)]
+pub struct PendingHello {
+    pub client: ClientId,
+    pub request: u32,
+    pub uid: u32,
+    pub program: String,
+    /// None until taps of processes that are gone are, too.
+    pub charge: Option<Charge>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum MakeError {
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    #[error(transparent)]
+    Tap(#[from] CreateError),
+    #[error(transparent)]
+    Attach(#[from] AttachError),
+    #[error("cannot bound a tap: {0}")]
+    Bound(#[from] rustix::io::Errno),
+}
+
+pub(super) enum Made {
+    Channels {
+        ordered: Vec<ChannelId>,
+        spare: Result<Spare, MakeError>,
+    },
+    TxQueue {
+        channel: ChannelId,
+        number: u8,
+        tap: Result<Tap, MakeError>,
+    },
+    Ring {
+        ring: ChannelId,
+        maps: Result<ChannelMaps, ChannelError>,
+    },
+}
+
+/// What the thread does.
+pub(super) enum Order {
+    Make(Vec<ChannelId>),
+    /// One more tap for a channel.
+    MakeTxQueue(ChannelId, u8),
+    /// A ring of so many bytes for one session.
+    MakeRing(ChannelId, u32),
+}
+
+/// Which of the channels that are ready a new program may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SpareClaim {
+    Any,
+    /// All but the last ones, which are for users none of whose channels have just gone.
+    NotReserve,
+}
+
+pub struct ChannelPool {
+    pub(super) ready: VecDeque<Spare>,
+    pub(super) ordered: BTreeSet<ChannelId>,
+    /// Users in turn, each one's in their order.
+    pub(super) waiting: VecDeque<PendingHello>,
+    /// As many are to be ready, and the reserve.
+    pub(super) target: usize,
+    pub(super) wanted_at: Instant,
+    pub(super) map_builder: Arc<MapBuilder>,
+    pub(super) orders: Sender<Order>,
+    pub(super) made: Receiver<Made>,
+    pub notifier: Arc<EventNotifier>,
+}
+
+impl ChannelPool {
+    /// Starts the thread that makes them.
+    pub fn new(
+        map_builder: Arc<MapBuilder>,
+        ring_size: u32,
+        now: Instant,
+    ) -> Result<ChannelPool, rustix::io::Errno> {
+        let notifier = Arc::new(EventNotifier::new()?);
+        let (orders, to_do) = mpsc::channel();
+        let (done, made) = mpsc::channel();
+        let (theirs, ring) = (Arc::clone(&map_builder), Arc::clone(&notifier));
+        std::thread::spawn(move || {
+            let deliver = |made| {
+                // Nobody is there any more if the server ends, and this thread with it.
+                let _ = done.send(made);
+                ring.notify();
+            };
+            work(&to_do, |wanted| match wanted {
+                Wanted::Channels(channels) => make(&theirs, channels, ring_size, deliver),
+                Wanted::TxQueue(channel, number) => deliver(Made::TxQueue {
+                    channel,
+                    number,
+                    tap: make_tap(&theirs),
+                }),
+                Wanted::Ring(ring, size) => deliver(Made::Ring {
+                    ring,
+                    maps: make_ring(&theirs, ring, size),
+                }),
+            });
+        });
+        Ok(ChannelPool {
+            ready: VecDeque::new(),
+            ordered: BTreeSet::new(),
+            waiting: VecDeque::new(),
+            target: FEWEST,
+            wanted_at: now,
+            map_builder,
+            orders,
+            made,
+            notifier,
+        })
+    }
+
+    pub(super) fn has(&self, channel: ChannelId) -> bool {
+        self.ordered.contains(&channel) || self.ready.iter().any(|spare| spare.channel == channel)
+    }
+
+    /// One for a new program. If there is none, more are to be ready next time.
+    pub fn take(&mut self, now: Instant, claim: SpareClaim) -> Option<Spare> {
+        self.wanted_at = now;
+        let spare = if self.has_for(claim) {
+            self.ready.pop_front()
+        } else {
+            None
+        };
+        if spare.is_none() {
+            self.target = (self.target * 2).min(MOST);
+        }
+        spare
+    }
+
+    fn has_for(&self, claim: SpareClaim) -> bool {
+        match claim {
+            SpareClaim::Any => !self.ready.is_empty(),
+            SpareClaim::NotReserve => self.ready.len() > self.reserve(),
+        }
+    }
+
+    fn reserve(&self) -> usize {
+        (self.target / PER_RESERVED).max(1)
+    }
+
+    /// More than these are ready only for a while.
+    pub(super) fn is_raised(&self) -> bool {
+        self.target > FEWEST || self.ready.len() > FEWEST + self.reserve()
+    }
+
+    /// Takes out who is to be served next, and lets other users go before this one's others.
+    pub(super) fn next_pending_hello(
+        &mut self,
+        claim: impl Fn(u32) -> SpareClaim,
+    ) -> Option<PendingHello> {
+        let may_be = |pending_hello: &PendingHello| {
+            pending_hello.charge.is_some() && self.has_for(claim(pending_hello.uid))
+        };
+        let at = self.waiting.iter().position(may_be)?;
+        let next = self.waiting.remove(at)?;
+        let waiting = std::mem::take(&mut self.waiting);
+        let (its, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|n| n.uid == next.uid);
+        self.waiting = others.into_iter().chain(its).collect();
+        Some(next)
+    }
+
+    /// Newcomers for whom channels are made.
+    pub(super) fn charged(&self) -> usize {
+        let is_charged = |pending_hello: &&PendingHello| pending_hello.charge.is_some();
+        self.waiting.iter().filter(is_charged).count()
+    }
+
+    /// The client is gone.
+    pub fn forget_pending_hello(&mut self, client: ClientId) {
+        self.waiting
+            .retain(|pending_hello| pending_hello.client != client);
+    }
+
+    /// Has a transmit queue made for a channel.
+    pub fn order_tx_queue(&self, channel: ChannelId, number: u8) {
+        // The thread ends with the server only.
+        let _ = self.orders.send(Order::MakeTxQueue(channel, number));
+    }
+
+    /// Has a ring made, and a doorbell.
+    pub fn order_ring(&self, ring: ChannelId, size: u32) {
+        // The thread ends with the server only.
+        let _ = self.orders.send(Order::MakeRing(ring, size));
+    }
+
+    /// How many are to be ordered now.
+    pub(super) fn missing(&self) -> usize {
+        let wanted = self.target + self.reserve() + self.charged();
+        wanted.saturating_sub(self.ready.len() + self.ordered.len())
+    }
+}
+
+/// What is to be made at a time.
+enum Wanted<'a> {
+    Channels(&'a [ChannelId]),
+    TxQueue(ChannelId, u8),
+    Ring(ChannelId, u32),
+}
+
+fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
+    while let Ok(first) = to_do.recv() {
+        // What was ordered meanwhile is made together: the kernel's wait is the same.
+        let mut ordered = Vec::new();
+        for order in std::iter::once(first).chain(to_do.try_iter()) {
+            match order {
+                Order::Make(channels) => ordered.extend(channels),
+                Order::MakeTxQueue(channel, number) => make(Wanted::TxQueue(channel, number)),
+                Order::MakeRing(ring, size) => make(Wanted::Ring(ring, size)),
+            }
+        }
+        if !ordered.is_empty() {
+            make(Wanted::Channels(&ordered));
+        }
+    }
+}
+
+fn make(map_builder: &MapBuilder, channels: &[ChannelId], ring_size: u32, deliver: impl Fn(Made)) {
+    let maps = match map_builder.create_channels(channels, ring_size) {
+        Ok(maps) => maps,
+        Err(failure) => {
+            return deliver(Made::Channels {
+                ordered: channels.to_vec(),
+                spare: Err(failure.into()),
+            });
+        }
+    };
+    for (&channel, maps) in channels.iter().zip(maps) {
+        deliver(Made::Channels {
+            ordered: vec![channel],
+            spare: with_tap(map_builder, channel, maps),
+        });
+    }
+}
+
+fn make_ring(
+    map_builder: &MapBuilder,
+    ring: ChannelId,
+    size: u32,
+) -> Result<ChannelMaps, ChannelError> {
+    let mut maps = map_builder.create_channels(&[ring], size)?;
+    maps.pop().ok_or(ChannelError::OutOfRange(ring))
+}
+
+fn with_tap(
+    map_builder: &MapBuilder,
+    channel: ChannelId,
+    maps: ChannelMaps,
+) -> Result<Spare, MakeError> {
+    let tap = make_tap(map_builder)?;
+    Ok(Spare { channel, tap, maps })
+}
+
+fn make_tap(map_builder: &MapBuilder) -> Result<Tap, MakeError> {
+    let tap = Tap::create(tap::PREFIX)?;
+    tap.set_send_buffer(TAP_SEND_BUFFER)?;
+    map_builder.attach_tap(tap.ifindex)?;
+    Ok(tap)
+}

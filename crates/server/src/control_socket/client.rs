@@ -1,0 +1,70 @@
+//! Control connections as the server keeps them, and the lists that are put together for them.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use portolan_control::{Charge, ClientId};
+use portolan_sys::unix::{Connection, Credentials};
+use portolan_types::{ChannelId, SessionId};
+use rustix::event::epoll::EventFlags;
+
+use crate::poll::Token;
+
+/// One control connection.
+#[derive(Debug)]
+pub struct Client {
+    pub connection: Connection,
+    pub token: Token,
+    pub credentials: Credentials,
+    /// Set by `Hello`.
+    pub channel: Option<ChannelId>,
+    /// As `ShowRight` brought it.
+    pub right: Option<OwnedFd>,
+    /// `Hello` is said, and not answered.
+    pub is_registering: bool,
+    /// Its user has had its share of the time.
+    pub is_throttled: bool,
+    /// Replies that it has not read.
+    pub waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    pub _charge: Charge,
+}
+
+impl Client {
+    /// Who does not read answers is not asked for more.
+    pub fn interest(&self) -> EventFlags {
+        match (self.waiting.is_empty(), self.is_throttled) {
+            (true, false) => EventFlags::IN,
+            (false, false) => EventFlags::OUT,
+            // A hang-up is reported whatever is wanted, by its edge only once.
+            (true, true) => EventFlags::ET,
+            (false, true) => EventFlags::OUT | EventFlags::ET,
+        }
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.connection.as_fd()
+    }
+}
+
+/// A list that is being put together.
+#[derive(Debug)]
+pub struct Listing {
+    pub client: ClientId,
+    pub request: u32,
+    /// Still to be listed.
+    pub ids: Vec<SessionId>,
+    pub count: usize,
+    pub bytes: Vec<u8>,
+}
+
+/// One for a connection at the most.
+#[derive(Debug, Default)]
+pub struct Listings(pub VecDeque<Listing>);
+
+impl Listings {
+    pub fn has(&self, client: ClientId) -> bool {
+        self.0.iter().any(|listing| listing.client == client)
+    }
+}

@@ -1,0 +1,306 @@
+//! Gives sessions the transmit queues of their classes.
+
+use std::time::Duration;
+
+use portolan_bpf::Filter;
+use portolan_control::{Holder, SessionEntry, Timer};
+use portolan_proto::control::{ReplyBody, TxQueue, TxQueues};
+use portolan_proto::qos::Scope;
+use portolan_sys::tap::Tap;
+use portolan_types::{ChannelId, SessionId};
+use tracing::{error, warn};
+
+use super::super::transmit::Class;
+use super::{Stage, Transition, TxQueueEntry};
+use crate::requests::Answer;
+use crate::server::Server;
+
+/// The kernel takes milliseconds for a tap, tens of them when it is busy.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+impl Server {
+    /// A session has come to a process: it may need a transmit queue there.
+    pub(crate) fn note_arrival(&mut self, id: SessionId, channel: ChannelId) {
+        if let Some((scope, class)) = self.tx_queue_for(id) {
+            self.open_tx_queue(channel, (scope, class), Transition::Wait);
+        }
+    }
+
+    fn tx_queue_for(&self, id: SessionId) -> Option<(Scope, Class)> {
+        let session = self.control.registry.session(id)?;
+        let (scope, class) = self.own_reservation(session)?;
+        Some((scope.clone(), class))
+    }
+
+    /// Is the session one of those that are in no class until they go through their transmit queue?
+    pub(crate) fn goes_on_as_before(&self, session: &SessionEntry, channel: ChannelId) -> bool {
+        let set = self.channels.get(&channel).map(|entry| &entry.tx_queues);
+        let goes_on = |entry: &&TxQueueEntry| {
+            entry.transition == Transition::GoOn && entry.deadline.is_some()
+        };
+        set.is_some_and(|set| {
+            let mut going = set.tx_queues.iter().filter(goes_on);
+            going.any(|entry| {
+                self.own_reservation(session)
+                    .is_some_and(|(scope, _)| entry.is_for(scope))
+            })
+        })
+    }
+
+    /// Reservations have changed, that of `anew` being new to sessions that are there: makes transmit queues that are missing,
+    /// and has those go that are not wanted.
+    pub(crate) fn refresh_tx_queues(&mut self, anew: Option<&Scope>) {
+        let held = |session: &portolan_control::SessionEntry| match session.holder {
+            Holder::Process(channel, _) => Some((session.id, channel)),
+            _ => None,
+        };
+        let sessions: Vec<_> = self.control.registry.sessions().filter_map(held).collect();
+        let channels: Vec<ChannelId> = self.channels.keys().copied().collect();
+        for channel in channels {
+            self.close_tx_queues(channel);
+        }
+        for (id, channel) in sessions {
+            if let Some((scope, class)) = self.tx_queue_for(id) {
+                let transition = if anew == Some(&scope) {
+                    Transition::GoOn
+                } else {
+                    Transition::Wait
+                };
+                self.open_tx_queue(channel, (scope, class), transition);
+            }
+        }
+    }
+
+    /// What leaves a process at once by its own tap.
+    pub(crate) fn tell_main_burst(&mut self, channel: ChannelId, burst: Option<u32>) {
+        if let Some(entry) = self.channels.get_mut(&channel)
+            && entry.tx_queues.main_burst != burst
+        {
+            entry.tx_queues.main_burst = burst;
+            self.tell_of_tx_queues(channel);
+        }
+    }
+
+    fn open_tx_queue(
+        &mut self,
+        channel: ChannelId,
+        (scope, class): (Scope, Class),
+        transition: Transition,
+    ) {
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return;
+        };
+        let set = &mut entry.tx_queues;
+        if let Some(entry) = set.of_scope(&scope) {
+            if entry.class == class {
+                return;
+            }
+            entry.class = class;
+            if let Stage::Made(tap) | Stage::Handed(tap) = &entry.stage {
+                settle(&self.filter, channel, tap, class);
+            }
+            return self.tell_of_tx_queues(channel);
+        }
+        let Some(number) = set.free_number() else {
+            self.control.counters.tx_queues_refused += 1;
+            return;
+        };
+        let until = self.now + PATIENCE;
+        set.tx_queues.push(TxQueueEntry {
+            number,
+            scope,
+            class,
+            stage: Stage::Ordered,
+            transition,
+            deadline: Some(until),
+        });
+        self.control
+            .timers
+            .arm_once(Timer::TxQueues(channel), until);
+        self.channel_pool.order_tx_queue(channel, number);
+        self.tell_of_tx_queues(channel);
+    }
+
+    /// Looks for transmit queues of a process that are late.
+    pub fn look_for_late_tx_queues(&mut self, channel: ChannelId) {
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return;
+        };
+        let (lost, next) = entry.tx_queues.lose_patience(self.now);
+        self.control.counters.tx_queues_late += lost;
+        if let Some(next) = next {
+            self.control.timers.arm(Timer::TxQueues(channel), next);
+        }
+        if lost > 0 {
+            self.tell_of_tx_queues(channel);
+            self.classify_sessions_of(channel);
+        }
+    }
+
+    fn classify_sessions_of(&mut self, channel: ChannelId) {
+        for id in self.sessions_owned_by(channel) {
+            self.renew_rows(id);
+        }
+    }
+
+    /// The thread has made a transmit queue, or could not.
+    pub fn enter_tx_queue(&mut self, channel: ChannelId, number: u8, tap: Option<Tap>) {
+        let Some(tap) = tap else {
+            return self.drop_tx_queue(channel, number);
+        };
+        let entry = self.channels.get_mut(&channel);
+        let ordered = entry.and_then(|entry| entry.tx_queues.find_ordered(number));
+        match ordered {
+            Some(entry) => {
+                settle(&self.filter, channel, &tap, entry.class);
+                entry.stage = Stage::Made(tap);
+                self.tell_of_tx_queues(channel);
+            }
+            // The process has gone meanwhile, or the reservation.
+            None => self.leaving_taps.delete(tap, None),
+        }
+    }
+
+    /// It could not be made: its sessions share their process's.
+    fn drop_tx_queue(&mut self, channel: ChannelId, number: u8) {
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return;
+        };
+        entry
+            .tx_queues
+            .tx_queues
+            .retain(|entry| entry.number != number);
+        self.control.counters.tx_queues_refused += 1;
+        self.tell_of_tx_queues(channel);
+        self.classify_sessions_of(channel);
+    }
+
+    /// Has those go for which nothing is reserved any more.
+    fn close_tx_queues(&mut self, channel: ChannelId) {
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return;
+        };
+        let (mut kept, mut unused, mut has_news) = (Vec::new(), Vec::new(), false);
+        for mut tx_queue in std::mem::take(&mut entry.tx_queues.tx_queues) {
+            if self.qos.transmit.has(&tx_queue.scope) {
+                kept.push(tx_queue);
+                continue;
+            }
+            match tx_queue.stage {
+                // What comes from the thread for it is destroyed then.
+                Stage::Ordered => {
+                    has_news = true;
+                    continue;
+                }
+                Stage::Made(tap) => {
+                    has_news = true;
+                    unused.push(tap);
+                    continue;
+                }
+                Stage::Handed(tap) => {
+                    has_news = true;
+                    tx_queue.stage = Stage::Leaving(tap);
+                }
+                Stage::Leaving(_) => {}
+            }
+            kept.push(tx_queue);
+        }
+        entry.tx_queues.tx_queues = kept;
+        for tap in unused {
+            self.destroy_tx_queue(tap);
+        }
+        if has_news {
+            self.tell_of_tx_queues(channel);
+        }
+    }
+
+    pub fn destroy_tx_queue(&mut self, tap: Tap) {
+        if let Err(failure) = self.filter.remove_tx_queue(tap.ifindex) {
+            error!(%failure, "cannot remove a doorway");
+        }
+        self.leaving_taps.delete(tap, None);
+    }
+
+    fn tell_of_tx_queues(&mut self, channel: ChannelId) {
+        if let Some(entry) = self.channels.get_mut(&channel) {
+            entry.tx_queues.has_news = true;
+            entry.recall_event.wake();
+        }
+    }
+
+    /// `TxQueues`.
+    pub fn tx_queues(&mut self, channel: ChannelId) -> Answer {
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return Answer::Silence;
+        };
+        let set = &mut entry.tx_queues;
+        set.has_news = false;
+        let (mut others, mut taps) = (Vec::new(), Vec::new());
+        for entry in &mut set.tx_queues {
+            let Some(state) = entry.state() else {
+                continue;
+            };
+            match entry.hand_over() {
+                Ok(tap) => taps.extend(tap),
+                Err(failure) => {
+                    error!(%failure, "cannot share a doorway");
+                    continue;
+                }
+            }
+            others.push(TxQueue {
+                number: entry.number,
+                state,
+                scope: entry.scope.clone(),
+                burst: entry.class.terms.burst,
+            });
+        }
+        let main_burst = set.main_burst;
+        let tx_queues = TxQueues { main_burst, others };
+        Answer::Reply(ReplyBody::TxQueues(tx_queues), taps)
+    }
+
+    /// `DoorwayEntered`.
+    pub fn tx_queue_entered(&mut self, channel: ChannelId, number: u8) {
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return;
+        };
+        let is_it = |entry: &&mut TxQueueEntry| {
+            entry.number == number
+                && entry.deadline.is_some()
+                && matches!(entry.stage, Stage::Handed(_))
+        };
+        if let Some(entry) = entry.tx_queues.tx_queues.iter_mut().find(is_it) {
+            entry.deadline = None;
+            self.classify_sessions_of(channel);
+        }
+    }
+
+    /// `DoorwayClosed`.
+    pub fn tx_queue_closed(&mut self, channel: ChannelId, number: u8) {
+        let Some(entry) = self.channels.get_mut(&channel) else {
+            return;
+        };
+        let set = &mut entry.tx_queues.tx_queues;
+        let is_it = |entry: &TxQueueEntry| {
+            entry.number == number && matches!(entry.stage, Stage::Leaving(_))
+        };
+        if let Some(at) = set.iter().position(is_it)
+            && let Stage::Leaving(tap) = set.swap_remove(at).stage
+        {
+            self.destroy_tx_queue(tap);
+            // What was reserved again meanwhile may need its number.
+            self.refresh_tx_queues(None);
+        }
+    }
+}
+
+/// What goes through the tap is the channel's and in the class, in which only so much waits that its writer
+/// notices soon.
+fn settle(filter: &Filter, channel: ChannelId, tap: &Tap, class: Class) {
+    if let Err(errno) = tap.set_send_buffer(class.terms.send_buffer()) {
+        warn!(%errno, "cannot bound what waits in a doorway");
+    }
+    if let Err(failure) = filter.set_tap(channel, tap.ifindex, class.minor.0) {
+        warn!(%failure, "cannot classify what goes through a doorway");
+    }
+}

@@ -1,0 +1,95 @@
+//! What requests of libraries bring, and what they lead to.
+
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use portolan_control::{Charge, ClientId, Errno, RequestedState};
+use portolan_proto::control::{
+    Blob, FastOpenMode, HandshakeOptions, ReplyBody, Reuse, SocketOptionsBlob,
+};
+use portolan_types::{Instant, Protocol, SessionId, Slot};
+
+/// What a request leads to.
+pub enum Answer {
+    Reply(ReplyBody, Vec<OwnedFd>),
+    Silence,
+    /// The reply comes when the session's holder has given it back.
+    Recall(SessionId, RequestedState),
+    /// The reply comes when copies of the session's descriptor are closed here.
+    AfterCloses(ShownSession),
+    /// The reply comes when there is a channel for the program.
+    Channel(String, Option<Charge>),
+}
+
+impl From<ReplyBody> for Answer {
+    fn from(body: ReplyBody) -> Answer {
+        Answer::Reply(body, Vec::new())
+    }
+}
+
+/// A session and its descriptor, as a process shows it.
+#[derive(Debug)]
+pub struct ShownSession {
+    pub id: SessionId,
+    pub slot: Slot,
+    pub near: OwnedFd,
+}
+
+/// A `Cache` that waits for copies of its descriptor to be closed here.
+#[derive(Debug)]
+pub struct PendingCache {
+    pub client: ClientId,
+    pub uid: u32,
+    pub request: u32,
+    pub shown: ShownSession,
+    pub until: Instant,
+}
+
+/// A new session's descriptor as a request brings it.
+#[derive(Debug)]
+pub struct NewDescriptor {
+    pub far: OwnedFd,
+    pub cookie: u64,
+}
+
+/// A local endpoint somebody wants.
+#[derive(Clone, Copy, Debug)]
+pub struct BindRequest {
+    pub protocol: Protocol,
+    pub local: SocketAddr,
+    pub reuse: Reuse,
+    pub v6_only: bool,
+}
+
+/// A peer somebody wants to talk to.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub protocol: Protocol,
+    pub remote: SocketAddr,
+    pub slot: Slot,
+    pub options: HandshakeOptions,
+    pub early: FastOpenMode,
+}
+
+/// What a library asks for by `listen`.
+#[derive(Debug)]
+pub struct Listening {
+    pub backlog: u32,
+    pub options: HandshakeOptions,
+    pub options_blob: SocketOptionsBlob,
+    /// Where the process would have the port's segments, to perform the handshakes itself.
+    pub slot: Option<Slot>,
+}
+
+/// What a library says of a connection that it opened.
+#[derive(Clone, Copy, Debug)]
+pub struct Claimed {
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    pub slot: Slot,
+}
+
+/// A capsule or a list as it travels.
+pub fn pack(bytes: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
+    portolan_sys::shm::pack(bytes).map_err(|_| Errno::NOBUFS)
+}

@@ -1,0 +1,314 @@
+//! Writes the rows that follow from who is bound to what.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use portolan_bpf::TableError;
+use portolan_control::sharing::{Sharer, UdpEndpoint, receivers};
+use portolan_control::{Errno, Holder, SessionEntry};
+use portolan_proto::filter::{
+    BindingKey, FlowRow, MEMBERS_MAX, MemberKey, SHARE_BUCKETS, SenderKey, ShareKey, mapped,
+};
+use portolan_types::SessionId;
+use tracing::warn;
+
+use super::Binding;
+use crate::server::Server;
+
+impl Server {
+    /// The UDP session at `id` gets what comes to its endpoint; also when its row has changed.
+    pub fn enter_endpoint(&mut self, id: SessionId) {
+        let Some(session) = self.control.registry.session(id) else {
+            return;
+        };
+        let (local, is_connected) = (session.local, session.remote.is_some());
+        let keys = UdpEndpoint::from(session).bindings();
+        self.sharing.ports.entry(local.port()).or_default().add(id);
+        for (key, is_guest) in keys {
+            let binding = self.sharing.bindings.entry(key).or_default();
+            let list = if is_guest {
+                &mut binding.guests
+            } else {
+                &mut binding.sharers
+            };
+            if !is_connected {
+                list.add(id);
+            }
+            self.tell_of_binding(&key);
+        }
+        self.tell_of_groups(local.port());
+    }
+
+    /// Charges the user of a `SO_REUSEPORT` socket for the deal of its endpoint, if it makes that necessary.
+    pub fn charge_deals(&mut self, id: SessionId) -> Result<(), Errno> {
+        let Some(session) = self.control.registry.session(id) else {
+            return Ok(());
+        };
+        if !session.reuse.port {
+            return Ok(());
+        }
+        for (key, _) in UdpEndpoint::from(session).bindings() {
+            if let Some(binding) = self.sharing.bindings.get_mut(&key)
+                && !binding.sharers.is_empty()
+                && binding.charge.is_none()
+            {
+                binding.charge = Some(self.sharing.deals.charge(session.uid, 1)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// It gets nothing any more. The rows are written by [`Server::tell_of_left`].
+    pub fn leave_endpoint(&mut self, id: SessionId, endpoint: UdpEndpoint) {
+        let port = endpoint.local.port();
+        for (key, _) in endpoint.bindings() {
+            if let Some(binding) = self.sharing.bindings.get_mut(&key) {
+                binding.sharers.remove(id);
+                binding.guests.remove(id);
+                self.sharing.left.insert(key);
+            }
+        }
+        if let Some(ids) = self.sharing.ports.get_mut(&port) {
+            ids.remove(id);
+            if ids.is_empty() {
+                self.sharing.ports.remove(&port);
+            }
+            self.sharing.left_ports.insert(port);
+        }
+    }
+
+    /// Writes the rows of what sessions have left.
+    pub fn tell_of_left(&mut self) {
+        if self.sharing.left.is_empty() && self.sharing.left_ports.is_empty() {
+            return;
+        }
+        for key in std::mem::take(&mut self.sharing.left) {
+            self.tell_of_binding(&key);
+        }
+        for port in std::mem::take(&mut self.sharing.left_ports) {
+            self.tell_of_groups(port);
+        }
+    }
+
+    /// The devices on which a session is a member of a group.
+    pub fn memberships(&self, id: SessionId) -> impl Iterator<Item = (IpAddr, u32)> + '_ {
+        let session = self.control.registry.session(id);
+        session.into_iter().flat_map(SessionEntry::memberships)
+    }
+
+    pub fn join_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
+        self.control.registry.join_group(id, group, interface);
+        self.tell_of_groups_of(id);
+    }
+
+    pub fn leave_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
+        self.control.registry.leave_group(id, group, interface);
+        self.tell_of_groups_of(id);
+    }
+
+    /// Where a session's packets go; `None` while no process holds it.
+    fn row(&self, id: SessionId) -> Option<FlowRow> {
+        let session = self.control.registry.session(id)?;
+        match session.holder {
+            Holder::Process(..) => self.row_of(session),
+            _ => None,
+        }
+    }
+
+    fn tell_of_binding(&mut self, key: &BindingKey) {
+        let Some(mut binding) = self.sharing.bindings.remove(key) else {
+            return;
+        };
+        if let Err(error) = self.write_binding(key, &mut binding) {
+            warn!(%error, "cannot aim a UDP endpoint");
+        }
+        if !binding.sharers.is_empty() || !binding.guests.is_empty() {
+            self.sharing.bindings.insert(*key, binding);
+        }
+    }
+
+    /// Everything that a row refers to is there before the row is.
+    fn write_binding(&self, key: &BindingKey, binding: &mut Binding) -> Result<(), TableError> {
+        let sharers: Vec<Sharer> = binding
+            .sharers
+            .iter()
+            .filter_map(|id| self.control.registry.session(id))
+            .map(|session| Sharer {
+                session: session.id,
+                reuse: session.reuse,
+                uid: session.uid,
+            })
+            .collect();
+        let receivers = receivers(&sharers);
+        let is_shared = sharers.len() + binding.guests.len() > 1 || !binding.guests.is_empty();
+        if receivers.is_empty() {
+            self.filter.unbind(key)?;
+        }
+        let before = binding.deal.buckets().count();
+        let dealt = if self.may_deal(binding, &receivers) {
+            receivers.as_slice()
+        } else {
+            &[]
+        };
+        binding.deal.among(dealt);
+        for (bucket, owner) in binding.deal.buckets() {
+            if let Some(row) = self.row(owner) {
+                self.filter.deal(&share(key, bucket), row)?;
+            }
+        }
+        self.write_senders(key, binding, is_shared)?;
+        let copies = binding.sharers.iter().filter(|_| is_shared);
+        binding.members =
+            self.write_members(mapped_key(key), 0, key.local_port, copies, binding.members)?;
+        if let Some(mut row) = receivers.last().and_then(|&id| self.row(id)) {
+            if is_shared {
+                row.flags |= FlowRow::SHARED;
+            }
+            if !dealt.is_empty() {
+                row.flags |= FlowRow::DEALT;
+            }
+            self.filter.bind(key, row)?;
+        }
+        if before > 0 && dealt.is_empty() {
+            for bucket in 0..SHARE_BUCKETS {
+                self.filter.undeal(&share(key, bucket))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Among several receivers, whose user was charged when the second was bound, or is now.
+    fn may_deal(&self, binding: &mut Binding, receivers: &[SessionId]) -> bool {
+        if receivers.len() < 2 {
+            binding.charge = None;
+        } else if binding.charge.is_none() {
+            let first = self.control.registry.session(receivers[0]);
+            let charge = first.map(|session| self.sharing.deals.charge(session.uid, 1));
+            binding.charge = charge.and_then(Result::ok);
+        }
+        binding.charge.is_some()
+    }
+
+    fn write_senders(
+        &self,
+        key: &BindingKey,
+        binding: &mut Binding,
+        is_shared: bool,
+    ) -> Result<(), TableError> {
+        let all = binding.sharers.iter().chain(binding.guests.iter());
+        let wanted: BTreeMap<u32, u16> = if is_shared {
+            let rows = all.filter_map(|id| self.row(id));
+            rows.map(|row| (row.channel, row.class)).collect()
+        } else {
+            BTreeMap::new()
+        };
+        let sender = |channel: u32| SenderKey {
+            binding: *key,
+            channel,
+        };
+        for (&channel, &class) in &wanted {
+            if binding.senders.get(&channel) != Some(&class) {
+                self.filter.allow_sender(&sender(channel), class)?;
+            }
+        }
+        for &channel in binding.senders.keys() {
+            if !wanted.contains_key(&channel) {
+                self.filter.forbid_sender(&sender(channel))?;
+            }
+        }
+        binding.senders = wanted;
+        Ok(())
+    }
+
+    /// Lists those who get copies; answers how many there are now.
+    fn write_members(
+        &self,
+        group: [u8; 16],
+        interface: u32,
+        port: [u8; 2],
+        ids: impl Iterator<Item = SessionId>,
+        before: usize,
+    ) -> Result<usize, TableError> {
+        let key = |index: usize| MemberKey {
+            group,
+            interface,
+            port,
+            // Below MEMBERS_MAX.
+            index: index as u16,
+        };
+        let rows = ids.filter_map(|id| self.row(id)).take(MEMBERS_MAX);
+        let mut count = 0;
+        for row in rows {
+            self.filter.set_member(&key(count), row)?;
+            count += 1;
+        }
+        for index in count..before {
+            self.filter.remove_member(&key(index))?;
+        }
+        Ok(count)
+    }
+
+    fn tell_of_groups_of(&mut self, id: SessionId) {
+        if let Some(session) = self.control.registry.session(id) {
+            self.tell_of_groups(session.local.port());
+        }
+    }
+
+    /// Once one socket of a port is a member of a group, all that may hear of it there get copies:
+    /// which of them want those (`IP_MULTICAST_ALL`, sources) their libraries know.
+    fn tell_of_groups(&mut self, port: u16) {
+        if !self.control.registry.has_members() && self.sharing.listed.is_empty() {
+            return;
+        }
+        let ids: Vec<SessionId> = self
+            .sharing
+            .ports
+            .get(&port)
+            .map_or_else(Vec::new, |ids| ids.iter().collect());
+        let wanted: BTreeSet<(IpAddr, u32)> =
+            ids.iter().flat_map(|&id| self.memberships(id)).collect();
+        let listed = self.sharing.listed_of(port);
+        let all: BTreeSet<(IpAddr, u32)> = wanted.iter().copied().chain(listed).collect();
+        for (group, interface) in all {
+            let before = self.sharing.listed.remove(&(port, group, interface));
+            let is_wanted = wanted.contains(&(group, interface));
+            let hearers = ids.iter().copied().filter(|_| is_wanted);
+            let hearers = hearers.filter(|&id| self.may_hear(id, group));
+            let written = self.write_members(
+                mapped(group),
+                interface,
+                port.to_be_bytes(),
+                hearers,
+                before.unwrap_or(0),
+            );
+            match written {
+                Ok(0) => {}
+                Ok(count) => {
+                    self.sharing.listed.insert((port, group, interface), count);
+                }
+                Err(error) => warn!(%error, %group, "cannot list the members of a group"),
+            }
+        }
+    }
+
+    /// Is the session bound so that datagrams to the group reach it?
+    fn may_hear(&self, id: SessionId, group: IpAddr) -> bool {
+        self.control.registry.session(id).is_some_and(|session| {
+            let local = session.local.ip();
+            local == group
+                || local.is_unspecified()
+                    && (local.is_ipv4() == group.is_ipv4() || local.is_ipv6() && !session.v6_only)
+        })
+    }
+}
+
+fn share(key: &BindingKey, bucket: u32) -> ShareKey {
+    ShareKey {
+        binding: *key,
+        bucket,
+    }
+}
+
+fn mapped_key(key: &BindingKey) -> [u8; 16] {
+    key.local
+}

@@ -1,0 +1,109 @@
+//! Whether the packet filter is still where it was put: anybody who administers the network may take it off with a
+//! queueing discipline (`tc qdisc del dev eth0 clsact`), and sessions would hang. A thread looks after each change, since the
+//! kernel answers under a lock that it may hold for long.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use portolan_bpf::{HookEvents, Restored, is_attached};
+use portolan_sys::wait::EventNotifier;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::{error, warn};
+
+use crate::server::Server;
+
+/// Between two looks: who takes the filter off again and again has it back so often.
+const REST: Duration = Duration::from_millis(100);
+/// While the filter is missing somewhere.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// The devices that have the packet filter, and who looks after that.
+#[derive(Debug)]
+pub struct HookWatch {
+    devices: Arc<Mutex<Devices>>,
+    /// Becomes readable when it is missing on one.
+    pub news: Arc<EventNotifier>,
+}
+
+#[derive(Debug, Default)]
+struct Devices {
+    filtered: BTreeSet<u32>,
+    lost: BTreeSet<u32>,
+}
+
+impl HookWatch {
+    /// A thread looks until the server ends.
+    pub fn start() -> io::Result<HookWatch> {
+        let events = HookEvents::new()?;
+        let watch = HookWatch {
+            devices: Arc::default(),
+            news: Arc::new(EventNotifier::new()?),
+        };
+        let (devices, news) = (Arc::clone(&watch.devices), Arc::clone(&watch.news));
+        std::thread::Builder::new()
+            .name("hooks".to_owned())
+            .spawn(move || follow(&events, &devices, &news))?;
+        Ok(watch)
+    }
+
+    pub fn add(&self, ifindex: u32) {
+        lock(&self.devices).filtered.insert(ifindex);
+    }
+
+    pub fn remove(&self, ifindex: u32) {
+        lock(&self.devices).filtered.remove(&ifindex);
+    }
+
+    fn take_lost(&self) -> BTreeSet<u32> {
+        self.news.drain();
+        std::mem::take(&mut lock(&self.devices).lost)
+    }
+}
+
+fn lock(devices: &Mutex<Devices>) -> MutexGuard<'_, Devices> {
+    devices.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn follow(events: &HookEvents, devices: &Mutex<Devices>, news: &EventNotifier) {
+    loop {
+        let is_missing = look(devices);
+        if is_missing {
+            news.notify();
+        }
+        std::thread::sleep(REST);
+        let limit = is_missing.then(|| Timespec::try_from(AGAIN).expect("a second"));
+        // Interrupted, it looks once more.
+        let _ = poll(&mut [PollFd::new(events, PollFlags::IN)], limit.as_ref());
+        events.drain();
+    }
+}
+
+/// True if the filter is missing on a device. Where the kernel does not tell, the next look does.
+fn look(devices: &Mutex<Devices>) -> bool {
+    let filtered = lock(devices).filtered.clone();
+    let lost: BTreeSet<u32> = filtered
+        .into_iter()
+        .filter(|ifindex| is_attached(*ifindex).is_ok_and(|is_there| !is_there))
+        .collect();
+    let is_missing = !lost.is_empty();
+    lock(devices).lost = lost;
+    is_missing
+}
+
+impl Server {
+    /// Puts the packet filter back where it is missing.
+    pub fn on_lost_hooks(&mut self) {
+        for ifindex in self.hooks.take_lost() {
+            match self.filter.restore_interface(ifindex) {
+                Ok(Restored::Back) => {
+                    self.control.counters.hooks_restored += 1;
+                    warn!(ifindex, "somebody took the packet filter off; it is back");
+                }
+                Ok(Restored::NotOurs) => {}
+                Err(failure) => error!(ifindex, %failure, "the packet filter is off"),
+            }
+        }
+    }
+}

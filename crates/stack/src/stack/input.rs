@@ -1,0 +1,302 @@
+//! What comes for sessions: the fast path of an expected header, and the slow path of all others.
+
+use core::net::SocketAddr;
+
+use portolan_proto::filter::RecordHeader;
+use portolan_tcp::Events;
+use portolan_types::{FlowKey, Generation, Instant, SeqNum, Slot};
+
+use super::datagrams::{deliver_datagrams, hears, report_to_udp};
+use super::{Input, NextHeaders, SlotState, Stack, Step, entry_of, generation, tell};
+use crate::counters::Fate;
+use crate::expected::{Expected, ExpectedDatagram, Segment};
+use crate::packet::{Drop, IcmpMessage, Packet, Transport};
+use crate::pmtu::PathMtus;
+use crate::session::{Session, TcpSession};
+
+impl Stack {
+    /// Gives a received frame to its session.
+    pub fn input<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
+        let input = self.give(now, record, frame);
+        self.counters.count(match &input {
+            Input::Delivered(_) => Fate::Delivered,
+            Input::Held(_) => Fate::Held,
+            Input::Unclaimed(_) => Fate::Unclaimed,
+            Input::Dropped(reason) => Fate::Dropped(*reason),
+        });
+        input
+    }
+
+    fn give<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
+        if let Some(input) = self.give_expected(now, record, frame) {
+            return input;
+        }
+        self.slow_path(now, record, frame)
+    }
+
+    /// The fast path: the frame is what its session expects, which one compare tells.
+    fn give_expected<'a>(
+        &mut self,
+        now: Instant,
+        record: &RecordHeader,
+        frame: &'a [u8],
+    ) -> Option<Input<'a>> {
+        let slot = Slot(record.slot);
+        let observer = self.observer;
+        let entry = entry_of(&mut self.places, slot.0)?;
+        let expected = entry.expected.as_deref_mut()?;
+        if record.flags != 0 || generation(&entry.session) != Generation(record.generation) {
+            return None;
+        }
+        match (&mut entry.session, expected) {
+            (Session::Tcp(session), NextHeaders::OfSegment(expected)) => {
+                if session.ip.min_ttl != 0 {
+                    return None;
+                }
+                let segment = expected.meet(frame)?;
+                tell(observer, Step::Session);
+                let next = take_segment(session, &segment, now);
+                let events = session.connection.events();
+                match next {
+                    Some(next) => expected.expect(next),
+                    None => entry.expected = None,
+                }
+                self.counters.count(Fate::Expected);
+                self.note(slot.0, events);
+                self.follow_up(now, slot);
+            }
+            (Session::Udp(session), NextHeaders::OfDatagram(expected)) => {
+                let met = expected.meet(frame, session.remote)?;
+                tell(observer, Step::Session);
+                let ends = (met.source, met.destination);
+                let is_taken = deliver_datagrams(session, ends, met.ip, met.payload, record);
+                self.counters.count(Fate::DatagramExpected);
+                if !is_taken {
+                    return Some(Input::Dropped(Drop::ReceiveBufferFull));
+                }
+                self.note(slot.0, Events::READABLE);
+            }
+            _ => return None,
+        }
+        Some(Input::Delivered(slot))
+    }
+
+    /// A frame has taken the standard path: what comes after it may take the fast one.
+    fn expect_after(&mut self, slot: Slot, frame: &[u8], packet: &Packet<'_>) {
+        let fast_path_disabled = self.fast_path_disabled;
+        let Some(entry) = self.entry(slot.0) else {
+            return;
+        };
+        let fate = match &entry.session {
+            Session::Tcp(session) => {
+                match (
+                    session.connection.next_expected(),
+                    entry.expected.as_deref_mut(),
+                ) {
+                    (Some(next), Some(NextHeaders::OfSegment(expected))) => expected.expect(next),
+                    (Some(next), _) if !fast_path_disabled => {
+                        let expected = Expected::after(frame, packet, next);
+                        entry.expected = expected.map(|it| Box::new(NextHeaders::OfSegment(it)));
+                    }
+                    _ => entry.expected = None,
+                }
+                Fate::TakenApart
+            }
+            Session::Udp(session) if session.remote == Some(packet.source) => {
+                let is_known = matches!(
+                    entry.expected.as_deref(),
+                    Some(NextHeaders::OfDatagram(expected)) if expected.is_between(packet)
+                );
+                if !is_known && !fast_path_disabled {
+                    let expected = ExpectedDatagram::after(frame, packet);
+                    entry.expected = expected.map(|it| Box::new(NextHeaders::OfDatagram(it)));
+                }
+                Fate::DatagramTakenApart
+            }
+            Session::Udp(_) => return,
+        };
+        self.counters.count(fate);
+    }
+
+    fn slow_path<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
+        let packet = match Packet::parse(frame, record) {
+            Ok(packet) => packet,
+            Err(reason) => return Input::Dropped(reason),
+        };
+        tell(self.observer, Step::Session);
+        let slot = Slot(record.slot);
+        match self.places.get_mut(slot.0 as usize) {
+            Some(SlotState::Taken(entry))
+                if generation(&entry.session) == Generation(record.generation) =>
+            {
+                let delivered = deliver(&mut self.mtus, now, &mut entry.session, &packet, record);
+                match delivered {
+                    Ok(Some(events)) => self.note(slot.0, events),
+                    Ok(None) => return Input::Unclaimed(packet),
+                    Err(reason) => return Input::Dropped(reason),
+                }
+                self.expect_after(slot, frame, &packet);
+                self.follow_up(now, slot);
+                Input::Delivered(slot)
+            }
+            Some(SlotState::Reserved(early)) if early.expects(record) => {
+                if early.hold(&mut self.early, record, frame) {
+                    Input::Held(slot)
+                } else {
+                    Input::Dropped(Drop::TooEarly)
+                }
+            }
+            _ => Input::Unclaimed(packet),
+        }
+    }
+
+    /// A session has taken a packet in.
+    fn follow_up(&mut self, now: Instant, slot: Slot) {
+        let Some(session) = self.tcp(slot) else {
+            return;
+        };
+        if session.connection.has_output() && !self.defers(slot) {
+            return self.touch(slot);
+        }
+        let Some(session) = self.tcp(slot) else {
+            return;
+        };
+        session.connection.rest(now);
+        let events = session.connection.events();
+        self.note(slot.0, events);
+        self.reschedule(now, slot.0);
+    }
+
+    /// The application has read: what the session has to send is sent by [`Stack::output`], but for what may wait.
+    pub fn touch_after_read(&mut self, slot: Slot) {
+        if !self.defers(slot) {
+            self.touch(slot);
+        }
+    }
+
+    /// Is all that the session has to send an acknowledgement that waits for data to go with?
+    fn defers(&mut self, slot: Slot) -> bool {
+        let Stack { places, owing, .. } = self;
+        let (Some(owing), Some(entry)) = (owing, entry_of(places, slot.0)) else {
+            return false;
+        };
+        let Session::Tcp(session) = &entry.session else {
+            return false;
+        };
+        let defers = !entry.is_pending && session.connection.owes_acknowledgement();
+        if defers && !entry.is_owing {
+            entry.is_owing = true;
+            owing.push(slot.0);
+        }
+        defers
+    }
+}
+
+/// The connection takes an expected segment in. Returns what it expects then, if anything.
+fn take_segment(session: &mut TcpSession, segment: &Segment<'_>, now: Instant) -> Option<SeqNum> {
+    let connection = &mut session.connection;
+    let (header, payload) = (&segment.header, segment.payload);
+    connection.on_marked_segment(now, segment.codepoint, header, payload);
+    connection.next_expected()
+}
+
+/// Gives a packet to its session, and tells what that means to the application; none if it is of
+/// another protocol.
+fn deliver(
+    mtus: &mut PathMtus,
+    now: Instant,
+    session: &mut Session,
+    packet: &Packet<'_>,
+    record: &RecordHeader,
+) -> Result<Option<Events>, Drop> {
+    if let Session::Tcp(session) = &*session
+        && packet.ttl < session.ip.min_ttl
+    {
+        return Err(Drop::TooFar);
+    }
+    let events = match (session, &packet.transport) {
+        (
+            Session::Tcp(session),
+            Transport::Tcp {
+                header,
+                payload,
+                codepoint,
+            },
+        ) => {
+            // The filter looks at the peer only where it looks the flow up, which a handle spares it.
+            if !is_of(&session.flow, packet) {
+                return Err(Drop::ForeignPeer);
+            }
+            let connection = &mut session.connection;
+            connection.on_marked_segment(now, *codepoint, header, payload);
+            connection.events()
+        }
+        (Session::Tcp(session), Transport::IcmpError(message)) => {
+            report_to_tcp(mtus, now, session, packet, message)
+        }
+        (
+            Session::Udp(session),
+            Transport::Udp {
+                ip,
+                payload,
+                has_checksum,
+            },
+        ) => {
+            // RFC 8200 §8.1: IPv6 does not allow that, but to who asks for it (RFC 6936).
+            let may_lack = packet.source.is_ipv4() || session.checksums.v6_unwanted;
+            if !has_checksum && !may_lack {
+                return Err(Drop::BadChecksum);
+            }
+            if session.remote.is_some_and(|remote| remote != packet.source) {
+                return Err(Drop::ForeignPeer);
+            }
+            if !hears(session, packet, record) {
+                return Err(Drop::NotMember);
+            }
+            let ends = (packet.source, packet.destination);
+            if !deliver_datagrams(session, ends, *ip, payload, record) {
+                return Err(Drop::ReceiveBufferFull);
+            }
+            Events::READABLE
+        }
+        (Session::Udp(session), Transport::IcmpError(message)) => {
+            if let Some(mtu) = message.path_mtu()
+                && session.ip.discovery.heeds_routers()
+            {
+                mtus.learn(now, packet.source.ip(), mtu);
+            }
+            report_to_udp(now, session, packet, message)
+        }
+        _ => return Ok(None),
+    };
+    Ok(Some(events))
+}
+
+fn is_of(flow: &FlowKey, packet: &Packet<'_>) -> bool {
+    let plain = |address: SocketAddr| (address.ip(), address.port());
+    plain(flow.remote) == plain(packet.source) && plain(flow.local) == plain(packet.destination)
+}
+
+fn report_to_tcp(
+    mtus: &mut PathMtus,
+    now: Instant,
+    session: &mut TcpSession,
+    packet: &Packet<'_>,
+    message: &IcmpMessage,
+) -> Events {
+    let connection = &mut session.connection;
+    let is_in_flight = |seq| connection.is_in_flight(seq);
+    let mtu = message.path_mtu();
+    if mtu.is_some() && !session.ip.discovery.heeds_routers() {
+        return connection.events();
+    }
+    if let Some(mtu) = mtu
+        && message.quoted.seq.is_some_and(is_in_flight)
+    {
+        mtus.learn(now, packet.source.ip(), mtu);
+    }
+    if let Some(error) = message.for_tcp() {
+        connection.on_icmp(error);
+    }
+    connection.events()
+}

@@ -1,0 +1,241 @@
+//! What sessions send, when, and by which path; timers that are due.
+
+use portolan_proto::ip::IpOptions;
+use portolan_tcp::{Codepoint, Events};
+use portolan_types::{FlowKey, Instant, Protocol, Slot, scope_of};
+use portolan_wire::tcp::TcpHeader;
+
+use super::{LOOK_FIRST, LOOK_LAST, SessionEntry, Stack, Step, entry_of, tell};
+use crate::frame::{Frame, HEAD_MAX, Wire};
+use crate::pmtu::PathMtus;
+use crate::resolved_path::{Ends, ResolvedPath};
+use crate::routes::Routes;
+use crate::session::Session;
+
+impl Stack {
+    /// Has [`Stack::output`] anything to do?
+    pub fn awaits_output(&self, routes: &Routes) -> bool {
+        self.has_output()
+            || self.next_look.is_some()
+            || !self.stalled.is_empty()
+            || self.tried_generation != routes.generation()
+    }
+
+    /// Sends what is due until nothing is left, or only of sessions whose transmit queues are full.
+    pub fn output(&mut self, now: Instant, routes: &Routes, wire: &mut impl Wire) {
+        if self.tried_generation != routes.generation() {
+            self.retry_stalled(routes);
+        }
+        self.admit_waiting(wire);
+        self.awaits_window = false;
+        while let Some(slot) = self.pending.pop_front() {
+            self.output_one(now, slot, routes, wire);
+        }
+        self.tx_queues.end_turns();
+        self.look_again(now);
+    }
+
+    /// Nobody says that routes have changed to a holder that sleeps.
+    fn look_again(&mut self, now: Instant) {
+        self.next_look = match self.next_look {
+            _ if self.stalled.is_empty() => None,
+            None => Some((now + LOOK_FIRST, LOOK_FIRST)),
+            Some((at, wait)) if at <= now => {
+                let wait = (wait * 2).min(LOOK_LAST);
+                Some((now + wait, wait))
+            }
+            waiting => waiting,
+        };
+    }
+
+    /// Had one of those that sent last more than its windows let through?
+    pub fn awaits_window(&self) -> bool {
+        self.awaits_window
+    }
+
+    /// Is somebody waiting for the wire?
+    pub fn has_output(&self) -> bool {
+        !self.pending.is_empty() || self.tx_queues.has_waiting()
+    }
+
+    fn output_one(&mut self, now: Instant, slot: u32, routes: &Routes, wire: &mut impl Wire) {
+        let Some(entry) = entry_of(&mut self.places, slot) else {
+            return;
+        };
+        if entry.is_suspend_tx {
+            entry.is_pending = false;
+            return;
+        }
+        if !entry.enter(wire) {
+            return self.tx_queues.wait(entry.tx_queue, slot);
+        }
+        entry.is_pending = false;
+        wire.serve(Slot(slot));
+        let SessionEntry {
+            session: Session::Tcp(session),
+            resolved,
+            ..
+        } = entry
+        else {
+            // All that a UDP session waits for is room.
+            return self.note(slot, Events::WRITABLE);
+        };
+        let flow = &session.flow;
+        let ends = Ends {
+            protocol: Protocol::Tcp,
+            source: flow.local.ip(),
+            destination: flow.remote.ip(),
+            scope: scope_of(flow.remote),
+        };
+        let is_current = resolved
+            .as_ref()
+            .is_some_and(|resolved| resolved.is_current(&ends, routes, &self.mtus));
+        if !is_current {
+            *resolved = ResolvedPath::find(ends, session.ip, routes, &self.mtus).ok();
+        }
+        let next_hop = resolved.as_ref().map(|resolved| resolved.unresolved);
+        let (Some(resolved), Some(None)) = (resolved, next_hop) else {
+            self.stalled.push(slot);
+            self.unresolved.extend(next_hop.flatten());
+            return;
+        };
+        if !is_current {
+            let mtu = resolved.mtu_for(session.ip.discovery);
+            session.connection.set_path_mtu(tcp_payload(mtu, flow));
+        }
+        let mut head = [0; HEAD_MAX];
+        while let Some(segment) = session.connection.transmit(now) {
+            tell(self.observer, Step::Headers);
+            let head = resolved.template_for(&segment).tcp_head(
+                &mut head,
+                &segment.header,
+                segment.payload,
+                segment.segment_size,
+                segment.codepoint,
+            );
+            wire.transmit(&Frame {
+                head,
+                payload: segment.payload,
+            });
+            tell(self.observer, Step::Session);
+            if wire.is_full() {
+                entry.is_pending = true;
+                break;
+            }
+            if !session.connection.may_transmit() {
+                session.connection.rest(now);
+                break;
+            }
+        }
+        if entry.is_pending {
+            self.tx_queues.wait_for_next_turn(entry.tx_queue, slot);
+        }
+        self.awaits_window |= session.connection.has_unsent();
+        let events = session.connection.events();
+        self.note(slot, events);
+        self.reschedule(now, slot);
+    }
+
+    /// The wheel only has to be told when a deadline moves forward: when it moves back, the early
+    /// visit costs less than a change for each segment.
+    pub(super) fn reschedule(&mut self, now: Instant, slot: u32) {
+        let Some(entry) = self.entry(slot) else {
+            return;
+        };
+        let Session::Tcp(session) = &entry.session else {
+            return;
+        };
+        let Some(deadline) = session.connection.deadline() else {
+            return;
+        };
+        if deadline < entry.scheduled || entry.scheduled <= now {
+            entry.scheduled = deadline;
+            self.timers.set(slot, deadline);
+        }
+    }
+
+    /// When to call [`Stack::expire`] next.
+    pub fn deadline(&self) -> Option<Instant> {
+        let earliest = |known: Option<Instant>, other: Option<Instant>| match (known, other) {
+            (Some(known), Some(other)) => Some(known.min(other)),
+            (known, other) => known.or(other),
+        };
+        let timers = earliest(self.timers.next(), self.fragments.deadline());
+        let timers = earliest(timers, self.next_look.map(|(at, _)| at));
+        earliest(timers, self.mtus.deadline())
+    }
+
+    /// Runs the timers that are due; follow with [`Stack::output`].
+    pub fn expire(&mut self, now: Instant) {
+        self.fragments.expire(now);
+        self.mtus.expire(now);
+        if self.timers.next().is_none_or(|next| next > now) {
+            return;
+        }
+        let mut due = Vec::new();
+        self.timers.expire(now, |slot| due.push(slot));
+        for slot in due {
+            let Some(entry) = self.entry(slot) else {
+                continue;
+            };
+            entry.scheduled = Instant::FAR_FUTURE;
+            let Session::Tcp(session) = &mut entry.session else {
+                continue;
+            };
+            if session
+                .connection
+                .deadline()
+                .is_some_and(|deadline| deadline <= now)
+            {
+                session.connection.on_timer(now);
+                let events = session.connection.events();
+                self.note(slot, events);
+                self.touch(Slot(slot));
+            }
+            self.reschedule(now, slot);
+        }
+    }
+
+    fn retry_stalled(&mut self, routes: &Routes) {
+        self.tried_generation = routes.generation();
+        for slot in core::mem::take(&mut self.stalled) {
+            self.touch(Slot(slot));
+        }
+    }
+}
+
+/// Sends a segment that belongs to no session: a reset, a SYN cookie. False if there is no way to
+/// its destination now.
+pub fn send_segment(
+    flow: &FlowKey,
+    ip: IpOptions,
+    header: &TcpHeader,
+    routes: &Routes,
+    wire: &mut impl Wire,
+) -> bool {
+    let ends = Ends {
+        protocol: Protocol::Tcp,
+        source: flow.local.ip(),
+        destination: flow.remote.ip(),
+        scope: scope_of(flow.remote),
+    };
+    let found = ResolvedPath::find(ends, ip, routes, &PathMtus::default()).ok();
+    let Some(resolved) = found.filter(|resolved| resolved.unresolved.is_none()) else {
+        return false;
+    };
+    let mut head = [0; HEAD_MAX];
+    let head = resolved
+        .template
+        .tcp_head(&mut head, header, [&[], &[]], 0, Codepoint::NotEct);
+    wire.transmit(&Frame {
+        head,
+        payload: [&[], &[]],
+    });
+    true
+}
+
+/// What is left of an IP packet for TCP's options and payload.
+fn tcp_payload(mtu: u32, flow: &FlowKey) -> u16 {
+    let headers = if flow.remote.is_ipv4() { 40 } else { 60 };
+    u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX)
+}
