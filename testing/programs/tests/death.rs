@@ -176,6 +176,7 @@ fn a_transfer_outlives_both_servers() {
 const GREETER: &str = r#"
 import socket, sys
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("ready", flush=True)
 taken = []
 for _ in range(3):
     taken.append(listener.accept()[0])
@@ -212,20 +213,25 @@ fn python(mut command: Command, script: &str, bed: &Bed) -> std::process::Child 
         .expect("python runs")
 }
 
+/// It says so in its first line, and nothing more for now.
+fn await_ready(script: &mut std::process::Child) {
+    let mut line = String::new();
+    let said = script.stdout.as_mut().expect("a pipe");
+    BufReader::new(said).read_line(&mut line).expect("text");
+    assert_eq!(line, "ready\n");
+}
+
 #[test]
 fn without_its_server_a_program_ends_its_sessions_and_opens_the_kernels() {
     let mut bed = bed();
     let greeter = bed.command(Side::Server, Stack::Kernel, PYTHON);
-    let greeter = python(greeter, GREETER, &bed);
-    std::thread::sleep(Duration::from_millis(300));
+    let mut greeter = python(greeter, GREETER, &bed);
+    await_ready(&mut greeter);
     let launcher = bed.tools().portolan.display().to_string();
     let mut survivor = bed.command(Side::Client, Stack::Kernel, &launcher);
     survivor.args(["run", "--", PYTHON]);
     let mut survivor = python(survivor, SURVIVOR, &bed);
-    let mut line = String::new();
-    let said = survivor.stdout.as_mut().expect("a pipe");
-    BufReader::new(said).read_line(&mut line).expect("text");
-    assert_eq!(line, "ready\n");
+    await_ready(&mut survivor);
     assert_eq!(live_sessions(&bed, Side::Client), 1);
     kill_daemon(&mut bed, Side::Client);
     let mut words = survivor.stdin.take().expect("a pipe");

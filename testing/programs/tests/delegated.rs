@@ -263,7 +263,8 @@ fn in_a_flood_of_syns_clients_get_in_by_cookies() {
 }
 
 /// Far more clients at once than a listener's queues hold, while nobody accepts: as on Linux each is
-/// served in the end, or goes on trying, and none is reset.
+/// served in the end, or goes on trying, and none is reset. How many are served at each of their attempts (after 1, 3, 7 and
+/// 15 s) depends on how soon the program accepts: Linux serves 49 to 57 within 8 s.
 #[test]
 fn a_crowd_at_a_full_accept_queue_is_served_later() {
     const CROWD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/crowd.py");
@@ -276,12 +277,12 @@ fn a_crowd_at_a_full_accept_queue_is_served_later() {
         let mut crowd = bed.command(Side::Client, Stack::Kernel, PYTHON);
         crowd
             .args([CROWD, &endpoint.ip().to_string(), &PORT.to_string()])
-            .args(["60", "8"])
+            .args(["60", "40", "20"])
             .stdout(Stdio::piped());
         let mut crowd = Background::start_with_output(&mut crowd).expect("it starts");
         sleep(Duration::from_millis(500));
         server.signal(Signal::USR1).expect("it runs");
-        assert!(crowd.wait(Duration::from_secs(20)));
+        assert!(crowd.wait(Duration::from_secs(30)));
         let outcomes = crowd.finish();
         let count = |name: &str| {
             let words = outcomes.split_whitespace();

@@ -142,8 +142,8 @@ fn an_owner_that_leaves_off_polling_is_woken_for_as_soon() {
     let flow = flows(Protocol::Tcp)[0];
     let bed = bed_with(&flow);
     let frame = Frame::received(&flow).build();
-    // Until the machine lets the test do all that in time.
-    for _ in 0..1000 {
+    // Interrupts of a busy machine may come later than that.
+    let is_woken = (0..100).any(|_| {
         bed.want_attention(0);
         let take = || drop(bed.records());
         // The timer is started by the last of them for as long as ever.
@@ -153,13 +153,9 @@ fn an_owner_that_leaves_off_polling_is_woken_for_as_soon() {
         let before = unattended(&bed);
         bed.test_run("packet_filter", &frame, &mut Context::default(), 1, None);
         sleep(LATER);
-        let after = unattended(&bed);
-        if monotonic() - begun < 2 * LATER {
-            assert!(after > before, "it computes");
-            return;
-        }
-    }
-    panic!("the test was never in time");
+        unattended(&bed) > before && monotonic() - begun < 2 * LATER
+    });
+    assert!(is_woken, "it computes");
 }
 
 fn monotonic() -> Duration {
