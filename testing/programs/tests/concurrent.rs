@@ -110,16 +110,29 @@ fn children_that_answer_once_have_no_channel_made() {
     let cached = || counter(&bed, Side::Server, "server", "sessions_cached");
     let before = cached();
     for _ in 0..5 {
-        let mut stream = connect(&bed, PORT);
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).expect("it ends in order");
-        assert_eq!(answer, b"!");
+        assert_answers_once(&bed);
     }
     assert_eq!(cached(), before);
     assert!(eventually(Duration::from_secs(5), || live_sessions(
         &bed,
         Side::Server
     ) == 1));
+}
+
+#[test]
+fn children_may_answer_with_ancillary_data() {
+    let bed = bed();
+    let _server = start(&bed, "stamped", &["1"]);
+    for _ in 0..3 {
+        assert_answers_once(&bed);
+    }
+}
+
+fn assert_answers_once(bed: &Bed) {
+    let mut stream = connect(bed, PORT);
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).expect("it ends in order");
+    assert_eq!(answer, b"!");
 }
 
 #[test]

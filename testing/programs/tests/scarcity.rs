@@ -133,7 +133,7 @@ fn a_server_without_descriptors_harms_no_session_and_goes_on_with_some() {
     limit(daemon, highest + 24);
 
     let mut crowd = bed.command(Side::Client, Stack::Kernel, PYTHON);
-    let words = [CROWD, &address, &port, "60", "15"];
+    let words = [CROWD, &address, &port, "60", "60", "15"];
     crowd.args(words).stdout(Stdio::piped());
     let mut crowd = Background::start_with_output(&mut crowd).expect("it starts");
     // Another program asks for more than there is, and hears so.

@@ -294,7 +294,7 @@ pub fn send_message(
         flags: i32,
         control: &SendControl,
     ) -> Result<usize, Stop> {
-        let (socket, process) = find_to_use(fd, || Transfer::sending(buffers, flags))?;
+        let (socket, process) = find_to_use(fd, || Transfer::sending(buffers, flags, control))?;
         complete_connect(process, fd, &socket);
         match (socket.settled_phase(), socket.protocol) {
             (SocketPhase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {

@@ -210,9 +210,10 @@ impl Transfer {
     /// More than that is worth a channel.
     const BRIEF_MAX: usize = 16 << 10;
 
-    fn sending(buffers: &[IoSlice<'_>], flags: i32) -> Transfer {
+    fn sending(buffers: &[IoSlice<'_>], flags: i32, control: &SendControl) -> Transfer {
         let length: usize = buffers.iter().map(|buffer| buffer.len()).sum();
-        let is_plain = flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0;
+        let is_plain = flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0
+            && *control == SendControl::default();
         if is_plain && length <= Transfer::BRIEF_MAX {
             Transfer::Brief
         } else {

@@ -36,9 +36,10 @@ const BETWEEN_GETS: Duration = Duration::from_millis(3);
 const BETWEEN_PAGES: Duration = Duration::from_millis(25);
 
 /// What is no harm even if it is more than twice as long as in quiet, as in [`crate::meter`]: here everybody attacks
-/// at once.
+/// at once. A page opens a connection: some exchanges with the server, each of which has its turn after one of every other
+/// user's.
 const GET_FLOOR: Duration = Duration::from_millis(50);
-const PAGE_FLOOR: Duration = Duration::from_millis(50);
+const PAGE_FLOOR: Duration = Duration::from_millis(100);
 
 /// Of an answer that is wrong.
 const SHOWN: usize = 400;
