@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
-use portolan_programs::{PYTHON, bed, eventually, live_sessions, sessions_in};
+use portolan_programs::{PYTHON, Steps, bed, eventually, live_sessions, sessions_in};
 use rustix::process::Signal;
 
 const PORT: u16 = 7010;
@@ -201,11 +201,16 @@ print("done", flush=True)
 time.sleep(1)
 "#;
 
-fn python(mut command: Command, script: &str, bed: &Bed) -> std::process::Child {
+/// By which Python runs a script about the tests' endpoint.
+fn arguments(script: &str, bed: &Bed) -> [String; 4] {
     let endpoint = bed.endpoint(PORT + 3);
+    let (address, port) = (endpoint.ip().to_string(), endpoint.port().to_string());
+    ["-c".to_owned(), script.to_owned(), address, port]
+}
+
+fn python(mut command: Command, script: &str, bed: &Bed) -> std::process::Child {
     command
-        .args(["-c", script])
-        .args([endpoint.ip().to_string(), endpoint.port().to_string()])
+        .args(arguments(script, bed))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -213,34 +218,26 @@ fn python(mut command: Command, script: &str, bed: &Bed) -> std::process::Child 
         .expect("python runs")
 }
 
-/// It says so in its first line, and nothing more for now.
-fn await_ready(script: &mut std::process::Child) {
-    let mut line = String::new();
-    let said = script.stdout.as_mut().expect("a pipe");
-    BufReader::new(said).read_line(&mut line).expect("text");
-    assert_eq!(line, "ready\n");
-}
-
 #[test]
 fn without_its_server_a_program_ends_its_sessions_and_opens_the_kernels() {
     let mut bed = bed();
-    let greeter = bed.command(Side::Server, Stack::Kernel, PYTHON);
-    let mut greeter = python(greeter, GREETER, &bed);
-    await_ready(&mut greeter);
+    let mut greeter = bed.command(Side::Server, Stack::Kernel, PYTHON);
+    let mut greeter = Steps::start(greeter.args(arguments(GREETER, &bed)));
+    greeter.await_line("ready");
     let launcher = bed.tools().portolan.display().to_string();
     let mut survivor = bed.command(Side::Client, Stack::Kernel, &launcher);
     survivor.args(["run", "--", PYTHON]);
     let mut survivor = python(survivor, SURVIVOR, &bed);
-    await_ready(&mut survivor);
+    let mut line = String::new();
+    let said = survivor.stdout.as_mut().expect("a pipe");
+    BufReader::new(said).read_line(&mut line).expect("text");
+    assert_eq!(line, "ready\n");
     assert_eq!(live_sessions(&bed, Side::Client), 1);
     kill_daemon(&mut bed, Side::Client);
     let mut words = survivor.stdin.take().expect("a pipe");
     words.write_all(b"go on\n").expect("it reads");
 
-    let seen = greeter.wait_with_output().expect("it ends");
-    let complaints = String::from_utf8_lossy(&seen.stderr);
-    let seen = String::from_utf8_lossy(&seen.stdout);
-    assert_eq!(seen.trim(), "the end is b''", "{complaints}");
+    greeter.await_line("the end is b''");
     let survivor = survivor.wait_with_output().expect("it ends");
     let complaints = String::from_utf8_lossy(&survivor.stderr);
     assert!(survivor.status.success(), "{complaints}");

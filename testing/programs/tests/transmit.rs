@@ -1,13 +1,11 @@
 //! Rates of a link, kept for real programs: what is reserved arrives, whatever others do, and nothing of it is lost.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_netns::Bed as Wire;
-use portolan_programs::{PYTHON, file};
+use portolan_programs::{PYTHON, Steps, file};
 use serde_json::Value;
 
 const RATES: &str = include_str!("../fixtures/rates.py");
@@ -23,51 +21,11 @@ const ROOM: f64 = 0.08;
 
 const MBIT: f64 = 1e6;
 
-/// A program that is told by lines, and tells by lines.
-struct Told {
-    child: Child,
-    input: ChildStdin,
-    output: BufReader<ChildStdout>,
-}
-
-impl Told {
-    fn start(command: &mut Command) -> Told {
-        let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = piped.spawn().expect("python3 is there");
-        let input = child.stdin.take().expect("it is piped");
-        let output = BufReader::new(child.stdout.take().expect("it is piped"));
-        let mut told = Told {
-            child,
-            input,
-            output,
-        };
-        assert_eq!(told.line(), "ready");
-        told
-    }
-
-    fn tell(&mut self, word: &str) {
-        writeln!(self.input, "{word}").expect("it reads");
-    }
-
-    fn line(&mut self) -> String {
-        let mut line = String::new();
-        self.output.read_line(&mut line).expect("it writes");
-        line.trim_end().to_owned()
-    }
-}
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// Hosts on a link of 100 Mbit/s, and what is sent over it.
 struct Link {
     bed: Bed,
     script: String,
-    senders: Vec<Told>,
+    senders: Vec<Steps>,
 }
 
 impl Link {
@@ -89,8 +47,9 @@ impl Link {
         let mut command = self.bed.command(Side::Client, Stack::Portolan, PYTHON);
         let (address, port) = (endpoint.ip().to_string(), endpoint.port().to_string());
         command.args([&self.script, "send", &address, &port, SECONDS]);
-        let sender = Told::start(&mut command);
-        let pid = sender.child.id();
+        let mut sender = Steps::start(&mut command);
+        sender.await_line("ready");
+        let pid = sender.id();
         self.senders.push(sender);
         pid
     }
@@ -111,14 +70,15 @@ impl Link {
         let mut command = self.bed.command(Side::Server, Stack::Kernel, PYTHON);
         let address = self.bed.endpoint(PORT).ip().to_string();
         command.args([&self.script, "count", &address]).args(&ports);
-        let mut counter = Told::start(&mut command);
+        let mut counter = Steps::start(&mut command);
+        counter.await_line("ready");
         for sender in &mut self.senders {
-            sender.tell("go");
+            sender.say("go");
         }
         sleep(SETTLE);
-        counter.tell("start");
+        counter.say("start");
         sleep(WINDOW);
-        counter.tell("stop");
+        counter.say("stop");
         let rates: Value = serde_json::from_str(&counter.line()).expect("it prints JSON");
         ports
             .iter()

@@ -172,7 +172,8 @@ fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Result<(Arc<Socket>, &'static P
 
 /// As [`find_here`], for calls that move data: a session that is relayed is asked for again, and one that the server is
 /// to keep goes there. A child of fork has the session relayed for as long as it sends little: many children answer once,
-/// and are gone before a channel is worth its while; `transfer` is asked for only then. Who receives is to hear of a reset, which a relay cannot tell.
+/// and are gone before a channel is worth its while; `transfer` is asked for only then. Who receives is to hear of a
+/// reset, which a relay cannot tell.
 fn find_to_use(
     fd: RawFd,
     transfer: impl Fn() -> Transfer,
