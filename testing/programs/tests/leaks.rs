@@ -22,6 +22,28 @@ struct Holdings {
 }
 
 impl Holdings {
+    /// What the servers hold once nothing has changed for half a second: beside their first work they make channels that are
+    /// to be ready.
+    fn at_rest(bed: &mut Bed) -> Vec<Holdings> {
+        const STILL: usize = 10;
+        let mut seen = Vec::new();
+        let mut still = 0;
+        let settled = eventually(SETTLED, || {
+            let now = Holdings::of_both(bed);
+            still = if now == seen { still + 1 } else { 0 };
+            seen = now;
+            still >= STILL
+        });
+        assert!(settled, "{seen:#?}");
+        seen
+    }
+
+    fn of_both(bed: &mut Bed) -> Vec<Holdings> {
+        [Side::Client, Side::Server]
+            .map(|side| Holdings::of(bed, side))
+            .into()
+    }
+
     fn of(bed: &mut Bed, side: Side) -> Holdings {
         let pid = bed.daemon(side).as_ref().expect("it runs").pid();
         let descriptors = descriptors(pid);
@@ -54,7 +76,7 @@ fn devices(bed: &Bed, side: Side) -> usize {
 #[test]
 fn a_thousand_connections_leave_nothing_behind() {
     let mut bed = bed();
-    let before = [Side::Client, Side::Server].map(|side| Holdings::of(&mut bed, side));
+    let before = Holdings::at_rest(&mut bed);
     let endpoint = bed.endpoint(PORT).to_string();
     let greet = bed
         .serve(
@@ -78,9 +100,7 @@ fn a_thousand_connections_leave_nothing_behind() {
     assert!(doubted < 50, "{doubted}");
     let mut after = Vec::new();
     let settled = eventually(SETTLED, || {
-        after = [Side::Client, Side::Server]
-            .map(|side| Holdings::of(&mut bed, side))
-            .into();
+        after = Holdings::of_both(&mut bed);
         after == before
     });
     assert!(settled, "before {before:#?}, after {after:#?}");
