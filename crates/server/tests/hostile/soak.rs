@@ -83,7 +83,7 @@ fn attackers_all_at_once_harm_nobody_and_leave_nothing() {
 
     let begun = (Instant::now(), processor_time(&server));
     let host = HostileHost::start(&bed, attack);
-    let (tales, resident) = attackers::attack(&field, attack, || Holdings::resident_kib(&server));
+    let (tales, resident) = attackers::attack(&field, attack, &mut server);
     assert_runs(&mut server);
     let attacked = percent(processor_time(&server) - begun.1, begun.0.elapsed());
     let frames = host.finish();

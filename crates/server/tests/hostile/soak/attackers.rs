@@ -13,7 +13,7 @@ use std::sync::{Arc, Once};
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
-use portolan_netns::{Bed, Namespace};
+use portolan_netns::{Bed, Daemon, Namespace};
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::qos::Scope;
 use portolan_stack::Session;
@@ -23,7 +23,9 @@ use rustix::process::Uid;
 
 use super::bystanders::public_programs;
 use crate::admission::unsafe_code;
-use crate::budgets::{as_user, greet, idle, leave_orphans_to, many_sessions, share_port};
+use crate::budgets::{
+    as_user, greet, idle, leave_orphans_to, many_sessions, resident_kib, share_port,
+};
 use crate::capsules::flipped;
 use crate::closing::{lingering, send};
 use crate::common::{Client, Library, Near, control_path};
@@ -220,16 +222,23 @@ impl Round<'_> {
     }
 }
 
-/// All attackers go on for so long. Returns what each did, and what `resident` says after each tenth of the time, in MiB.
-pub fn attack(
-    field: &Field<'_>,
-    duration: Duration,
-    resident: impl Fn() -> u64,
-) -> (Vec<Tale>, Vec<u64>) {
+/// Ends the attackers, also if the thread that waits for them panics.
+struct StopOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// All attackers go on for so long, or until the server ends. Returns what each did, and the server's memory after each tenth
+/// of the time, in MiB.
+pub fn attack(field: &Field<'_>, duration: Duration, server: &mut Daemon) -> (Vec<Tale>, Vec<u64>) {
     silence_attackers();
     let stop = AtomicBool::new(false);
     let stop = &stop;
     thread::scope(|scope| {
+        let attackers_end = StopOnDrop(stop);
         let threads: Vec<_> = ATTACKERS
             .iter()
             .zip(COMMON_USER + 1..)
@@ -241,15 +250,27 @@ pub fn attack(
                 scope.spawn(move || attacker.go_on(field, uid, stop))
             })
             .collect();
-        let tenths = (0..10).map(|_| {
-            sleep(duration / 10);
-            resident() >> 10
-        });
+        let tenths = (0..10)
+            .map_while(|_| runs_for(server, duration / 10).then(|| resident_kib(server) >> 10));
         let resident = tenths.collect();
-        stop.store(true, Ordering::Relaxed);
+        drop(attackers_end);
         let tales = threads.into_iter().map(|thread| thread.join().unwrap());
         (tales.collect(), resident)
     })
+}
+
+/// False, and at once, if the server ends before.
+fn runs_for(server: &mut Daemon, duration: Duration) -> bool {
+    const LOOK: Duration = Duration::from_millis(200);
+    let end = Instant::now() + duration;
+    while server.is_running() {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return true;
+        }
+        sleep(left.min(LOOK));
+    }
+    false
 }
 
 impl Attacker {

@@ -46,10 +46,6 @@ impl fmt::Display for Row<'_> {
 }
 
 impl Holdings {
-    pub fn resident_kib(server: &Daemon) -> u64 {
-        resident_kib(server)
-    }
-
     pub fn of(bed: &Bed, server: &Daemon) -> Holdings {
         let sessions = Client::connect(&control_path(&bed.a)).sessions();
         let waiting = sessions.iter().filter(|s| s.state == "TIME-WAIT");
