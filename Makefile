@@ -13,7 +13,7 @@ RELEASE := target/release
 SHARE   := $(DESTDIR)$(PREFIX)/share
 JSON    ?= bench.json
 
-.PHONY: build run check test lint fuzz soak bench doc install uninstall deb image clean deps
+.PHONY: build run check test lint fuzz soak strangers bench doc install uninstall deb image clean deps
 
 build: deps
 	cargo build --release --workspace
@@ -32,7 +32,7 @@ test: lint
 
 lint: deps
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
+	cargo clippy --workspace --all-targets --features portolan-programs/large -- -D warnings
 
 # Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
 # live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions.
@@ -45,6 +45,13 @@ soak: deps
 	cargo build --workspace
 	PORTOLAN_TEST_SECONDS=$(or $(TIME),1200) cargo test -q -p portolan-server --test hostile -- --nocapture \
 	  --exact soak::attackers_all_at_once_harm_nobody_and_leave_nothing
+
+# Servers that are hard on a socket library, the large ones, too, with so many starts for each pairing of stacks: minutes.
+strangers:
+	scripts/install-dependencies large
+	cargo build --workspace
+	PORTOLAN_TEST_STARTS=$(or $(STARTS),20) cargo test -p portolan-programs --features large --test large --test strangers \
+	  -- --nocapture --test-threads 1
 
 # Suites and options go into ARGS: make bench ARGS="rtt redis --runs 9"
 bench: build

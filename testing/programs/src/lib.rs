@@ -1,6 +1,7 @@
 //! What the program tests share: the pairings of stacks, Python, and waiting for something.
 #![forbid(unsafe_code)]
 
+pub mod strangers;
 pub mod stream;
 
 use std::fs;

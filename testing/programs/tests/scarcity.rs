@@ -12,7 +12,10 @@ use portolan_programs::{PYTHON, STACKS, bed, counter, eventually};
 
 const SCARCE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/scarce.py");
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py");
-const NUMBERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/numbers.py");
+const NUMBERS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/fixtures/descriptor_numbers.py"
+);
 const CROWD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/crowd.py");
 const PORT: u16 = 7150;
 const LIMIT: Duration = Duration::from_secs(20);

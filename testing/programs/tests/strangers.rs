@@ -5,35 +5,10 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use portolan_bench::bed::{Bed, Side};
+use portolan_bench::bed::Bed;
 use portolan_bench::process::run;
-use portolan_programs::{PAIRINGS, PYTHON, Pairing, bed, client, counter, file, serve};
-
-/// Each is begun anew so often, since stalls depend on the moment; `PORTOLAN_TEST_STARTS` says another number.
-const STARTS: usize = 3;
-
-fn starts() -> usize {
-    let chosen = std::env::var("PORTOLAN_TEST_STARTS").ok();
-    let chosen = chosen.and_then(|starts| starts.parse().ok());
-    chosen.unwrap_or(STARTS)
-}
-
-/// Starts a server so often for each pairing of stacks, and uses it each time.
-fn each_start<S>(start: impl Fn(&Bed, Pairing) -> S, use_it: impl Fn(&Bed, Pairing, usize)) {
-    let bed = bed();
-    for pairing in PAIRINGS {
-        for turn in 0..starts() {
-            eprintln!("{pairing:?}, {turn}");
-            let _server = start(&bed, pairing);
-            use_it(&bed, pairing, turn);
-        }
-    }
-    let served = counter(&bed, Side::Server, "server", "passive_opens");
-    assert!(
-        served >= 2 * starts() as u64,
-        "{served} connections were Portolan's"
-    );
-}
+use portolan_programs::strangers::{address, each_start};
+use portolan_programs::{PYTHON, Pairing, client, file, serve};
 
 fn curl(bed: &Bed, pairing: Pairing, arguments: &[&str]) -> String {
     let arguments = [&["-sS", "--max-time", "15"], arguments].concat();
@@ -124,7 +99,7 @@ fn dovecot_lets_in_and_gives_mail() {
 fn memcached_with_threads_returns_what_was_stored() {
     const PORT: u16 = 7165;
     const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/memcached.py");
-    let (address, port) = (|bed: &Bed| bed.server.address.to_string(), PORT.to_string());
+    let port = PORT.to_string();
     let start = |bed: &Bed, pairing: Pairing| {
         let options = ["-u", "root", "-t", "4", "-U", "0"];
         let (listens, port) = (address(bed), PORT.to_string());
@@ -185,5 +160,53 @@ fn haproxy_with_threads_passes_pages_and_streams_on() {
             let pages = curl(bed, pairing, &["-Z", &url]);
             assert_eq!(pages.matches('w').count(), 8 * 20_000, "{port}");
         }
+    });
+}
+
+/// Its sockets are those of a thread of the library's, which the program's threads wake.
+#[test]
+fn zeromq_returns_what_was_sent() {
+    const PORT: u16 = 7185;
+    const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/messages.py");
+    let port = PORT.to_string();
+    let start = |bed: &Bed, pairing: Pairing| {
+        let arguments = [SCRIPT, "serve", &address(bed), &port];
+        serve(bed, pairing.server, PORT, PYTHON, &arguments)
+    };
+    each_start(start, |bed, pairing, _| {
+        let arguments = [SCRIPT, "talk", &address(bed), &port, "4", "200"];
+        assert_eq!(client(bed, pairing.client, PYTHON, &arguments), "exact");
+    });
+}
+
+/// Threads of a pool take turns at one poller, and finish each other's calls.
+#[test]
+fn nng_answers_each_request() {
+    const PORT: u16 = 7187;
+    const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/requests.py");
+    let endpoint = |bed: &Bed| format!("tcp://{}", bed.endpoint(PORT));
+    let start = |bed: &Bed, pairing: Pairing| {
+        let arguments = [SCRIPT, "serve", &endpoint(bed)];
+        serve(bed, pairing.server, PORT, PYTHON, &arguments)
+    };
+    each_start(start, |bed, pairing, _| {
+        let arguments = [SCRIPT, "talk", &endpoint(bed), "500"];
+        assert_eq!(client(bed, pairing.client, PYTHON, &arguments), "exact");
+    });
+}
+
+/// Tasks go from thread to thread, and no timer of the runtime's looks after what it missed.
+#[test]
+fn tokio_without_timers_returns_what_was_sent() {
+    const PORT: u16 = 7189;
+    const PROGRAM: &str = env!("CARGO_BIN_EXE_portolan-tokio");
+    let start = |bed: &Bed, pairing: Pairing| {
+        let endpoint = bed.endpoint(PORT).to_string();
+        serve(bed, pairing.server, PORT, PROGRAM, &["serve", &endpoint])
+    };
+    each_start(start, |bed, pairing, _| {
+        let endpoint = bed.endpoint(PORT).to_string();
+        let arguments = ["talk", &endpoint, "16", "100"];
+        assert_eq!(client(bed, pairing.client, PROGRAM, &arguments), "exact");
     });
 }

@@ -1,0 +1,143 @@
+//! Programs whose packages are too large for every run of the tests: `make strangers` installs them and runs these, and those
+//! of `strangers`, with 20 starts each.
+
+use std::fs;
+use std::process::{Command, Stdio};
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::{Background, run};
+use portolan_programs::strangers::{address, each_start};
+use portolan_programs::{PYTHON, Pairing, client, file};
+
+/// A broker, and the port mapper of Erlang's nodes that it has started and would leave behind.
+struct Broker {
+    server: Option<Background>,
+    end_port_mapper: Command,
+}
+
+impl Drop for Broker {
+    fn drop(&mut self) {
+        drop(self.server.take());
+        // It is there only if the broker got so far.
+        let _ = run(&mut self.end_port_mapper);
+    }
+}
+
+fn broker(bed: &Bed, stack: Stack, port: u16) -> Broker {
+    let home = bed.file("rabbitmq");
+    // Of the start before.
+    let _ = fs::remove_dir_all(&home);
+    fs::create_dir_all(&home).expect("the bed's directory is writable");
+    let config = file(bed, "rabbitmq/rabbitmq.conf", "loopback_users = none\n");
+    let program = "/usr/lib/rabbitmq/bin/rabbitmq-server";
+    let mut command = bed.command(Side::Server, stack, program);
+    command
+        .env("HOME", &home)
+        .env("RABBITMQ_NODENAME", "rabbit@localhost")
+        .env("RABBITMQ_NODE_IP_ADDRESS", address(bed))
+        .env("RABBITMQ_NODE_PORT", port.to_string())
+        .env("RABBITMQ_CONFIG_FILE", config)
+        // It is not to start others that would outlive it.
+        .env("RABBITMQ_ALLOW_INPUT", "1")
+        .env("RABBITMQ_SERVER_START_ARGS", "-noinput")
+        .stdout(Stdio::null());
+    for (variable, name) in [
+        ("ENABLED_PLUGINS_FILE", "plugins"),
+        ("MNESIA_BASE", "mnesia"),
+        ("LOG_BASE", "log"),
+        ("PID_FILE", "pid"),
+    ] {
+        command.env(format!("RABBITMQ_{variable}"), home.join(name));
+    }
+    let mut end_port_mapper = bed.command(Side::Server, stack, "epmd");
+    end_port_mapper.arg("-kill");
+    Broker {
+        server: Some(started(bed, port, "rabbitmq-server", &mut command)),
+        end_port_mapper,
+    }
+}
+
+fn started(bed: &Bed, port: u16, program: &str, command: &mut Command) -> Background {
+    let service = bed.serve_command(port, program, command);
+    service.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// A node connects to itself by its port mapper, and each has a dozen threads.
+#[test]
+fn rabbitmq_passes_4000_messages_on() {
+    const PORT: u16 = 5672;
+    const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/broker.py");
+    let start = |bed: &Bed, pairing: Pairing| broker(bed, pairing.server, PORT);
+    each_start(start, |bed, pairing, _| {
+        let arguments = [SCRIPT, &address(bed), &PORT.to_string(), "4000"];
+        assert_eq!(client(bed, pairing.client, PYTHON, &arguments), "exact");
+    });
+}
+
+/// One thread for each connection, and one that waits for them all.
+#[test]
+fn mariadb_serves_sysbench() {
+    const PORT: u16 = 7196;
+    let start = |bed: &Bed, pairing: Pairing| {
+        let data = bed.file("mariadb");
+        let _ = fs::remove_dir_all(&data);
+        let data = format!("--datadir={}", data.display());
+        let socket = format!("--socket={}", bed.file("mariadb.sock").display());
+        let install = [
+            "--no-defaults",
+            "--user=root",
+            "--auth-root-authentication-method=normal",
+        ];
+        run(Command::new("mariadb-install-db").args(install).arg(&data)).expect("it is installed");
+        let mut command = bed.command(Side::Server, pairing.server, "mariadbd");
+        command
+            .args([
+                "--no-defaults",
+                "--user=root",
+                "--skip-grant-tables",
+                "--skip-name-resolve",
+            ])
+            .args([
+                data,
+                socket,
+                format!("--port={PORT}"),
+                format!("--bind-address={}", address(bed)),
+            ])
+            .stdout(Stdio::null());
+        let server = started(bed, PORT, "mariadbd", &mut command);
+        let create = [
+            "-h",
+            &address(bed),
+            "-P",
+            &PORT.to_string(),
+            "-e",
+            "CREATE DATABASE sbtest",
+        ];
+        client(bed, Stack::Kernel, "mariadb", &create);
+        server
+    };
+    each_start(start, |bed, pairing, _| {
+        let sysbench = |step: &str| {
+            let connection = [
+                format!("--mysql-host={}", address(bed)),
+                format!("--mysql-port={PORT}"),
+                "--mysql-user=root".to_owned(),
+            ];
+            let load = [
+                "--tables=2",
+                "--table-size=1000",
+                "--threads=16",
+                "--time=3",
+            ];
+            let mut arguments = vec!["oltp_read_write"];
+            arguments.extend(connection.iter().map(String::as_str));
+            arguments.extend(load);
+            arguments.push(step);
+            client(bed, pairing.client, "sysbench", &arguments)
+        };
+        sysbench("prepare");
+        let report = sysbench("run");
+        let errors = report.lines().find(|line| line.contains("reconnects:"));
+        assert!(errors.is_some_and(|line| line.contains(" 0 ")), "{report}");
+    });
+}
