@@ -12,7 +12,7 @@ use portolan_proto::qos::{Algorithm, GroupAction, QosReply, QosRequest, Refusal,
 use portolan_types::FlowKey;
 use rustix::io::Errno;
 
-use crate::posix::{Answer, attach, local_address, peer_address};
+use crate::posix::{attach, local_address, peer_address};
 use crate::process::Process;
 use crate::process::control::Lost;
 use crate::socket::table;
@@ -214,7 +214,7 @@ fn scope_of_socket(fd: RawFd) -> Result<Scope, Refused> {
     })?;
     let protocol = socket.protocol;
     let local = match local_address(fd) {
-        Answer::Done(local) if local.port() != 0 => local,
+        Ok(local) if local.port() != 0 => local,
         _ => {
             return Err(Refused::new(
                 Errno::INVAL,
@@ -223,7 +223,7 @@ fn scope_of_socket(fd: RawFd) -> Result<Scope, Refused> {
         }
     };
     Ok(match peer_address(fd) {
-        Answer::Done(remote) => Scope::Flow(FlowKey {
+        Ok(remote) => Scope::Flow(FlowKey {
             protocol,
             local,
             remote,

@@ -5,7 +5,7 @@ use libc::{aiocb, c_int, sigevent};
 use portolan::posix;
 use rustix::io::Errno;
 
-use crate::interpose::{Outcome, Refusal, ours};
+use crate::interpose::{CallError, Outcome, ours};
 
 interpose! {
     /// `int aio_read(struct aiocb *)`
@@ -44,11 +44,11 @@ interpose! {
 unsafe fn serve<T>(request: *mut aiocb) -> Outcome<T> {
     // SAFETY: the caller's promise.
     let Some(request) = (unsafe { request.as_ref() }) else {
-        return Err(Refusal::NotOurs);
+        return Err(CallError::NotOurs);
     };
     ours(request.aio_fildes)?;
     if posix::before_lending(request.aio_fildes) {
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     } else {
         Err(Errno::NOSYS.into())
     }
@@ -59,9 +59,9 @@ unsafe fn serve<T>(request: *mut aiocb) -> Outcome<T> {
 unsafe fn serve_all<T>(requests: *const *mut aiocb, count: c_int) -> Outcome<T> {
     for index in 0..usize::try_from(count).unwrap_or(0) {
         // SAFETY: the caller's promise.
-        if let Err(Refusal::Errno(errno)) = unsafe { serve::<()>(*requests.add(index)) } {
+        if let Err(CallError::Errno(errno)) = unsafe { serve::<()>(*requests.add(index)) } {
             return Err(errno.into());
         }
     }
-    Err(Refusal::NotOurs)
+    Err(CallError::NotOurs)
 }

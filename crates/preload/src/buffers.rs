@@ -126,7 +126,6 @@ unsafe fn listed<'a>(pieces: *const iovec, count: usize) -> Result<&'a [iovec], 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::interpose::Refusal;
 
     fn lengths(pieces: &[iovec], count: usize) -> Result<Vec<usize>, Errno> {
         // SAFETY: the pieces are of live buffers, null or refused before use.
@@ -135,10 +134,7 @@ mod tests {
                 Ok(slices.iter().map(|slice| slice.len()).collect())
             })
         };
-        outcome.map_err(|refusal| match refusal {
-            Refusal::Errno(errno) => errno,
-            Refusal::NotOurs => unreachable!("the body answers"),
-        })
+        outcome.map_err(|error| error.errno_or(Errno::NOSYS))
     }
 
     fn piece(bytes: &mut [u8]) -> iovec {

@@ -10,7 +10,7 @@ use rustix::{
 };
 
 use crate::{
-    interpose::{Outcome, Refusal, Settle, done, ours},
+    interpose::{CallError, Outcome, done, ours},
     number::raw,
 };
 
@@ -38,13 +38,13 @@ interpose! {
     /// `int dup(int)`
     fn dup(fd: c_int) -> c_int {
         ours(fd)?;
-        posix::duplicate(fd, Duplicate::Any { min: 0, cloexec: false }).settle()
+        posix::duplicate(fd, Duplicate::Any { min: 0, cloexec: false })
     }
 
     /// `int dup2(int, int)`
     fn dup2(fd: c_int, onto: c_int) -> c_int {
         if fd == onto {
-            return Err(Refusal::NotOurs);
+            return Err(CallError::NotOurs);
         }
         duplicate_onto(fd, onto, false)
     }
@@ -69,7 +69,7 @@ interpose! {
 
     /// `int pidfd_getfd(int, int, unsigned int)`
     fn pidfd_getfd(process: c_int, fd: c_int, flags: c_uint) -> c_int {
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     } afterwards(taken) {
         posix::attach(taken);
     }
@@ -77,7 +77,7 @@ interpose! {
     /// `int ioctl(int, unsigned long, ...)`: one integer or pointer in the place of the variable arguments.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         ours(fd)?;
-        posix::ioctl(fd, request, argument as usize).settle()
+        posix::ioctl(fd, request, argument as usize)
     }
 }
 
@@ -88,9 +88,9 @@ fn control(fd: c_int, command: c_int, argument: usize) -> Outcome<c_int> {
         cloexec,
     };
     match command {
-        libc::F_DUPFD => posix::duplicate(fd, copy(false)).settle(),
-        libc::F_DUPFD_CLOEXEC => posix::duplicate(fd, copy(true)).settle(),
-        _ => posix::fcntl(fd, command, argument).settle(),
+        libc::F_DUPFD => posix::duplicate(fd, copy(false)),
+        libc::F_DUPFD_CLOEXEC => posix::duplicate(fd, copy(true)),
+        _ => posix::fcntl(fd, command, argument),
     }
 }
 
@@ -99,14 +99,14 @@ fn duplicate_onto(fd: c_int, onto: c_int, cloexec: bool) -> Outcome<c_int> {
         return Err(Errno::BUSY.into());
     }
     if posix::is_ours(fd) {
-        return posix::duplicate(fd, Duplicate::Onto { fd: onto, cloexec }).settle();
+        return posix::duplicate(fd, Duplicate::Onto { fd: onto, cloexec });
     }
     if posix::is_ours(onto) {
         // The target is closed only by a duplication that succeeds.
         kernel_has(fd)?;
         posix::forget(onto);
     }
-    Err(Refusal::NotOurs)
+    Err(CallError::NotOurs)
 }
 
 /// Closes ours one by one and lets the kernel close the stretches between them. The library's own descriptors stay.
@@ -118,7 +118,7 @@ fn close_between(first: c_uint, last: c_uint, flags: c_uint) -> Outcome<c_int> {
         || posix::shares_memory()
         || !(first..=last_possible).any(is_special)
     {
-        return Err(Refusal::NotOurs);
+        return Err(CallError::NotOurs);
     }
     let mut unclosed = first;
     for fd in (first..=last_possible).filter(|fd| is_special(*fd)) {

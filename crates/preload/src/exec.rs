@@ -8,7 +8,7 @@ use std::ptr;
 use portolan::posix;
 
 use crate::environment;
-use crate::interpose::Refusal;
+use crate::interpose::CallError;
 
 /// Arguments behind the first that the registers carry.
 #[cfg(target_arch = "x86_64")]
@@ -26,7 +26,7 @@ interpose! {
     /// `int execve(const char *, char *const [], char *const [])`
     fn execve(path: *const c_char, arguments: Words, environment: Words) -> c_int {
         let Some(repaired) = prepare(environment) else {
-            return Err(Refusal::NotOurs);
+            return Err(CallError::NotOurs);
         };
         let next = next!(execve: fn(*const c_char, Words, Words) -> c_int);
         Ok(leaving(|| next(path, arguments, repaired.as_ptr())))
@@ -35,7 +35,7 @@ interpose! {
     /// `int execv(const char *, char *const [])`
     fn execv(path: *const c_char, arguments: Words) -> c_int {
         let Some(repaired) = prepare(environ) else {
-            return Err(Refusal::NotOurs);
+            return Err(CallError::NotOurs);
         };
         let next = next!(execve: fn(*const c_char, Words, Words) -> c_int);
         Ok(leaving(|| next(path, arguments, repaired.as_ptr())))
@@ -44,7 +44,7 @@ interpose! {
     /// `int execvp(const char *, char *const [])`
     fn execvp(file: *const c_char, arguments: Words) -> c_int {
         let Some(repaired) = prepare(environ) else {
-            return Err(Refusal::NotOurs);
+            return Err(CallError::NotOurs);
         };
         let next = next!(execvpe: fn(*const c_char, Words, Words) -> c_int);
         Ok(leaving(|| next(file, arguments, repaired.as_ptr())))
@@ -53,7 +53,7 @@ interpose! {
     /// `int execvpe(const char *, char *const [], char *const [])`
     fn execvpe(file: *const c_char, arguments: Words, environment: Words) -> c_int {
         let Some(repaired) = prepare(environment) else {
-            return Err(Refusal::NotOurs);
+            return Err(CallError::NotOurs);
         };
         let next = next!(execvpe: fn(*const c_char, Words, Words) -> c_int);
         Ok(leaving(|| next(file, arguments, repaired.as_ptr())))
@@ -62,7 +62,7 @@ interpose! {
     /// `int fexecve(int, char *const [], char *const [])`
     fn fexecve(fd: c_int, arguments: Words, environment: Words) -> c_int {
         let Some(repaired) = prepare(environment) else {
-            return Err(Refusal::NotOurs);
+            return Err(CallError::NotOurs);
         };
         let next = next!(fexecve: fn(c_int, Words, Words) -> c_int);
         Ok(leaving(|| next(fd, arguments, repaired.as_ptr())))
@@ -77,7 +77,7 @@ interpose! {
         flags: c_int,
     ) -> c_int {
         let Some(repaired) = prepare(environment) else {
-            return Err(Refusal::NotOurs);
+            return Err(CallError::NotOurs);
         };
         let next = next!(execveat: fn(c_int, *const c_char, Words, Words, c_int) -> c_int);
         Ok(leaving(|| next(directory, path, arguments, repaired.as_ptr(), flags)))

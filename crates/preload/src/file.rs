@@ -13,7 +13,7 @@ use rustix::{
 
 use crate::{
     buffers::MAXIMUM_TRANSFER,
-    interpose::{Outcome, Settle, ours},
+    interpose::{Outcome, ours},
     memory,
 };
 
@@ -63,7 +63,7 @@ fn copy(to: RawFd, file: BorrowedFd, start: u64, count: usize) -> Outcome<usize>
             Err(Errno::SPIPE) => return Err(Errno::INVAL.into()),
             Err(errno) => return Err(errno.into()),
         };
-        match posix::send(to, &[IoSlice::new(&piece[..read])], None, 0).settle() {
+        match posix::send(to, &[IoSlice::new(&piece[..read])], None, 0) {
             Ok(length) if length < read => return Ok(sent + length),
             Ok(length) => sent += length,
             Err(_) if sent > 0 => break,

@@ -1,5 +1,5 @@
 //! How a libc symbol is defined: `interpose!` makes the exported function, answers from its body, and otherwise calls
-//! the next definition. Owns the meeting of `Answer`, `errno` and panics; knows no particular call.
+//! the next definition. Turns outcomes into `errno`, and stops panics; knows no particular call.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -7,44 +7,13 @@ use std::{
 };
 
 use libc::c_int;
-use portolan::posix::{self, Answer};
+use portolan::posix;
+pub use portolan::posix::{CallError, Outcome};
 use rustix::io::Errno;
 
-/// What the body of a translated call yields.
-pub type Outcome<T> = Result<T, Refusal>;
-
-/// Why a body did not complete the call.
-pub enum Refusal {
-    /// The call fails with this `errno`.
-    Errno(Errno),
-    /// The call is for the next definition of the symbol.
-    NotOurs,
-}
-
-impl From<Errno> for Refusal {
-    fn from(errno: Errno) -> Self {
-        Self::Errno(errno)
-    }
-}
-
-/// From the library's answer to a body's outcome.
-pub trait Settle<T> {
-    fn settle(self) -> Outcome<T>;
-}
-
-impl<T> Settle<T> for Answer<T> {
-    fn settle(self) -> Outcome<T> {
-        match self {
-            Self::Done(value) => Ok(value),
-            Self::Failed(errno) => Err(Refusal::Errno(errno)),
-            Self::NotOurs => Err(Refusal::NotOurs),
-        }
-    }
-}
-
 /// The outcome of a call that returns 0.
-pub fn done(answer: Answer<()>) -> Outcome<c_int> {
-    answer.settle().map(|()| 0)
+pub fn done(outcome: Outcome<()>) -> Outcome<c_int> {
+    outcome.map(|()| 0)
 }
 
 /// Leaves the body at once if `fd` is not Portolan's: the fast negative path.
@@ -53,7 +22,7 @@ pub fn ours(fd: c_int) -> Outcome<()> {
     if posix::is_ours(fd) {
         Ok(())
     } else {
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     }
 }
 
@@ -151,8 +120,9 @@ macro_rules! interpose {
                 $crate::interpose::end_if_cancelled();
                 match outcome {
                     Ok(value) => value,
-                    Err($crate::interpose::Refusal::Errno(errno)) => $crate::interpose::failed(errno),
-                    Err($crate::interpose::Refusal::NotOurs) => {
+                    Err($crate::interpose::CallError::Errno(errno)) => $crate::interpose::failed(errno),
+                    Err($crate::interpose::CallError::Moved) => $crate::interpose::failed(rustix::io::Errno::INTR),
+                    Err($crate::interpose::CallError::NotOurs) => {
                         let next = $crate::table::next($crate::table::Symbol::$name);
                         if next.is_null() {
                             return $crate::interpose::failed(rustix::io::Errno::NOSYS);

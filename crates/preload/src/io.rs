@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::{
     address, buffers, file,
-    interpose::{Outcome, Refusal, Settle, ours},
+    interpose::{CallError, Outcome, ours},
     message, rights, splice, time,
 };
 
@@ -106,7 +106,7 @@ interpose! {
         ours(fd)?;
         let buffer = buffers::to_drain(buffer, length)?;
         let to = address::to_send(address, room)?;
-        posix::send(fd, &[buffer], to, flags).settle().map(signed)
+        posix::send(fd, &[buffer], to, flags).map(signed)
     }
 
     /// `ssize_t writev(int, const struct iovec *, int)`
@@ -180,9 +180,7 @@ unsafe fn receive_plain(
     ours(fd)?;
     // SAFETY: the caller's promise.
     let buffer = unsafe { buffers::to_fill(buffer, length)? };
-    Ok(signed(
-        posix::receive(fd, &mut [buffer], flags).settle()?.length,
-    ))
+    Ok(signed(posix::receive(fd, &mut [buffer], flags)?.length))
 }
 
 /// # Safety
@@ -199,7 +197,7 @@ unsafe fn receive_from(
     address::check_room(address, room)?;
     // SAFETY: the caller's promise.
     let buffer = unsafe { buffers::to_fill(buffer, length)? };
-    let received = posix::receive(fd, &mut [buffer], flags).settle()?;
+    let received = posix::receive(fd, &mut [buffer], flags)?;
     address::store_if_wanted(received.from, address, room)?;
     Ok(signed(received.length))
 }
@@ -213,8 +211,7 @@ unsafe fn receive_scattered(
     flags: c_int,
 ) -> Outcome<ssize_t> {
     ours(fd)?;
-    let receive =
-        |slices: &mut [IoSliceMut]| Ok(signed(posix::receive(fd, slices, flags).settle()?.length));
+    let receive = |slices: &mut [IoSliceMut]| Ok(signed(posix::receive(fd, slices, flags)?.length));
     // SAFETY: the caller's promise.
     unsafe { buffers::with_scattered(pieces, counted(count)?, receive) }
 }
@@ -230,7 +227,7 @@ unsafe fn send_plain(
     ours(fd)?;
     // SAFETY: the caller's promise.
     let buffer = unsafe { buffers::to_drain(buffer, length)? };
-    posix::send(fd, &[buffer], None, flags).settle().map(signed)
+    posix::send(fd, &[buffer], None, flags).map(signed)
 }
 
 /// # Safety
@@ -242,7 +239,7 @@ unsafe fn send_gathered(
     flags: c_int,
 ) -> Outcome<ssize_t> {
     ours(fd)?;
-    let send = |slices: &[IoSlice]| posix::send(fd, slices, None, flags).settle().map(signed);
+    let send = |slices: &[IoSlice]| posix::send(fd, slices, None, flags).map(signed);
     // SAFETY: the caller's promise.
     unsafe { buffers::with_gathered(pieces, counted(count)?, send) }
 }
@@ -252,7 +249,7 @@ fn fits(length: size_t, room: size_t) -> Outcome<()> {
     if length <= room {
         Ok(())
     } else {
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     }
 }
 

@@ -13,7 +13,7 @@ use crate::{
     address,
     buffers::{self, MAXIMUM_PIECES},
     control,
-    interpose::{Outcome, Settle},
+    interpose::Outcome,
     memory::{readable, writable},
 };
 
@@ -29,7 +29,7 @@ pub unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<
     // SAFETY: the caller's promise.
     let message = unsafe { &mut *message };
     check(message)?;
-    let take = |slices: &mut [IoSliceMut]| posix::receive(fd, slices, flags).settle();
+    let take = |slices: &mut [IoSliceMut]| posix::receive(fd, slices, flags);
     // SAFETY: a valid msghdr describes valid buffers.
     let received = unsafe { buffers::with_scattered(message.msg_iov, message.msg_iovlen, take)? };
     let truncated = control::store(message, &received.control)?;
@@ -84,7 +84,7 @@ pub unsafe fn send(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<i
     check(message)?;
     let control = control::load(message)?;
     let to = address::to_send(message.msg_name.cast_const().cast(), message.msg_namelen)?;
-    let give = |slices: &[IoSlice]| posix::send_message(fd, slices, to, flags, &control).settle();
+    let give = |slices: &[IoSlice]| posix::send_message(fd, slices, to, flags, &control);
     // SAFETY: a valid msghdr describes valid buffers.
     let sent = unsafe { buffers::with_gathered(message.msg_iov, message.msg_iovlen, give)? };
     Ok(sent as isize)

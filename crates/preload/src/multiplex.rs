@@ -7,7 +7,7 @@ use portolan::posix;
 use rustix::io::Errno;
 
 use crate::{
-    interpose::{Outcome, Refusal, Settle, done, ours},
+    interpose::{CallError, Outcome, done, ours},
     memory::{self, plausible, readable, writable},
     select, time,
 };
@@ -62,7 +62,7 @@ interpose! {
         if size <= 0 {
             return Err(Errno::INVAL.into());
         }
-        posix::epoll_create(0).settle()
+        posix::epoll_create(0)
     }
 
     /// `int epoll_create1(int)`
@@ -70,7 +70,7 @@ interpose! {
         if flags & !libc::EPOLL_CLOEXEC != 0 {
             return Err(Errno::INVAL.into());
         }
-        posix::epoll_create(flags).settle()
+        posix::epoll_create(flags)
     }
 
     /// `int epoll_ctl(int, int, int, struct epoll_event *)`
@@ -113,7 +113,7 @@ pub unsafe fn select_any(
     let ready = sets.wait(&wait, None);
     if let Some(left) = wait
         .left()
-        .filter(|_| !matches!(ready, Err(Refusal::NotOurs)))
+        .filter(|_| !matches!(ready, Err(CallError::NotOurs)))
     {
         memory::write(timeout, &[time::to_timeval(left)])?;
     }
@@ -130,19 +130,17 @@ pub unsafe fn poll_any(
 ) -> Outcome<c_int> {
     let count = count as usize;
     if count == 0 || readable(entries, count).is_err() {
-        return Err(Refusal::NotOurs);
+        return Err(CallError::NotOurs);
     }
     // SAFETY: the caller's promise; the array can be read.
     let listed = unsafe { slice::from_raw_parts(entries, count) };
     if !listed.iter().any(|entry| posix::is_ours(entry.fd)) {
-        return Err(Refusal::NotOurs);
+        return Err(CallError::NotOurs);
     }
     writable(entries, count)?;
     // SAFETY: the caller's promise; the array can be written.
     let entries = unsafe { slice::from_raw_parts_mut(entries, count) };
-    posix::poll(entries, timeout()?, mask()?.as_ref())
-        .settle()
-        .map(|ready| ready as c_int)
+    posix::poll(entries, timeout()?, mask()?.as_ref()).map(|ready| ready as c_int)
 }
 
 /// # Safety
@@ -161,9 +159,7 @@ pub unsafe fn epoll_any(
     let maximum = room_for_events(events, maximum as usize)?;
     // SAFETY: the caller's promise; an event has no invalid value and the library only writes them.
     let events = unsafe { slice::from_raw_parts_mut(events, maximum) };
-    posix::epoll_wait(set, events, timeout()?, mask()?.as_ref())
-        .settle()
-        .map(|ready| ready as c_int)
+    posix::epoll_wait(set, events, timeout()?, mask()?.as_ref()).map(|ready| ready as c_int)
 }
 
 /// How many of so many events can be written. All, if the first and the last can be: programs give room for many more
@@ -202,7 +198,7 @@ pub fn kernels_signals(signals: *const u64) -> Result<sigset_t, Errno> {
 /// A fortified call that overflows its array is libc's to end.
 fn fits(count: nfds_t, room: size_t) -> Outcome<()> {
     if room / size_of::<pollfd>() < count as usize {
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     } else {
         Ok(())
     }

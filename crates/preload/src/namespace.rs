@@ -7,7 +7,7 @@ use std::ffi::c_void;
 use libc::{c_int, c_ulong};
 use portolan::posix;
 
-use crate::interpose::{Outcome, Refusal};
+use crate::interpose::{CallError, Outcome};
 use crate::process;
 
 type Function = unsafe extern "C" fn(*mut c_void) -> c_int;
@@ -50,7 +50,7 @@ interpose! {
         child: *mut c_void,
     ) -> c_int {
         let (Some(function), 0) = (function, flags & libc::CLONE_VM) else {
-            return Err(Refusal::NotOurs);
+            return Err(CallError::NotOurs);
         };
         let next = next!(clone: fn(
             Function, *mut c_void, c_int, *mut c_void, *mut c_void, *mut c_void, *mut c_void

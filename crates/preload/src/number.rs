@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::{
     descriptors, exec,
-    interpose::{Outcome, Refusal, Settle, ours},
+    interpose::{CallError, Outcome, ours},
     io, memory, multiplex, namespace, rights, select, socket,
     table::{self, Symbol},
     time,
@@ -23,13 +23,13 @@ interpose! {
         let _shelter = posix::shelter();
         let arguments = [a, b, c, d, e, f];
         match makes_descriptors(number, arguments).or_else(|refusal| match refusal {
-            Refusal::NotOurs => waits(number, arguments),
+            CallError::NotOurs => waits(number, arguments),
             refused => Err(refused),
         }).or_else(|refusal| match refusal {
-            Refusal::NotOurs => forks(number, arguments),
+            CallError::NotOurs => forks(number, arguments),
             refused => Err(refused),
         }) {
-            Err(Refusal::NotOurs) => works_on_one(number, arguments),
+            Err(CallError::NotOurs) => works_on_one(number, arguments),
             answered => answered,
         }
     } afterwards(returned) {
@@ -88,10 +88,10 @@ unsafe fn forks(number: c_long, arguments: [usize; 6]) -> Outcome<c_long> {
         libc::SYS_fork => 0,
         libc::SYS_clone => arguments[0] as u64,
         libc::SYS_clone3 => memory::load(ptr::with_exposed_provenance::<u64>(arguments[0]))?,
-        _ => return Err(Refusal::NotOurs),
+        _ => return Err(CallError::NotOurs),
     };
     if flags & libc::CLONE_VM as u64 != 0 {
-        return Err(Refusal::NotOurs);
+        return Err(CallError::NotOurs);
     }
     namespace::fork(flags, || {
         // SAFETY: the caller's promise.
@@ -109,9 +109,9 @@ fn makes_descriptors(number: c_long, [a, b, c, ..]: [usize; 6]) -> Outcome<c_lon
         #[cfg(target_arch = "x86_64")]
         libc::SYS_epoll_create if a as c_int > 0 => posix::epoll_create(0),
         libc::SYS_io_uring_setup if posix::is_active() => return Err(Errno::NOSYS.into()),
-        _ => return Err(Refusal::NotOurs),
+        _ => return Err(CallError::NotOurs),
     };
-    made.settle().map(c_long::from)
+    made.map(c_long::from)
 }
 
 /// The calls that wait for several descriptors. Signal sets are the kernel's, shorter than libc's.
@@ -149,7 +149,7 @@ unsafe fn waits(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcome<c_lon
             libc::SYS_epoll_pwait2 => {
                 multiplex::epoll_any(a as _, b as _, c as _, || at_timespec(d), || mask(e))
             }
-            _ => Err(Refusal::NotOurs),
+            _ => Err(CallError::NotOurs),
         }
     };
     waited.map(c_long::from)
@@ -162,7 +162,7 @@ unsafe fn waits(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcome<c_lon
 unsafe fn works_on_one(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcome<c_long> {
     if number == libc::SYS_exit_group {
         posix::before_exit();
-        return Err(Refusal::NotOurs);
+        return Err(CallError::NotOurs);
     }
     // SAFETY: the caller's promise; the functions have the contracts of the calls.
     unsafe {
@@ -235,7 +235,7 @@ unsafe fn works_on_one(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcom
             libc::SYS_dup3 => descriptors::dup3(a as _, b as _, c as _).into(),
             libc::SYS_fcntl => descriptors::fcntl(a as _, b as _, c).into(),
             libc::SYS_ioctl => descriptors::ioctl(a as _, b as _, c as _).into(),
-            _ => return Err(Refusal::NotOurs),
+            _ => return Err(CallError::NotOurs),
         }
     };
     Ok(result)

@@ -8,7 +8,7 @@ use libc::c_int;
 use portolan::qos::Refused;
 use rustix::io::Errno;
 
-use crate::interpose::{FailureValue, Refusal, end_if_cancelled, failed, shielded};
+use crate::interpose::{CallError, FailureValue, end_if_cancelled, failed, shielded};
 
 /// Exports functions by the contract of a header, with bodies that fail with something that is a [`Fault`].
 macro_rules! own {
@@ -73,19 +73,18 @@ pub fn settle<T: FailureValue, F: Into<Fault>>(ask: impl FnOnce() -> Result<T, F
         ask().map_err(|failure| match failure.into() {
             Fault::Errno(errno) => {
                 note("");
-                Refusal::Errno(errno)
+                CallError::Errno(errno)
             }
             Fault::Refused(refused) => {
                 note(&refused.reason);
-                Refusal::Errno(refused.errno)
+                CallError::Errno(refused.errno)
             }
         })
     });
     end_if_cancelled();
     match outcome {
         Ok(value) => value,
-        Err(Refusal::Errno(errno)) => failed(errno),
-        Err(Refusal::NotOurs) => failed(Errno::NOSYS),
+        Err(error) => failed(error.errno_or(Errno::NOSYS)),
     }
 }
 

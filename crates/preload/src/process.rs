@@ -7,7 +7,7 @@ use libc::{FILE, c_int, c_ulong, pid_t, pthread_t};
 use portolan::posix;
 use rustix::io::Errno;
 
-use crate::interpose::Refusal;
+use crate::interpose::CallError;
 use crate::table::{self, Symbol};
 use crate::{environment, memory, signal};
 
@@ -101,7 +101,7 @@ interpose! {
         environment: *const *mut c_char,
     ) -> c_int {
         posix::before_fork();
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     }
 
     /// `int posix_spawnp(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
@@ -115,19 +115,19 @@ interpose! {
         environment: *const *mut c_char,
     ) -> c_int {
         posix::before_fork();
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     }
 
     /// `int system(const char *)`
     fn system(command: *const c_char) -> c_int {
         posix::before_fork();
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     }
 
     /// `FILE *popen(const char *, const char *)`
     fn popen(command: *const c_char, kind: *const c_char) -> *mut FILE {
         posix::before_fork();
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     }
 
     /// `int pthread_cancel(pthread_t)`
@@ -161,7 +161,7 @@ interpose! {
     /// `int chroot(const char *)`
     fn chroot(path: *const c_char) -> c_int {
         posix::before_chroot();
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     }
 
     /// `int prctl(int, ...)`: four integers in the place of the variable arguments.
@@ -169,7 +169,7 @@ interpose! {
         if option == libc::PR_SET_SECCOMP {
             posix::before_confinement();
         }
-        Err(Refusal::NotOurs)
+        Err(CallError::NotOurs)
     }
 
     /// `int daemon(int, int)`

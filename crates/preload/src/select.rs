@@ -16,7 +16,7 @@ use portolan::posix;
 use rustix::io::Errno;
 
 use crate::{
-    interpose::{Outcome, Refusal, Settle},
+    interpose::{CallError, Outcome},
     memory::writable,
 };
 
@@ -73,11 +73,11 @@ impl Sets<'_> {
     /// Waits until a descriptor is ready in the sense of its set, and leaves only such in the sets.
     pub fn wait(mut self, wait: &Wait, mask: Option<&sigset_t>) -> Outcome<c_int> {
         if !(0..self.count).any(|fd| self.wanted(fd) != 0 && posix::is_ours(fd as c_int)) {
-            return Err(Refusal::NotOurs);
+            return Err(CallError::NotOurs);
         }
         let mut entries = self.entries();
         loop {
-            let polled = posix::poll(&mut entries, wait.left(), mask).settle()?;
+            let polled = posix::poll(&mut entries, wait.left(), mask)?;
             if entries.iter().any(|entry| entry.revents & POLLNVAL != 0) {
                 return Err(Errno::BADF.into());
             }

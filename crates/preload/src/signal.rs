@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 use libc::{c_int, c_void, sighandler_t, siginfo_t};
 use portolan::posix::{self, SignalInfo};
 
-use crate::interpose::{Outcome, Refusal};
+use crate::interpose::{CallError, Outcome};
 
 /// What `sigset` takes to block a signal, which is no handler. Not in `libc`.
 const SIG_HOLD: sighandler_t = 2;
@@ -164,7 +164,7 @@ unsafe fn change(
     before: *mut libc::sigaction,
 ) -> Outcome<c_int> {
     let Some(disposition) = disposition(signal) else {
-        return Err(Refusal::NotOurs);
+        return Err(CallError::NotOurs);
     };
     let noted = disposition.noted();
     // SAFETY: the caller's promise.

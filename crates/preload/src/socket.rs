@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::{
     address,
-    interpose::{Outcome, Refusal, Settle, done, ours},
+    interpose::{CallError, Outcome, done, ours},
     memory,
 };
 
@@ -21,7 +21,7 @@ const SIOCATMARK: libc::c_ulong = 0x8905;
 interpose! {
     /// `int socket(int, int, int)`
     fn socket(domain: c_int, kind: c_int, protocol: c_int) -> c_int {
-        posix::socket(domain, kind, protocol).settle()
+        posix::socket(domain, kind, protocol)
     }
 
     /// `int bind(int, const struct sockaddr *, socklen_t)`
@@ -81,14 +81,14 @@ interpose! {
     /// `int getsockname(int, struct sockaddr *, socklen_t *)`
     fn getsockname(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
         ours(fd)?;
-        address::store(posix::local_address(fd).settle()?, address, length)?;
+        address::store(posix::local_address(fd)?, address, length)?;
         Ok(0)
     }
 
     /// `int getpeername(int, struct sockaddr *, socklen_t *)`
     fn getpeername(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
         ours(fd)?;
-        address::store(posix::peer_address(fd).settle()?, address, length)?;
+        address::store(posix::peer_address(fd)?, address, length)?;
         Ok(0)
     }
 
@@ -97,7 +97,7 @@ interpose! {
         ours(fd)?;
         let room = option_length(memory::load(length)?)?;
         let mut bytes = [0; LONGEST_OPTION];
-        let written = posix::get_option(fd, level, name, &mut bytes[..room]).settle()?;
+        let written = posix::get_option(fd, level, name, &mut bytes[..room])?;
         memory::store(value.cast(), &bytes[..written])?;
         memory::store(length, &[written as socklen_t])?;
         Ok(0)
@@ -121,7 +121,7 @@ fn accept_one(
 ) -> Outcome<c_int> {
     ours(fd)?;
     address::check_room(address, length)?;
-    let (accepted, peer) = posix::accept(fd, flags).settle()?;
+    let (accepted, peer) = posix::accept(fd, flags)?;
     match address::store_if_wanted(Some(peer), address, length) {
         Ok(()) => Ok(accepted),
         Err(errno) => {
@@ -148,8 +148,8 @@ fn bind_reserved(fd: c_int, address: Option<&mut sockaddr_in>) -> Outcome<c_int>
     let start = std::process::id() as u16 % count;
     for index in 0..count {
         let port = RESERVED.start + (start + index) % count;
-        match posix::bind(fd, SocketAddr::new(ip.into(), port)).settle() {
-            Err(Refusal::Errno(Errno::ADDRINUSE)) => {}
+        match posix::bind(fd, SocketAddr::new(ip.into(), port)) {
+            Err(CallError::Errno(Errno::ADDRINUSE)) => {}
             refused @ Err(_) => return refused.map(|()| 0),
             Ok(()) => {
                 if let Some(address) = address {

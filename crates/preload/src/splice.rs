@@ -14,7 +14,7 @@ use rustix::{
     io::{Errno, read, write},
 };
 
-use crate::interpose::{Outcome, Refusal, Settle};
+use crate::interpose::{CallError, Outcome};
 
 /// What is moved at a time: as much as a pipe holds by default.
 const PIECE: usize = 64 * 1024;
@@ -29,13 +29,11 @@ pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcom
     await_pipe(pipe, PollFlags::OUT, flags)?;
     let mut piece = vec![0; PIECE.min(length)];
     let mut buffers = [IoSliceMut::new(&mut piece)];
-    let came = posix::receive(socket, &mut buffers, libc::MSG_PEEK)
-        .settle()?
-        .length;
+    let came = posix::receive(socket, &mut buffers, libc::MSG_PEEK)?.length;
     let taken = fill(pipe, &piece[..came])?;
     let mut buffers = [IoSliceMut::new(&mut piece[..taken])];
     if taken > 0 {
-        posix::receive(socket, &mut buffers, libc::MSG_TRUNC).settle()?;
+        posix::receive(socket, &mut buffers, libc::MSG_TRUNC)?;
     }
     Ok(taken as isize)
 }
@@ -43,7 +41,7 @@ pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcom
 /// From the pipe into the socket. Waits for bytes in the pipe, then for room.
 pub fn into_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
     let (socket, pipe) = (to.0, pipe_end(from, to, OFlags::RDONLY)?);
-    let room = posix::send_space(socket).settle()?;
+    let room = posix::send_space(socket)?;
     await_pipe(pipe, PollFlags::IN, flags)?;
     let waits = !is_nonblocking(socket)?;
     if room == 0 && !waits {
@@ -60,10 +58,10 @@ pub fn into_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<
     let mut sent = 0;
     while sent < count {
         let rest = [IoSlice::new(&piece[sent..count])];
-        match posix::send(socket, &rest, None, more).settle() {
+        match posix::send(socket, &rest, None, more) {
             Ok(bytes) => sent += bytes,
             // Another thread was faster; what has left the pipe has to go.
-            Err(Refusal::Errno(Errno::AGAIN)) => await_room(socket)?,
+            Err(CallError::Errno(Errno::AGAIN)) => await_room(socket)?,
             Err(refusal) if sent == 0 => return Err(refusal),
             Err(_) => break,
         }
@@ -77,7 +75,7 @@ fn await_room(socket: RawFd) -> Outcome<()> {
         events: libc::POLLOUT,
         revents: 0,
     }];
-    posix::poll(&mut entry, None, None).settle().map(drop)
+    posix::poll(&mut entry, None, None).map(drop)
 }
 
 /// The end of a pipe that is open for `what`. Neither end has a position; the errors are those of Linux (`do_splice`).

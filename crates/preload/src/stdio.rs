@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::{
     descriptors,
-    interpose::{Outcome, Refusal, failed, ours},
+    interpose::{CallError, Outcome, failed, ours},
     io, memory,
 };
 
@@ -159,7 +159,7 @@ unsafe fn print(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) -> Ou
         libc::free(text.cast());
         if written < bytes { Err(errno) } else { Ok(()) }
     };
-    written.map_err(Refusal::from)?;
+    written.map_err(CallError::from)?;
     Ok(length)
 }
 

@@ -9,7 +9,7 @@ use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::{Extension, Object, announce, guards_of, install};
-use crate::posix::{self, Answer};
+use crate::posix::{self, CallError, Outcome};
 use crate::qos::Refused;
 
 /// A bound socket.
@@ -28,9 +28,9 @@ impl Port {
     pub fn listen(local: SocketAddr) -> Result<Port, Refused> {
         let port = Port::take(local, libc::SOCK_STREAM)?;
         match posix::listen(port.fd, 0) {
-            Answer::Done(()) => Ok(port),
-            Answer::Failed(errno) => Err(refused(errno, &format!("cannot listen on {local}"))),
-            Answer::NotOurs => Err(Refused::new(Errno::NETDOWN, "the server has gone")),
+            Ok(()) => Ok(port),
+            Err(CallError::NotOurs) => Err(Refused::new(Errno::NETDOWN, "the server has gone")),
+            Err(error) => Err(refused(error, &format!("cannot listen on {local}"))),
         }
     }
 
@@ -52,18 +52,20 @@ impl Port {
             SocketAddr::V6(_) => libc::AF_INET6,
         };
         let fd = match posix::socket(domain, kind | libc::SOCK_CLOEXEC, 0) {
-            Answer::Done(fd) => fd,
-            Answer::Failed(errno) => return Err(refused(errno, "cannot open a socket")),
-            Answer::NotOurs => return Err(Refused::new(Errno::CONNREFUSED, "there is no server")),
+            Ok(fd) => fd,
+            Err(CallError::NotOurs) => {
+                return Err(Refused::new(Errno::CONNREFUSED, "there is no server"));
+            }
+            Err(error) => return Err(refused(error, "cannot open a socket")),
         };
         let port = Port { fd };
         match posix::bind(fd, local) {
-            Answer::Done(()) => Ok(port),
-            Answer::Failed(errno) => Err(refused(errno, &format!("cannot bind {local}"))),
-            Answer::NotOurs => Err(Refused::new(
+            Ok(()) => Ok(port),
+            Err(CallError::NotOurs) => Err(Refused::new(
                 Errno::ADDRNOTAVAIL,
                 format!("{local} is not on a device of Portolan's"),
             )),
+            Err(error) => Err(refused(error, &format!("cannot bind {local}"))),
         }
     }
 
@@ -135,14 +137,11 @@ impl Drop for Port {
 }
 
 /// The port is Portolan's: it is no more only when the server has gone.
-fn done<T>(answer: Answer<T>) -> Result<T, Errno> {
-    match answer {
-        Answer::Done(done) => Ok(done),
-        Answer::Failed(errno) => Err(errno),
-        Answer::NotOurs => Err(Errno::NETDOWN),
-    }
+fn done<T>(outcome: Outcome<T>) -> Result<T, Errno> {
+    outcome.map_err(|error| error.errno_or(Errno::NETDOWN))
 }
 
-fn refused(errno: Errno, what: &str) -> Refused {
+fn refused(error: CallError, what: &str) -> Refused {
+    let errno = error.errno_or(Errno::NETDOWN);
     Refused::new(errno, format!("{what}: {errno}"))
 }

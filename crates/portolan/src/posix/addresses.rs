@@ -7,38 +7,32 @@ use rustix::io::Errno;
 
 use super::connect::complete_connect;
 use super::lifecycle::has_ended;
-use super::{Answer, Stop, find};
+use super::{CallError, Outcome, find};
 use crate::socket::SocketPhase;
 use crate::socket::table;
 
-pub fn local_address(fd: RawFd) -> Answer<SocketAddr> {
-    fn local(fd: RawFd) -> Result<SocketAddr, Stop> {
-        let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
-        let local = socket.setup().local;
-        Ok(local.map_or_else(|| socket.unspecified(), |local| socket.shown(local)))
-    }
-    local(fd).into()
+pub fn local_address(fd: RawFd) -> Outcome<SocketAddr> {
+    let socket = table::socket(fd).ok_or(CallError::NotOurs)?;
+    let local = socket.setup().local;
+    Ok(local.map_or_else(|| socket.unspecified(), |local| socket.shown(local)))
 }
 
-pub fn peer_address(fd: RawFd) -> Answer<SocketAddr> {
-    fn peer(fd: RawFd) -> Result<SocketAddr, Stop> {
-        let (socket, process) = find(fd)?;
-        complete_connect(process, fd, &socket);
-        if !matches!(
-            socket.phase(),
-            SocketPhase::Cached | SocketPhase::Relayed | SocketPhase::HeldElsewhere
-        ) {
-            return Err(Errno::NOTCONN.into());
-        }
-        let remote = socket.setup().remote.ok_or(Errno::NOTCONN)?;
-        let is_closed = process
-            .lock()
-            .stream(socket.slot())
-            .is_some_and(|stream| has_ended(stream));
-        if is_closed && socket.phase() == SocketPhase::Cached {
-            return Err(Errno::NOTCONN.into());
-        }
-        Ok(socket.shown(remote))
+pub fn peer_address(fd: RawFd) -> Outcome<SocketAddr> {
+    let (socket, process) = find(fd)?;
+    complete_connect(process, fd, &socket);
+    if !matches!(
+        socket.phase(),
+        SocketPhase::Cached | SocketPhase::Relayed | SocketPhase::HeldElsewhere
+    ) {
+        return Err(Errno::NOTCONN.into());
     }
-    peer(fd).into()
+    let remote = socket.setup().remote.ok_or(Errno::NOTCONN)?;
+    let is_closed = process
+        .lock()
+        .stream(socket.slot())
+        .is_some_and(|stream| has_ended(stream));
+    if is_closed && socket.phase() == SocketPhase::Cached {
+        return Err(Errno::NOTCONN.into());
+    }
+    Ok(socket.shown(remote))
 }

@@ -15,10 +15,10 @@ use portolan_tcp::{Events, HandoffBuffer};
 use portolan_types::{Generation, Protocol, Slot};
 use rustix::io::Errno;
 
-use super::Stop;
 use super::fallback::{fall_back, leave_session};
 use super::lifecycle::{close_arrival, replace_first_fds};
 use super::socket_options::apply_quickack;
+use super::{CallError, Outcome};
 use crate::process::control::Lost;
 use crate::process::{Absent, Process};
 use crate::runtime::NewSession;
@@ -28,10 +28,10 @@ use crate::wait::unseen;
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
 pub(super) const UDP_RECEIVE_BUFFER: usize = 212_992;
 
-impl From<Lost> for Stop {
+impl From<Lost> for CallError {
     /// What calls report once the server has gone.
-    fn from(_: Lost) -> Stop {
-        Stop::Failed(Errno::NETDOWN)
+    fn from(_: Lost) -> CallError {
+        CallError::Errno(Errno::NETDOWN)
     }
 }
 
@@ -90,7 +90,7 @@ pub(super) fn ask(
     socket: &Arc<Socket>,
     (setup, kind): (&Setup, PairKind),
     request: impl FnOnce(SessionRef) -> RequestBody,
-) -> Result<ReplyBody, Stop> {
+) -> Outcome<ReplyBody> {
     let (session, pair) = match setup.session {
         Some(session) => (SessionRef::Known(session), None),
         None => (SessionRef::New, Some(process.control.replacing_pair(kind)?)),
@@ -205,14 +205,14 @@ pub(super) fn denial(
     socket: &Arc<Socket>,
     setup: &Setup,
     answer: Result<(ReplyBody, Vec<OwnedFd>), Lost>,
-) -> Stop {
+) -> CallError {
     match (answer, Process::start()) {
         (Err(Lost), Err(Absent::UseKernel)) => fall_back(socket, setup, None),
         (answer, _) => refusal(answer),
     }
 }
 
-pub(super) fn refusal(answer: Result<(ReplyBody, Vec<OwnedFd>), Lost>) -> Stop {
+pub(super) fn refusal(answer: Result<(ReplyBody, Vec<OwnedFd>), Lost>) -> CallError {
     match answer {
         Ok((ReplyBody::Error { errno }, _)) => Errno::from_raw_os_error(errno).into(),
         Ok(_) => Errno::PROTO.into(),

@@ -15,26 +15,23 @@ use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install};
 use super::fallback::fall_back;
 use super::groups::join_early_groups;
 use super::socket_options::tell_priority;
-use super::{Answer, Stop, find};
+use super::{CallError, Outcome, find};
 use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::socket::{Family, Socket, SocketPhase};
 
-pub fn bind(fd: RawFd, address: SocketAddr) -> Answer<()> {
-    fn take(fd: RawFd, address: SocketAddr) -> Result<(), Stop> {
-        let (socket, process) = find(fd)?;
-        let local = match socket.given(address) {
-            // Unlike a peer's address, it has to be of the socket's family.
-            Ok(_) if socket.family() == Family::V6 && address.is_ipv4() => {
-                return Err(Errno::INVAL.into());
-            }
-            // What connect calls unreachable, bind calls invalid.
-            Err(Errno::NETUNREACH) => return Err(Errno::INVAL.into()),
-            local => local?,
-        };
-        bind_as_asked(process, fd, &socket, local)
-    }
-    take(fd, address).into()
+pub fn bind(fd: RawFd, address: SocketAddr) -> Outcome<()> {
+    let (socket, process) = find(fd)?;
+    let local = match socket.given(address) {
+        // Unlike a peer's address, it has to be of the socket's family.
+        Ok(_) if socket.family() == Family::V6 && address.is_ipv4() => {
+            return Err(Errno::INVAL.into());
+        }
+        // What connect calls unreachable, bind calls invalid.
+        Err(Errno::NETUNREACH) => return Err(Errno::INVAL.into()),
+        local => local?,
+    };
+    bind_as_asked(process, fd, &socket, local)
 }
 
 /// Binds to what the application chose.
@@ -43,7 +40,7 @@ pub(super) fn bind_as_asked(
     fd: RawFd,
     socket: &Arc<Socket>,
     local: SocketAddr,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let range = socket.options().port_range();
     match range {
         Some(range) if local.port() == 0 => bind_within(process, fd, socket, local, range)?,
@@ -62,7 +59,7 @@ fn bind_within(
     socket: &Arc<Socket>,
     local: SocketAddr,
     (first, last): (u16, u16),
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let count = u64::from(last - first) + 1;
     let start = clock::now().as_nanos() % count;
     for turn in 0..count {
@@ -70,7 +67,7 @@ fn bind_within(
         let mut named = local;
         named.set_port(port);
         match bind_session(process, fd, socket, named) {
-            Err(Stop::Failed(Errno::ADDRINUSE)) => {}
+            Err(CallError::Errno(Errno::ADDRINUSE)) => {}
             result => return result,
         }
     }
@@ -82,11 +79,11 @@ fn bind_session(
     fd: RawFd,
     socket: &Arc<Socket>,
     local: SocketAddr,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let mut setup = socket.setup();
     if socket.phase() != SocketPhase::Idle || setup.has_port() {
         return Err(if socket.phase() == SocketPhase::Relayed {
-            Stop::NotOurs
+            CallError::NotOurs
         } else {
             Errno::INVAL.into()
         });
@@ -109,7 +106,7 @@ fn bind_session(
     let known = (&*setup, PairKind::SeqPacket);
     let answer = match ask(process, fd, socket, known, request) {
         // A privileged port: the kernel says who may bind it.
-        Err(Stop::Failed(Errno::ACCESS)) => {
+        Err(CallError::Errno(Errno::ACCESS)) => {
             process.show_right_to(local)?;
             ask(process, fd, socket, known, request)
         }
@@ -117,7 +114,7 @@ fn bind_session(
     };
     let reply = match answer {
         // Only the kernel sends from what is not this host's.
-        Err(Stop::Failed(Errno::ADDRNOTAVAIL)) if binds_freely => {
+        Err(CallError::Errno(Errno::ADDRNOTAVAIL)) if binds_freely => {
             return Err(fall_back(socket, &setup, None));
         }
         answer => answer?,
@@ -156,10 +153,10 @@ pub(super) fn bind_implicitly(
     process: &'static Process,
     fd: RawFd,
     socket: &Arc<Socket>,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     match bind_session(process, fd, socket, socket.unspecified()) {
         // Another thread was faster.
-        Err(Stop::Failed(Errno::INVAL)) if socket.phase() == SocketPhase::Cached => Ok(()),
+        Err(CallError::Errno(Errno::INVAL)) if socket.phase() == SocketPhase::Cached => Ok(()),
         result => result,
     }
 }

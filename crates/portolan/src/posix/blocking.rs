@@ -8,7 +8,7 @@ use portolan_sys::clock;
 use portolan_types::Instant;
 use rustix::io::Errno;
 
-use super::{Stop, Watching, deadline_after, restarts};
+use super::{Outcome, Watching, deadline_after, restarts};
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::Socket;
@@ -31,7 +31,7 @@ impl Call<'_> {
     }
 
     /// The lock for [`Call::complete`], unless who does not wait would get nothing anyhow.
-    pub(super) fn lock_to_receive(&self) -> Result<CoreGuard<'static>, Stop> {
+    pub(super) fn lock_to_receive(&self) -> Outcome<CoreGuard<'static>> {
         let mut core = self.process.lock();
         match self.never_waits() && core.has_nothing_for(self.socket) {
             true => Err(Errno::AGAIN.into()),
@@ -44,9 +44,9 @@ impl Call<'_> {
     pub(super) fn complete<T>(
         &self,
         mut core: CoreGuard<'_>,
-        mut attempt: impl FnMut(&mut Core, Instant) -> Option<Result<T, Stop>>,
+        mut attempt: impl FnMut(&mut Core, Instant) -> Option<Outcome<T>>,
         so_far: impl Fn() -> Option<T>,
-    ) -> Result<T, Stop> {
+    ) -> Outcome<T> {
         let mut attempt = |core: &mut Core, now: Instant| loop {
             let result = attempt(core, now);
             if result.is_none() {

@@ -20,7 +20,7 @@ use rustix::net::RecvFlags;
 
 use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
 use super::lifecycle::{carry_bytes, reset_to_idle};
-use super::{Answer, Stop, Watching, deadline_after, find, restarts};
+use super::{CallError, Outcome, Watching, deadline_after, find, restarts};
 use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::runtime::locals;
@@ -34,27 +34,22 @@ thread_local! {
     static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Answer<()> {
-    fn start(fd: RawFd, address: Option<SocketAddr>) -> Result<(), Stop> {
-        let (socket, process) = find(fd)?;
-        complete_connect(process, fd, &socket);
-        match (socket.protocol, address) {
-            (Protocol::Udp, Some(address)) => {
-                let remote = socket.given(address).map_err(|errno| match address {
-                    // What `sendto` calls unreachable.
-                    SocketAddr::V4(_) if socket.family() == Family::V6 => Errno::AFNOSUPPORT,
-                    _ => errno,
-                })?;
-                connect_udp(process, fd, &socket, remote)
-            }
-            (Protocol::Udp, None) => disconnect_udp(process, fd, &socket),
-            (Protocol::Tcp, Some(address)) => {
-                connect_tcp(process, fd, &socket, socket.given(address)?)
-            }
-            (Protocol::Tcp, None) => disconnect_tcp(process, fd, &socket),
+pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Outcome<()> {
+    let (socket, process) = find(fd)?;
+    complete_connect(process, fd, &socket);
+    match (socket.protocol, address) {
+        (Protocol::Udp, Some(address)) => {
+            let remote = socket.given(address).map_err(|errno| match address {
+                // What `sendto` calls unreachable.
+                SocketAddr::V4(_) if socket.family() == Family::V6 => Errno::AFNOSUPPORT,
+                _ => errno,
+            })?;
+            connect_udp(process, fd, &socket, remote)
         }
+        (Protocol::Udp, None) => disconnect_udp(process, fd, &socket),
+        (Protocol::Tcp, Some(address)) => connect_tcp(process, fd, &socket, socket.given(address)?),
+        (Protocol::Tcp, None) => disconnect_tcp(process, fd, &socket),
     }
-    start(fd, address).into()
 }
 
 fn connect_udp(
@@ -62,12 +57,12 @@ fn connect_udp(
     fd: RawFd,
     socket: &Arc<Socket>,
     remote: SocketAddr,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     if matches!(
         socket.phase(),
         SocketPhase::Relayed | SocketPhase::HeldElsewhere
     ) {
-        return Err(Stop::NotOurs);
+        return Err(CallError::NotOurs);
     }
     let chosen = socket.options().delivery();
     let priority = socket.options().priority();
@@ -138,7 +133,7 @@ fn retarget(
     core.choose_tx_queue(slot);
 }
 
-fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     let mut setup = socket.setup();
     let (SocketPhase::Cached, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
@@ -168,11 +163,11 @@ fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
     }
 }
 
-fn disconnect_tcp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+fn disconnect_tcp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     socket.take_news();
     match socket.phase() {
         SocketPhase::Idle => Ok(()),
-        SocketPhase::Relayed => Err(Stop::NotOurs),
+        SocketPhase::Relayed => Err(CallError::NotOurs),
         SocketPhase::HeldElsewhere => Err(Errno::ISCONN.into()),
         SocketPhase::Connecting
         | SocketPhase::Cached
@@ -186,7 +181,7 @@ fn connect_tcp(
     fd: RawFd,
     socket: &Arc<Socket>,
     remote: SocketAddr,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let taking = match socket.phase() {
         // The open that an earlier call began has ended: this call tells how (connect(2)).
         SocketPhase::Idle if socket.take_news() => {
@@ -211,7 +206,7 @@ fn connect_tcp(
         SocketPhase::Connecting if socket.is_nonblocking() => return Err(Errno::ALREADY.into()),
         SocketPhase::Connecting => Some(TakesOutcome::new(process, socket)),
         SocketPhase::Cached | SocketPhase::Listening => return Err(Errno::ISCONN.into()),
-        SocketPhase::Relayed => return Err(Stop::NotOurs),
+        SocketPhase::Relayed => return Err(CallError::NotOurs),
         SocketPhase::HeldElsewhere => return Err(Errno::ISCONN.into()),
         SocketPhase::Closed => return Err(Errno::BADF.into()),
     };
@@ -242,7 +237,7 @@ pub(super) fn connect_with(
     socket: &Arc<Socket>,
     remote: SocketAddr,
     (text, flags): (Vec<u8>, i32),
-) -> Result<usize, Stop> {
+) -> Outcome<usize> {
     let cookieless = socket.options().opens_without_cookie();
     let waits = !socket.is_nonblocking() && flags & libc::MSG_DONTWAIT == 0;
     let early = FastOpenMode::Payload {
@@ -272,7 +267,7 @@ fn start_connect<'a>(
     socket: &'a Arc<Socket>,
     remote: SocketAddr,
     (early, taker): (FastOpenMode, Taker),
-) -> Result<Opening<'a>, Stop> {
+) -> Outcome<Opening<'a>> {
     let mut setup = socket.setup();
     carry_bytes(process, socket, &mut setup)?;
     let mut options = socket.options().handshake();
@@ -327,7 +322,7 @@ pub(super) fn wait_connected(
     taking: TakesOutcome<'_>,
     fd: RawFd,
     deadline: Option<Instant>,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let (process, socket) = (taking.process, taking.socket);
     let watching = Watching::new(vec![socket])?;
     loop {

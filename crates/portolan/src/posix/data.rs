@@ -18,7 +18,7 @@ use super::datagram::{
     Control, SendControl, await_port, receive_stamp, receive_udp, send_udp, times,
 };
 use super::oob::receive_urgent;
-use super::{Answer, Stop, Transfer, deadline_after, find_here, find_to_use, retry_if_moved};
+use super::{CallError, Outcome, Transfer, deadline_after, find_here, find_to_use, retry_if_moved};
 use crate::channel::layers::{self, Layer};
 use crate::process::Process;
 use crate::runtime::Core;
@@ -36,8 +36,8 @@ pub struct Received {
     pub control: Control,
 }
 
-pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<Received> {
-    fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Result<Received, Stop> {
+pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Outcome<Received> {
+    fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Outcome<Received> {
         let (socket, process) = find_to_use(fd, || Transfer::Any)?;
         complete_connect(process, fd, &socket);
         let received = by_phase(process, fd, &socket, buffers, flags)?;
@@ -49,7 +49,7 @@ pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<
         Ok(received)
     }
     let _call = layers::enter(Layer::Call);
-    retry_if_moved(|| take(fd, buffers, flags)).into()
+    retry_if_moved(|| take(fd, buffers, flags))
 }
 
 fn by_phase(
@@ -58,7 +58,7 @@ fn by_phase(
     socket: &Arc<Socket>,
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
-) -> Result<Received, Stop> {
+) -> Outcome<Received> {
     match (socket.settled_phase(), socket.protocol) {
         (SocketPhase::Cached, Protocol::Tcp) => receive_tcp(process, socket, buffers, flags),
         (SocketPhase::Cached, Protocol::Udp) => receive_udp(process, socket, buffers, flags),
@@ -68,8 +68,8 @@ fn by_phase(
             wait_opened(process, fd, socket, (deadline, flags))?;
             receive_tcp(process, socket, buffers, flags)
         }
-        (SocketPhase::Relayed, _) => Err(Stop::NotOurs),
-        (SocketPhase::HeldElsewhere, _) => Err(Stop::Moved),
+        (SocketPhase::Relayed, _) => Err(CallError::NotOurs),
+        (SocketPhase::HeldElsewhere, _) => Err(CallError::Moved),
         (SocketPhase::Idle | SocketPhase::Listening | SocketPhase::Closed, _) => {
             Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into())
         }
@@ -81,7 +81,7 @@ fn receive_tcp(
     socket: &Arc<Socket>,
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
-) -> Result<Received, Stop> {
+) -> Outcome<Received> {
     if flags & libc::MSG_ERRQUEUE != 0 {
         return receive_stamp(process, socket);
     }
@@ -93,7 +93,7 @@ fn receive_tcp(
     let waits_for_all = flags & libc::MSG_WAITALL != 0;
     let done = Cell::new(0);
     let came = Cell::new(None);
-    let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
+    let attempt = |core: &mut Core, now: Instant| -> Option<Outcome<usize>> {
         let slot = socket.slot();
         let Some(connection) = core.stream(slot) else {
             return Some(some(done.get()).map_or_else(|| gone(socket), Ok));
@@ -231,22 +231,22 @@ fn wait_opened(
     fd: RawFd,
     socket: &Arc<Socket>,
     (deadline, flags): (Option<Instant>, i32),
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     if socket.is_nonblocking() || flags & libc::MSG_DONTWAIT != 0 {
         return Err(Errno::AGAIN.into());
     }
     let taking = TakesOutcome::new(process, socket);
     wait_connected(taking, fd, deadline).map_err(|stop| match stop {
-        Stop::Failed(Errno::INPROGRESS) => Errno::AGAIN.into(),
+        CallError::Errno(Errno::INPROGRESS) => Errno::AGAIN.into(),
         stop => stop,
     })
 }
 
 /// The session has left this process: for the server, which relays it, or for good.
-pub(super) fn gone<T>(socket: &Socket) -> Result<T, Stop> {
+pub(super) fn gone<T>(socket: &Socket) -> Outcome<T> {
     match socket.phase() {
-        SocketPhase::Relayed => Err(Stop::NotOurs),
-        SocketPhase::HeldElsewhere => Err(Stop::Moved),
+        SocketPhase::Relayed => Err(CallError::NotOurs),
+        SocketPhase::HeldElsewhere => Err(CallError::Moved),
         _ => Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into()),
     }
 }
@@ -276,7 +276,7 @@ pub fn send(
     buffers: &[IoSlice<'_>],
     to: Option<SocketAddr>,
     flags: i32,
-) -> Answer<usize> {
+) -> Outcome<usize> {
     send_message(fd, buffers, to, flags, &SendControl::default())
 }
 
@@ -286,14 +286,14 @@ pub fn send_message(
     to: Option<SocketAddr>,
     flags: i32,
     control: &SendControl,
-) -> Answer<usize> {
+) -> Outcome<usize> {
     fn give(
         fd: RawFd,
         buffers: &[IoSlice<'_>],
         to: Option<SocketAddr>,
         flags: i32,
         control: &SendControl,
-    ) -> Result<usize, Stop> {
+    ) -> Outcome<usize> {
         let (socket, process) = find_to_use(fd, || Transfer::sending(buffers, flags, control))?;
         complete_connect(process, fd, &socket);
         match (socket.settled_phase(), socket.protocol) {
@@ -316,8 +316,8 @@ pub fn send_message(
                 wait_opened(process, fd, &socket, (deadline, flags))?;
                 send_tcp(process, &socket, buffers, flags)
             }
-            (SocketPhase::Relayed, _) => Err(Stop::NotOurs),
-            (SocketPhase::HeldElsewhere, _) => Err(Stop::Moved),
+            (SocketPhase::Relayed, _) => Err(CallError::NotOurs),
+            (SocketPhase::HeldElsewhere, _) => Err(CallError::Moved),
             (SocketPhase::Idle, Protocol::Tcp) => {
                 send_first(process, fd, &socket, buffers, to, flags)
             }
@@ -327,27 +327,27 @@ pub fn send_message(
         }
     }
     let _call = layers::enter(Layer::Call);
-    let answer = retry_if_moved(|| give(fd, buffers, to, flags, control)).into();
-    if answer == Answer::Failed(Errno::PIPE) && flags & libc::MSG_NOSIGNAL == 0 {
+    let answer = retry_if_moved(|| give(fd, buffers, to, flags, control));
+    if answer == Err(CallError::Errno(Errno::PIPE)) && flags & libc::MSG_NOSIGNAL == 0 {
         descriptor::raise_sigpipe();
     }
     answer
 }
 
 /// Bytes that `send` would take from a stream now.
-pub fn send_space(fd: RawFd) -> Answer<usize> {
-    fn look(fd: RawFd) -> Result<usize, Stop> {
+pub fn send_space(fd: RawFd) -> Outcome<usize> {
+    fn look(fd: RawFd) -> Outcome<usize> {
         let (socket, process) = find_here(fd)?;
         complete_connect(process, fd, &socket);
         let mut core = process.lock();
         core.poll_rx(clock::now());
         match (socket.phase(), core.stream(socket.slot())) {
             (SocketPhase::Cached, Some(stream)) => Ok(stream.send_space()),
-            (SocketPhase::Relayed, _) => Err(Stop::NotOurs),
+            (SocketPhase::Relayed, _) => Err(CallError::NotOurs),
             _ => Ok(0),
         }
     }
-    look(fd).into()
+    look(fd)
 }
 
 /// Bytes that a SYN could carry; what is beyond is sent once the connection stands.
@@ -362,7 +362,7 @@ fn send_first(
     buffers: &[IoSlice<'_>],
     to: Option<SocketAddr>,
     flags: i32,
-) -> Result<usize, Stop> {
+) -> Outcome<usize> {
     let deferred = socket.setup().deferred;
     let remote = match (flags & libc::MSG_FASTOPEN != 0, to, deferred) {
         (_, _, Some(remote)) => remote,
@@ -412,12 +412,12 @@ fn send_tcp(
     socket: &Arc<Socket>,
     buffers: &[IoSlice<'_>],
     flags: i32,
-) -> Result<usize, Stop> {
+) -> Outcome<usize> {
     let total: usize = buffers.iter().map(|buffer| buffer.len()).sum();
     let marks_end = flags & (libc::MSG_OOB | libc::MSG_EOR) != 0 && total > 0;
     let more = flags & libc::MSG_MORE != 0;
     let done = Cell::new(0);
-    let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
+    let attempt = |core: &mut Core, now: Instant| -> Option<Outcome<usize>> {
         let slot = socket.slot();
         if core
             .stream(slot)

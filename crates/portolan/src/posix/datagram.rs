@@ -14,11 +14,11 @@ use portolan_tcp::Events;
 use portolan_types::{Instant, scope_of};
 use rustix::io::Errno;
 
-use super::Stop;
 use super::bind::bind_implicitly;
 use super::blocking::Call;
 use super::data::{Received, are_readable, gone, scatter};
 use super::kernel_socket::send_by_kernel;
+use super::{CallError, Outcome};
 use crate::channel::layers::{self, Layer};
 use crate::process::Process;
 use crate::runtime::Core;
@@ -117,12 +117,12 @@ pub(super) fn receive_udp(
     socket: &Arc<Socket>,
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
-) -> Result<Received, Stop> {
+) -> Outcome<Received> {
     if flags & libc::MSG_ERRQUEUE != 0 {
         return receive_error(process, socket, buffers);
     }
     let is_peek = flags & libc::MSG_PEEK != 0;
-    let mut look = |core: &mut Core| -> Option<Result<Received, Stop>> {
+    let mut look = |core: &mut Core| -> Option<Outcome<Received>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
@@ -134,7 +134,7 @@ pub(super) fn receive_udp(
             return Some(Ok(of_path(socket, path)));
         }
         let mut unload = |datagram: &_, start| {
-            unload(socket, routes, (datagram, start), buffers, flags).map_err(Stop::from)
+            unload(socket, routes, (datagram, start), buffers, flags).map_err(CallError::from)
         };
         if is_peek {
             let start = socket.peek_start();
@@ -169,7 +169,7 @@ pub(super) fn await_port(
     process: &'static Process,
     socket: &Arc<Socket>,
     flags: i32,
-) -> Result<Received, Stop> {
+) -> Outcome<Received> {
     if flags & libc::MSG_ERRQUEUE != 0 {
         return Err(Errno::AGAIN.into());
     }
@@ -179,7 +179,7 @@ pub(super) fn await_port(
         match (socket.phase(), socket.take_error(None)) {
             (_, Some(errno)) => Some(Err(errno.into())),
             (SocketPhase::Idle, None) => is_over.then(|| Ok(Received::default())),
-            _ => Some(Err(Stop::Moved)),
+            _ => Some(Err(CallError::Moved)),
         }
     };
     let call = Call {
@@ -310,7 +310,7 @@ fn receive_error(
     process: &'static Process,
     socket: &Arc<Socket>,
     buffers: &mut [IoSliceMut<'_>],
-) -> Result<Received, Stop> {
+) -> Outcome<Received> {
     let mut core = process.lock();
     core.poll_rx(clock::now());
     let error = match core.stack.udp(socket.slot()) {
@@ -343,10 +343,7 @@ fn receive_error(
 }
 
 /// `MSG_ERRQUEUE` of a stream: what has become of bytes that were to be stamped.
-pub(super) fn receive_stamp(
-    process: &'static Process,
-    socket: &Arc<Socket>,
-) -> Result<Received, Stop> {
+pub(super) fn receive_stamp(process: &'static Process, socket: &Arc<Socket>) -> Outcome<Received> {
     process.lock().poll(clock::now());
     let stamp = socket.stamps().take().ok_or(Errno::AGAIN)?;
     let error = ExtendedError {
@@ -426,7 +423,7 @@ pub(super) fn send_udp(
     to: Option<SocketAddr>,
     flags: i32,
     control: &SendControl,
-) -> Result<usize, Stop> {
+) -> Outcome<usize> {
     let to = to.map(|to| socket.given(to)).transpose()?;
     if to.is_some_and(|to| to.port() == 0) {
         return Err(Errno::INVAL.into());
@@ -514,7 +511,7 @@ fn cork(
     buffers: &[IoSlice<'_>],
     to: Option<SocketAddr>,
     sending: Sending,
-) -> Result<usize, Stop> {
+) -> Outcome<usize> {
     let is_connected = || {
         let mut core = process.lock();
         let session = core.stack.udp(socket.slot());
@@ -540,11 +537,7 @@ fn cork(
 }
 
 /// Sends what was held back.
-pub(super) fn uncork(
-    process: &'static Process,
-    socket: &Arc<Socket>,
-    flags: i32,
-) -> Result<(), Stop> {
+pub(super) fn uncork(process: &'static Process, socket: &Arc<Socket>, flags: i32) -> Outcome<()> {
     let Some(corked) = socket.datagrams().corked.take() else {
         return Ok(());
     };
@@ -560,13 +553,13 @@ fn send_payload(
     to: Option<SocketAddr>,
     sending: &Sending,
     flags: i32,
-) -> Result<usize, Stop> {
+) -> Outcome<usize> {
     let length = payload[0].len() + payload[1].len();
     let segment = usize::from(sending.segment);
     if segment > 0 && length > segment * SEGMENTS_MAX {
         return Err(Errno::INVAL.into());
     }
-    let attempt = |core: &mut Core, now: Instant| -> Option<Result<usize, Stop>> {
+    let attempt = |core: &mut Core, now: Instant| -> Option<Outcome<usize>> {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
         }
@@ -595,7 +588,7 @@ fn send_payload(
             }
             Err(SendError::Unchecked) => Some(Err(Errno::INVAL.into())),
             Err(SendError::NoRoute) => Some(Err(Errno::NETUNREACH.into())),
-            Err(SendError::NotOurs) => Some(Err(Stop::NotOurs)),
+            Err(SendError::NotOurs) => Some(Err(CallError::NotOurs)),
         }
     };
     let call = Call {
@@ -605,7 +598,7 @@ fn send_payload(
         timeout: Options::send_timeout,
     };
     match call.complete(process.lock(), attempt, || None) {
-        Err(Stop::NotOurs) if socket.phase() == SocketPhase::Cached => {
+        Err(CallError::NotOurs) if socket.phase() == SocketPhase::Cached => {
             send_by_kernel(&call, payload, to, sending)
         }
         result => result,

@@ -12,7 +12,7 @@ use portolan_sys::{clock, shm};
 use portolan_types::{SessionId, Slot};
 use rustix::io::Errno;
 
-use super::Stop;
+use super::Outcome;
 use super::asking::{SlotReservation, install, refusal};
 use super::lifecycle::enter;
 use crate::process::Process;
@@ -102,7 +102,7 @@ pub(super) fn accept(
     process: &'static Process,
     listener: &Socket,
     flags: i32,
-) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
+) -> Outcome<Option<(RawFd, SocketAddr)>> {
     let id = listener.setup().session.ok_or(Errno::INVAL)?;
     process.lock().take_announcement(id);
     let taken = accept_next(process, (listener, id), flags);
@@ -115,7 +115,7 @@ fn accept_next(
     process: &'static Process,
     (listener, id): (&Socket, SessionId),
     flags: i32,
-) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
+) -> Outcome<Option<(RawFd, SocketAddr)>> {
     loop {
         let pair = process.control.brief_pair(PairKind::Stream)?;
         let next = process.lock().accept_delegated(clock::now(), id);
@@ -137,7 +137,7 @@ fn claim(
     (slot, mut session): (Slot, Box<TcpSession>),
     (near, far): (OwnedFd, OwnedFd),
     flags: i32,
-) -> Result<(RawFd, SocketAddr), Stop> {
+) -> Outcome<(RawFd, SocketAddr)> {
     let (local, remote) = (session.flow.local, session.flow.remote);
     let request = RequestBody::RegisterAccepted {
         listener: listening,

@@ -12,7 +12,7 @@ use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
-use super::Stop;
+use super::CallError;
 use super::migrate::lose;
 use crate::process::Process;
 use crate::socket::table::{self, File};
@@ -22,12 +22,12 @@ use crate::wait::epoll::Epoll;
 /// Turns the socket into a kernel socket under all its descriptors: `kernel` if the server had one
 /// that holds its port, else a new one on the same address. Whatever was set on it is set again. The lock on `setup`
 /// keeps others out meanwhile. Says why the call goes no further: `NotOurs` if all went well.
-pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<OwnedFd>) -> Stop {
+pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<OwnedFd>) -> CallError {
     let became = become_kernel(socket, setup, kernel);
     wake_sleepers(socket);
     match became {
-        Ok(()) => Stop::NotOurs,
-        Err(errno) => Stop::Failed(errno),
+        Ok(()) => CallError::NotOurs,
+        Err(errno) => CallError::Errno(errno),
     }
 }
 

@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use super::fallback::new_kernel_socket;
 use super::migrate::obtain;
-use super::{Answer, Stop, find};
+use super::{CallError, Outcome, find};
 use crate::process::Process;
 use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
@@ -19,7 +19,7 @@ const SIOCATMARK: u64 = 0x8905;
 const SIOCOUTQNSD: u64 = 0x894b;
 
 /// Notes what concerns us; the descriptor's own flags are the kernel's.
-pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
+pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Outcome<i32> {
     if matches!(command, libc::F_SETOWN | F_SETOWN_EX | F_SETSIG) && table::is_ours(fd) {
         note_owner();
     }
@@ -29,7 +29,7 @@ pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Answer<i32> {
         socket.set_nonblocking(argument & libc::O_NONBLOCK as usize != 0);
         socket.set_async(argument & libc::O_ASYNC as usize != 0);
     }
-    Answer::NotOurs
+    Err(CallError::NotOurs)
 }
 
 /// Somebody is to get signals.
@@ -61,61 +61,58 @@ const OF_FILE: [u64; 9] = [
     0x5460, // FIOQSIZE
 ];
 
-pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Answer<i32> {
-    fn answer(fd: RawFd, request: u64, argument: usize) -> Result<i32, Stop> {
-        let (socket, process) = find(fd)?;
-        if request == libc::FIONBIO {
-            let on = memory::read_int(argument)? != 0;
-            socket.set_nonblocking(on);
-            return Err(Stop::NotOurs);
-        }
-        if request == libc::FIOASYNC {
-            socket.set_async(memory::read_int(argument)? != 0);
-        }
-        if matches!(request, FIOSETOWN | SIOCSPGRP) {
-            note_owner();
-        }
-        if OF_FILE.contains(&request) {
-            return Err(Stop::NotOurs);
-        }
-        obtain(process, fd, &socket)?;
-        let is_known = match request {
-            libc::FIONREAD | libc::TIOCOUTQ => true,
-            SIOCOUTQNSD | SIOCATMARK => socket.protocol == Protocol::Tcp,
-            _ => false,
-        };
-        if !is_known {
-            // Interfaces, routes, neighbours: the descriptor itself is of no Internet family.
-            let kernel = new_kernel_socket(&socket)?;
-            return Ok(descriptor::request(&kernel, request, argument)?);
-        }
-        match socket.phase() {
-            SocketPhase::Cached => {}
-            SocketPhase::Listening if request != SIOCATMARK => return Err(Errno::INVAL.into()),
-            SocketPhase::Connecting | SocketPhase::Idle | SocketPhase::Listening => {
-                memory::write_int(argument, 0)?;
-                return Ok(0);
-            }
-            _ => return Err(Stop::NotOurs),
-        }
-        let mut core = process.lock();
-        core.poll_rx(portolan_sys::clock::now());
-        let slot = socket.slot();
-        let bytes = match (request, core.stream(slot)) {
-            (libc::FIONREAD, Some(stream)) => stream.inquiry(),
-            (SIOCATMARK, Some(stream)) => usize::from(stream.is_at_mark()),
-            (SIOCOUTQNSD, Some(stream)) => stream.tcp_info().unsent as usize,
-            (_, Some(stream)) => stream.tcp_info().send_queue,
-            (libc::FIONREAD, None) => core
-                .stack
-                .udp(slot)
-                .and_then(|session| session.queue.front())
-                .map_or(0, |datagram| datagram.data.len()),
-            (_, None) => 0,
-        };
-        drop(core);
-        memory::write_int(argument, i32::try_from(bytes).unwrap_or(i32::MAX))?;
-        Ok(0)
+pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Outcome<i32> {
+    let (socket, process) = find(fd)?;
+    if request == libc::FIONBIO {
+        let on = memory::read_int(argument)? != 0;
+        socket.set_nonblocking(on);
+        return Err(CallError::NotOurs);
     }
-    answer(fd, request, argument).into()
+    if request == libc::FIOASYNC {
+        socket.set_async(memory::read_int(argument)? != 0);
+    }
+    if matches!(request, FIOSETOWN | SIOCSPGRP) {
+        note_owner();
+    }
+    if OF_FILE.contains(&request) {
+        return Err(CallError::NotOurs);
+    }
+    obtain(process, fd, &socket)?;
+    let is_known = match request {
+        libc::FIONREAD | libc::TIOCOUTQ => true,
+        SIOCOUTQNSD | SIOCATMARK => socket.protocol == Protocol::Tcp,
+        _ => false,
+    };
+    if !is_known {
+        // Interfaces, routes, neighbours: the descriptor itself is of no Internet family.
+        let kernel = new_kernel_socket(&socket)?;
+        return Ok(descriptor::request(&kernel, request, argument)?);
+    }
+    match socket.phase() {
+        SocketPhase::Cached => {}
+        SocketPhase::Listening if request != SIOCATMARK => return Err(Errno::INVAL.into()),
+        SocketPhase::Connecting | SocketPhase::Idle | SocketPhase::Listening => {
+            memory::write_int(argument, 0)?;
+            return Ok(0);
+        }
+        _ => return Err(CallError::NotOurs),
+    }
+    let mut core = process.lock();
+    core.poll_rx(portolan_sys::clock::now());
+    let slot = socket.slot();
+    let bytes = match (request, core.stream(slot)) {
+        (libc::FIONREAD, Some(stream)) => stream.inquiry(),
+        (SIOCATMARK, Some(stream)) => usize::from(stream.is_at_mark()),
+        (SIOCOUTQNSD, Some(stream)) => stream.tcp_info().unsent as usize,
+        (_, Some(stream)) => stream.tcp_info().send_queue,
+        (libc::FIONREAD, None) => core
+            .stack
+            .udp(slot)
+            .and_then(|session| session.queue.front())
+            .map_or(0, |datagram| datagram.data.len()),
+        (_, None) => 0,
+    };
+    drop(core);
+    memory::write_int(argument, i32::try_from(bytes).unwrap_or(i32::MAX))?;
+    Ok(0)
 }

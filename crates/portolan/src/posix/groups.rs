@@ -11,9 +11,9 @@ use portolan_sys::descriptor::set_socket_option;
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
-use super::Stop;
 use super::asking::refusal;
 use super::fallback::new_kernel_socket;
+use super::{CallError, Outcome};
 use crate::process::Process;
 use crate::socket::table::InternalFd;
 use crate::socket::{Socket, SocketPhase};
@@ -28,7 +28,7 @@ pub(super) fn set_membership(
     level: i32,
     name: i32,
     value: &[u8],
-) -> Option<Result<(), Stop>> {
+) -> Option<Outcome<()>> {
     let is_membership = match level {
         IPPROTO_IP => matches!(name, 35..=40) || MCAST.contains(&name),
         IPPROTO_IPV6 => matches!(name, 20 | 21) || MCAST.contains(&name),
@@ -40,12 +40,12 @@ pub(super) fn set_membership(
     if socket.protocol == Protocol::Tcp {
         return Some(set_on_stream(socket, level, name, value));
     }
-    let change = parse(process, level, name, value).map_err(Stop::from);
+    let change = parse(process, level, name, value).map_err(CallError::from);
     Some(change.and_then(|change| make(process, socket, change)))
 }
 
 /// A stream hears no group, but Linux has the host join it all the same, unless it is asked by the oldest of the options.
-fn set_on_stream(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {
+fn set_on_stream(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Outcome<()> {
     let is_oldest = match level {
         IPPROTO_IP => matches!(name, 35 | 36),
         _ => matches!(name, 20 | 21),
@@ -61,7 +61,7 @@ fn set_on_stream(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result
     Ok(set_socket_option(member, level, name, value)?)
 }
 
-fn make(process: &'static Process, socket: &Arc<Socket>, change: GroupChange) -> Result<(), Stop> {
+fn make(process: &'static Process, socket: &Arc<Socket>, change: GroupChange) -> Outcome<()> {
     if !change.group.is_multicast() {
         return Err(Errno::INVAL.into());
     }
@@ -72,7 +72,7 @@ fn make(process: &'static Process, socket: &Arc<Socket>, change: GroupChange) ->
             note_early(process, socket, change)?;
             Ok(())
         }
-        _ => Err(Stop::NotOurs),
+        _ => Err(CallError::NotOurs),
     }
 }
 
@@ -119,7 +119,7 @@ fn tell_server(
     socket: &Arc<Socket>,
     session: SessionId,
     change: GroupChange,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let request = RequestBody::Group { session, change };
     let interface = match process.control.call(request, &[]) {
         Ok((ReplyBody::Joined { interface }, _)) => interface,

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::asking::refusal;
 use super::blocking::Call;
-use super::{Stop, deadline_after, restarts};
+use super::{CallError, Outcome, deadline_after, restarts};
 use crate::process::Process;
 use crate::socket::table::InternalFd;
 use crate::socket::{Family, Socket, SocketPhase};
@@ -29,7 +29,7 @@ pub(super) fn send_by_kernel(
     payload: [&[u8]; 2],
     to: Option<SocketAddr>,
     sending: &Sending,
-) -> Result<usize, Stop> {
+) -> Outcome<usize> {
     let Call {
         process, socket, ..
     } = *call;
@@ -63,7 +63,7 @@ pub(super) fn send_by_kernel(
         }) {
             Ok(Woken::Kernel) => {}
             // Its session has gone to the kernel meanwhile, or is closed.
-            Ok(Woken::Ready(())) => return Err(Stop::Moved),
+            Ok(Woken::Ready(())) => return Err(CallError::Moved),
             Ok(Woken::TimedOut) => return Err(Errno::AGAIN.into()),
             Err(Errno::INTR) if restarts(until) => {}
             Err(errno) => return Err(errno.into()),
@@ -94,7 +94,7 @@ fn with_kernel_socket(
     process: &'static Process,
     socket: &Arc<Socket>,
     act: impl FnOnce(&InternalFd) -> Result<usize, Errno>,
-) -> Result<Sent, Stop> {
+) -> Outcome<Sent> {
     let session = socket.setup().session.ok_or(Errno::NETUNREACH)?;
     let mut datagrams = socket.datagrams();
     if datagrams.kernel_socket.is_none() {

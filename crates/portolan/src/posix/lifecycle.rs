@@ -19,7 +19,7 @@ use super::connect::complete_connect;
 use super::fallback::{leave_to_sharers, return_from_kernel_epolls};
 use super::fork::shares_memory;
 use super::migrate::{Destination, OutgoingCapsule, give_back, is_standard_stream, make_relayed};
-use super::{Answer, Stop, deadline_after, find_here};
+use super::{CallError, Outcome, deadline_after, find_here};
 use crate::process::control::Lost;
 use crate::process::{Absent, Process};
 use crate::runtime::NewSession;
@@ -29,39 +29,32 @@ use crate::wait::epoll::Epoll;
 use crate::wait::unseen;
 use crate::wait::{Sleep, Waiter};
 
-pub fn socket(domain: i32, kind: i32, protocol: i32) -> Answer<RawFd> {
-    fn open(domain: i32, kind: i32, protocol: i32) -> Result<RawFd, Stop> {
-        let family = match domain {
-            libc::AF_INET => Family::V4,
-            libc::AF_INET6 => Family::V6,
-            _ => return Err(Stop::NotOurs),
-        };
-        let flags = kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
-        let (protocol, kind) = match (kind & !flags, protocol) {
-            (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => (Protocol::Tcp, PairKind::Stream),
-            (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => (Protocol::Udp, PairKind::SeqPacket),
-            _ => return Err(Stop::NotOurs),
-        };
-        if unseen::is_seen() {
-            return Err(Stop::NotOurs);
-        }
-        Process::for_new_socket().map_err(|absent| match absent {
-            Absent::UseKernel => Stop::NotOurs,
-            Absent::Refuse => Stop::Failed(Errno::NETDOWN),
-        })?;
-        // It gets a peer once the server hears of it.
-        let near = unix::without_peer(kind)?;
-        enter(near, Arc::new(Socket::new(family, protocol)), flags)
+pub fn socket(domain: i32, kind: i32, protocol: i32) -> Outcome<RawFd> {
+    let family = match domain {
+        libc::AF_INET => Family::V4,
+        libc::AF_INET6 => Family::V6,
+        _ => return Err(CallError::NotOurs),
+    };
+    let flags = kind & (libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC);
+    let (protocol, kind) = match (kind & !flags, protocol) {
+        (libc::SOCK_STREAM, 0 | libc::IPPROTO_TCP) => (Protocol::Tcp, PairKind::Stream),
+        (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => (Protocol::Udp, PairKind::SeqPacket),
+        _ => return Err(CallError::NotOurs),
+    };
+    if unseen::is_seen() {
+        return Err(CallError::NotOurs);
     }
-    open(domain, kind, protocol).into()
+    Process::for_new_socket().map_err(|absent| match absent {
+        Absent::UseKernel => CallError::NotOurs,
+        Absent::Refuse => CallError::Errno(Errno::NETDOWN),
+    })?;
+    // It gets a peer once the server hears of it.
+    let near = unix::without_peer(kind)?;
+    enter(near, Arc::new(Socket::new(family, protocol)), flags)
 }
 
 /// Gives a socket its descriptor, with the flags of `socket` or `accept4`.
-pub(super) fn enter(
-    near: std::os::fd::OwnedFd,
-    socket: Arc<Socket>,
-    flags: i32,
-) -> Result<RawFd, Stop> {
+pub(super) fn enter(near: std::os::fd::OwnedFd, socket: Arc<Socket>, flags: i32) -> Outcome<RawFd> {
     let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
     if is_nonblocking {
         descriptor::set_nonblocking(&near, true)?;
@@ -79,67 +72,64 @@ pub(super) fn enter(
     Ok(near)
 }
 
-pub fn shutdown(fd: RawFd, how: i32) -> Answer<()> {
-    fn end(fd: RawFd, how: i32) -> Result<(), Stop> {
-        let (socket, process) = find_here(fd)?;
-        complete_connect(process, fd, &socket);
-        if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
-            return Err(Errno::INVAL.into());
+pub fn shutdown(fd: RawFd, how: i32) -> Outcome<()> {
+    let (socket, process) = find_here(fd)?;
+    complete_connect(process, fd, &socket);
+    if !matches!(how, libc::SHUT_RD | libc::SHUT_WR | libc::SHUT_RDWR) {
+        return Err(Errno::INVAL.into());
+    }
+    match socket.phase() {
+        SocketPhase::Cached => {}
+        // Linux's `inet_shutdown` disconnects it; who waits for the outcome hears of a reset.
+        SocketPhase::Connecting => {
+            socket.set_error(libc::ECONNRESET);
+            return reset_to_idle(process, fd, &socket);
         }
-        match socket.phase() {
-            SocketPhase::Cached => {}
-            // Linux's `inet_shutdown` disconnects it; who waits for the outcome hears of a reset.
-            SocketPhase::Connecting => {
-                socket.set_error(libc::ECONNRESET);
-                return reset_to_idle(process, fd, &socket);
-            }
-            SocketPhase::Idle if socket.protocol == Protocol::Udp => {}
-            SocketPhase::Listening if how == libc::SHUT_WR => return Ok(()),
-            SocketPhase::Listening => return stop_listening(process, fd, &socket),
-            SocketPhase::Relayed => return Err(Stop::NotOurs),
-            SocketPhase::Idle => {
-                // As Linux: the call fails, and poll shows what it was to do.
-                socket.shut(directions(how));
-                socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
-                return Err(Errno::NOTCONN.into());
-            }
-            _ => return Err(Errno::NOTCONN.into()),
-        }
-        let mut core = process.lock();
-        let now = clock::now();
-        let slot = socket.slot();
-        if socket.protocol == Protocol::Udp {
+        SocketPhase::Idle if socket.protocol == Protocol::Udp => {}
+        SocketPhase::Listening if how == libc::SHUT_WR => return Ok(()),
+        SocketPhase::Listening => return stop_listening(process, fd, &socket),
+        SocketPhase::Relayed => return Err(CallError::NotOurs),
+        SocketPhase::Idle => {
+            // As Linux: the call fails, and poll shows what it was to do.
             socket.shut(directions(how));
             socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
-            let session = match socket.phase() {
-                SocketPhase::Cached => core.stack.udp(slot),
-                _ => None,
-            };
-            // As Linux: without a peer the call fails, and what it was to do is done.
-            let has_peer = session.is_some_and(|session| session.remote.is_some());
-            return if has_peer {
-                Ok(())
-            } else {
-                Err(Errno::NOTCONN.into())
-            };
+            return Err(Errno::NOTCONN.into());
         }
-        if let Some(stream) = core.stream(slot) {
-            if has_ended(stream) {
-                return Err(Errno::NOTCONN.into());
-            }
-            if how != libc::SHUT_RD {
-                stream.shutdown_send(now);
-            }
-            if how != libc::SHUT_WR {
-                stream.shutdown_receive();
-            }
-        }
-        core.touch(slot);
-        core.poll_tx(now);
-        socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
-        Ok(())
+        _ => return Err(Errno::NOTCONN.into()),
     }
-    end(fd, how).into()
+    let mut core = process.lock();
+    let now = clock::now();
+    let slot = socket.slot();
+    if socket.protocol == Protocol::Udp {
+        socket.shut(directions(how));
+        socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
+        let session = match socket.phase() {
+            SocketPhase::Cached => core.stack.udp(slot),
+            _ => None,
+        };
+        // As Linux: without a peer the call fails, and what it was to do is done.
+        let has_peer = session.is_some_and(|session| session.remote.is_some());
+        return if has_peer {
+            Ok(())
+        } else {
+            Err(Errno::NOTCONN.into())
+        };
+    }
+    if let Some(stream) = core.stream(slot) {
+        if has_ended(stream) {
+            return Err(Errno::NOTCONN.into());
+        }
+        if how != libc::SHUT_RD {
+            stream.shutdown_send(now);
+        }
+        if how != libc::SHUT_WR {
+            stream.shutdown_receive();
+        }
+    }
+    core.touch(slot);
+    core.poll_tx(now);
+    socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
+    Ok(())
 }
 
 fn directions(how: i32) -> u8 {
@@ -156,7 +146,7 @@ pub(super) fn has_ended(stream: &dyn Stream) -> bool {
 }
 
 /// The listener is a socket again that nobody listens on; as Linux, it keeps a port that the application chose.
-fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     let mut setup = socket.setup();
     let (SocketPhase::Listening, Some(session)) = (socket.phase(), setup.session) else {
         // Another thread was faster.
@@ -189,7 +179,7 @@ pub(super) fn reset_to_idle(
     process: &'static Process,
     fd: RawFd,
     socket: &Arc<Socket>,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let mut setup = socket.setup();
     let bound = setup.local.filter(|_| setup.is_bound).map(|mut local| {
         if !setup.has_chosen_port {
@@ -222,7 +212,7 @@ pub(super) fn carry_bytes(
     process: &Process,
     socket: &Arc<Socket>,
     setup: &mut Setup,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     if !setup.carries_messages {
         return Ok(());
     }
@@ -282,12 +272,12 @@ fn put_at(near: impl AsFd, numbers: Vec<RawFd>) -> Result<(), Errno> {
     Ok(())
 }
 
-pub fn close(fd: RawFd) -> Answer<()> {
+pub fn close(fd: RawFd) -> Outcome<()> {
     if table::is_internal(fd) {
-        return Answer::Failed(Errno::BADF);
+        return Err(CallError::Errno(Errno::BADF));
     }
     if !table::is_ours(fd) || shares_memory() {
-        return Answer::NotOurs;
+        return Err(CallError::NotOurs);
     }
     let listening = listening_behind(fd);
     forget(fd);
@@ -296,7 +286,7 @@ pub fn close(fd: RawFd) -> Answer<()> {
         // If that was the last copy nobody listens any more when `close` returns.
         let _ = process.control.call(RequestBody::Release { session }, &[]);
     }
-    Answer::Done(())
+    Ok(())
 }
 
 fn listening_behind(fd: RawFd) -> Option<SessionId> {
@@ -540,47 +530,44 @@ pub enum Duplicate {
     Onto { fd: RawFd, cloexec: bool },
 }
 
-pub fn duplicate(fd: RawFd, to: Duplicate) -> Answer<RawFd> {
-    fn copy(fd: RawFd, to: Duplicate) -> Result<RawFd, Stop> {
-        let file = table::find(fd).ok_or(Stop::NotOurs)?;
-        if shares_memory() {
-            return Err(Stop::NotOurs);
-        }
-        let near = descriptor::borrow(fd)?;
-        let new = match to {
-            Duplicate::Any { min, .. } if min < 0 => return Err(Errno::INVAL.into()),
-            Duplicate::Any { min, cloexec: true } => {
-                rustix::io::fcntl_dupfd_cloexec(near, min)?.into_raw_fd()
-            }
-            Duplicate::Any {
-                min,
-                cloexec: false,
-            } => {
-                let new = rustix::io::fcntl_dupfd_cloexec(near, min)?;
-                descriptor::set_close_on_exec(&new, false)?;
-                new.into_raw_fd()
-            }
-            Duplicate::Onto { fd: onto, cloexec } => {
-                if table::is_internal(onto) {
-                    return Err(Errno::BUSY.into());
-                }
-                forget(onto);
-                descriptor::replace(near, onto, cloexec)?;
-                onto
-            }
-        };
-        if !table::can_hold(new) {
-            descriptor::close(new);
-            return Err(Errno::MFILE.into());
-        }
-        if let File::Socket(socket) = &file {
-            socket.add_reference();
-            if is_standard_stream(new) {
-                make_relayed(fd, socket);
-            }
-        }
-        table::insert(new, file);
-        Ok(new)
+pub fn duplicate(fd: RawFd, to: Duplicate) -> Outcome<RawFd> {
+    let file = table::find(fd).ok_or(CallError::NotOurs)?;
+    if shares_memory() {
+        return Err(CallError::NotOurs);
     }
-    copy(fd, to).into()
+    let near = descriptor::borrow(fd)?;
+    let new = match to {
+        Duplicate::Any { min, .. } if min < 0 => return Err(Errno::INVAL.into()),
+        Duplicate::Any { min, cloexec: true } => {
+            rustix::io::fcntl_dupfd_cloexec(near, min)?.into_raw_fd()
+        }
+        Duplicate::Any {
+            min,
+            cloexec: false,
+        } => {
+            let new = rustix::io::fcntl_dupfd_cloexec(near, min)?;
+            descriptor::set_close_on_exec(&new, false)?;
+            new.into_raw_fd()
+        }
+        Duplicate::Onto { fd: onto, cloexec } => {
+            if table::is_internal(onto) {
+                return Err(Errno::BUSY.into());
+            }
+            forget(onto);
+            descriptor::replace(near, onto, cloexec)?;
+            onto
+        }
+    };
+    if !table::can_hold(new) {
+        descriptor::close(new);
+        return Err(Errno::MFILE.into());
+    }
+    if let File::Socket(socket) = &file {
+        socket.add_reference();
+        if is_standard_stream(new) {
+            make_relayed(fd, socket);
+        }
+    }
+    table::insert(new, file);
+    Ok(new)
 }

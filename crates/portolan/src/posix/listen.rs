@@ -18,7 +18,7 @@ use super::delegate::{self, ListenerSlot};
 use super::fallback::{become_kernel_listener, wake_sleepers};
 use super::lifecycle::{enter, replace_fds};
 use super::migrate::fetch;
-use super::{Answer, Stop, Watching, deadline_after, find, restarts};
+use super::{CallError, Outcome, Watching, deadline_after, find, restarts};
 use crate::process::{Absent, Process};
 use crate::socket::table::InternalFd;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
@@ -31,33 +31,30 @@ const EXIT: Duration = Duration::from_millis(100);
 /// Bytes of the longest message a listener's descriptor carries.
 const ACCEPT_MESSAGE: usize = 4096;
 
-pub fn listen(fd: RawFd, backlog: i32) -> Answer<()> {
-    fn start(fd: RawFd, backlog: i32) -> Result<(), Stop> {
-        let (socket, process) = find(fd)?;
-        if socket.protocol != Protocol::Tcp {
-            return Err(Errno::OPNOTSUPP.into());
-        }
-        // Linux takes a negative backlog for the largest.
-        let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
-        let session = socket.setup().session;
-        match (socket.phase(), session) {
-            (SocketPhase::Idle, _) => {
-                // A port of its family's addresses, unless it has one.
-                let has_port = socket.setup().has_port();
-                if !has_port {
-                    bind_implicitly(process, fd, &socket)?;
-                }
-                become_listener(process, &socket, backlog)
-            }
-            (SocketPhase::Listening, Some(session)) => {
-                socket.setup().backlog = backlog;
-                listen_anew(process, &socket, session, backlog)
-            }
-            (SocketPhase::Relayed, _) => Err(Stop::NotOurs),
-            _ => Err(Errno::INVAL.into()),
-        }
+pub fn listen(fd: RawFd, backlog: i32) -> Outcome<()> {
+    let (socket, process) = find(fd)?;
+    if socket.protocol != Protocol::Tcp {
+        return Err(Errno::OPNOTSUPP.into());
     }
-    start(fd, backlog).into()
+    // Linux takes a negative backlog for the largest.
+    let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
+    let session = socket.setup().session;
+    match (socket.phase(), session) {
+        (SocketPhase::Idle, _) => {
+            // A port of its family's addresses, unless it has one.
+            let has_port = socket.setup().has_port();
+            if !has_port {
+                bind_implicitly(process, fd, &socket)?;
+            }
+            become_listener(process, &socket, backlog)
+        }
+        (SocketPhase::Listening, Some(session)) => {
+            socket.setup().backlog = backlog;
+            listen_anew(process, &socket, session, backlog)
+        }
+        (SocketPhase::Relayed, _) => Err(CallError::NotOurs),
+        _ => Err(Errno::INVAL.into()),
+    }
 }
 
 /// With another backlog, or other options.
@@ -66,7 +63,7 @@ pub(super) fn listen_anew(
     socket: &Socket,
     session: SessionId,
     backlog: u32,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let place = ListenerSlot::of(process, session);
     let request = delegate::request(process, socket, SessionRef::Known(session), backlog, &place);
     match process.control.call(request, &[]) {
@@ -81,11 +78,7 @@ pub(super) fn listen_anew(
 /// A listener's descriptor is one end of a message pair: each accepted session comes as one
 /// message, so the kernel lets any number of processes share the queue. A bound socket's is that already. Who performs the
 /// handshakes itself keeps the other end, too.
-fn become_listener(
-    process: &'static Process,
-    socket: &Arc<Socket>,
-    backlog: u32,
-) -> Result<(), Stop> {
+fn become_listener(process: &'static Process, socket: &Arc<Socket>, backlog: u32) -> Outcome<()> {
     let mut setup = socket.setup();
     let session = setup.session.map_or(SessionRef::New, SessionRef::Known);
     let place = ListenerSlot::new(process);
@@ -123,50 +116,47 @@ fn become_listener(
     }
 }
 
-pub fn accept(fd: RawFd, flags: i32) -> Answer<(RawFd, SocketAddr)> {
-    fn next(fd: RawFd, flags: i32) -> Result<(RawFd, SocketAddr), Stop> {
-        let listener = crate::socket::table::socket(fd).ok_or(Stop::NotOurs)?;
-        if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+pub fn accept(fd: RawFd, flags: i32) -> Outcome<(RawFd, SocketAddr)> {
+    let listener = crate::socket::table::socket(fd).ok_or(CallError::NotOurs)?;
+    if flags & !(libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC) != 0 {
+        return Err(Errno::INVAL.into());
+    }
+    if listener.protocol != Protocol::Tcp {
+        return Err(Errno::OPNOTSUPP.into());
+    }
+    let deadline = deadline_after(listener.options().receive_timeout());
+    let mut has_waited = false;
+    loop {
+        if listener.phase() == SocketPhase::Relayed {
+            return Err(CallError::NotOurs);
+        }
+        notice_listening(fd, &listener);
+        if listener.phase() != SocketPhase::Listening {
             return Err(Errno::INVAL.into());
         }
-        if listener.protocol != Protocol::Tcp {
-            return Err(Errno::OPNOTSUPP.into());
-        }
-        let deadline = deadline_after(listener.options().receive_timeout());
-        let mut has_waited = false;
-        loop {
-            if listener.phase() == SocketPhase::Relayed {
-                return Err(Stop::NotOurs);
-            }
-            notice_listening(fd, &listener);
-            if listener.phase() != SocketPhase::Listening {
-                return Err(Errno::INVAL.into());
-            }
-            match try_accept(fd, &listener, flags)? {
-                Next::Connection(accepted) => return Ok(accepted),
-                Next::Nobody if listener.is_nonblocking() => return Err(Errno::AGAIN.into()),
-                Next::Nobody => {}
-                Next::HungUp => {
-                    outlive_server(&listener)?;
-                    // It was told that somebody waits.
-                    if !has_waited && !listener.is_nonblocking() {
-                        return Err(Errno::CONNABORTED.into());
-                    }
-                    continue;
+        match try_accept(fd, &listener, flags)? {
+            Next::Connection(accepted) => return Ok(accepted),
+            Next::Nobody if listener.is_nonblocking() => return Err(Errno::AGAIN.into()),
+            Next::Nobody => {}
+            Next::HungUp => {
+                outlive_server(&listener)?;
+                // It was told that somebody waits.
+                if !has_waited && !listener.is_nonblocking() {
+                    return Err(Errno::CONNABORTED.into());
                 }
+                continue;
             }
-            wait_for_connection(fd, &listener, deadline)?;
-            has_waited = true;
         }
+        wait_for_connection(fd, &listener, deadline)?;
+        has_waited = true;
     }
-    next(fd, flags).into()
 }
 
 fn wait_for_connection(
     fd: RawFd,
     listener: &Arc<Socket>,
     deadline: Option<Instant>,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let mut kernel = [pollfd(fd, libc::POLLIN)];
     let Some(process) = Process::running() else {
         // Without a server nothing comes.
@@ -202,19 +192,19 @@ enum Next {
 }
 
 /// Sessions that ended meanwhile are passed over.
-fn try_accept(fd: RawFd, listener: &Arc<Socket>, flags: i32) -> Result<Next, Stop> {
+fn try_accept(fd: RawFd, listener: &Arc<Socket>, flags: i32) -> Outcome<Next> {
     // A forked worker registers with its first accept.
     let Ok(process) = Process::start() else {
         return next_without_server(fd, listener);
     };
     match accept_from(process, fd, listener, flags) {
         // The server went while it was asked.
-        Err(Stop::Failed(Errno::NETDOWN)) if process.control.is_lost() => Ok(Next::HungUp),
+        Err(CallError::Errno(Errno::NETDOWN)) if process.control.is_lost() => Ok(Next::HungUp),
         next => next,
     }
 }
 
-fn next_without_server(fd: RawFd, listener: &Socket) -> Result<Next, Stop> {
+fn next_without_server(fd: RawFd, listener: &Socket) -> Outcome<Next> {
     if is_silent(&listener.setup()) {
         return Ok(Next::Nobody);
     }
@@ -238,7 +228,7 @@ fn accept_from(
     fd: RawFd,
     listener: &Arc<Socket>,
     flags: i32,
-) -> Result<Next, Stop> {
+) -> Outcome<Next> {
     let near = descriptor::borrow(fd)?;
     let mut buffer = [0; ACCEPT_MESSAGE];
     loop {
@@ -295,7 +285,7 @@ fn accept_from(
                         let fd = enter(descriptor, Arc::clone(&socket), flags)?;
                         return Ok(Next::Connection((fd, listener.shown(remote))));
                     }
-                    Err(Stop::Failed(Errno::CONNABORTED | Errno::NOENT)) => {}
+                    Err(CallError::Errno(Errno::CONNABORTED | Errno::NOENT)) => {}
                     Err(stop) => return Err(stop),
                 }
             }
@@ -310,7 +300,7 @@ fn accept_from(
 
 /// The server has gone, and the listener's queue with it: the kernel listens from now on, if it may and can. Else nobody
 /// comes any more, and the descriptor says nothing.
-fn outlive_server(listener: &Arc<Socket>) -> Result<(), Stop> {
+fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
     let mut setup = listener.setup();
     if listener.phase() != SocketPhase::Listening {
         // Another thread was faster.
@@ -336,7 +326,7 @@ fn outlive_server(listener: &Arc<Socket>) -> Result<(), Stop> {
 }
 
 /// Leaves an accepted session with the server until somebody uses it.
-fn leave(process: &Process, session: SessionId) -> Result<(), Stop> {
+fn leave(process: &Process, session: SessionId) -> Outcome<()> {
     let accepted = RequestBody::Accepted { session };
     Ok(process.control.tell(accepted, &[])?)
 }
@@ -347,7 +337,7 @@ fn cache(
     listener: &Socket,
     session: SessionId,
     setup: Setup,
-) -> Result<Arc<Socket>, Stop> {
+) -> Outcome<Arc<Socket>> {
     // Nobody else can have one that was never accepted: it is not relayed.
     let (session, slot, _) = fetch(process, session, &[])?.ok_or(Errno::PROTO)?;
     let socket = Arc::new(Socket::accepted(listener, setup));

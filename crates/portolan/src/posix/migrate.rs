@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::asking::{SlotReservation, install, open_capsule, refusal};
 use super::delegate;
 use super::fallback::{become_kernels, hand_to_kernel_epolls};
-use super::{Stop, here};
+use super::{CallError, Outcome, here};
 use crate::process::{CoreGuard, Process};
 use crate::runtime::locals;
 use crate::runtime::{Core, NewSession};
@@ -34,7 +34,7 @@ pub(super) fn fetch(
     process: &'static Process,
     session: SessionId,
     descriptor: &[BorrowedFd<'_>],
-) -> Result<Option<(NewSession, Slot, SocketOptionsBlob)>, Stop> {
+) -> Outcome<Option<(NewSession, Slot, SocketOptionsBlob)>> {
     let reservation = SlotReservation::at(process);
     let slot = reservation.slot();
     let request = RequestBody::Cache { session, slot };
@@ -63,11 +63,7 @@ pub(super) fn fetch(
 }
 
 /// Brings a session here that is away, or learns that it is relayed.
-pub(super) fn obtain(
-    process: &'static Process,
-    fd: RawFd,
-    socket: &Arc<Socket>,
-) -> Result<(), Stop> {
+pub(super) fn obtain(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if socket.phase() != SocketPhase::HeldElsewhere {
         return Ok(());
     }
@@ -77,7 +73,7 @@ pub(super) fn obtain(
     fetch_away(process, fd, socket)
 }
 
-fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     let setup = socket.setup();
     let (SocketPhase::HeldElsewhere, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
@@ -93,7 +89,7 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Res
             Ok(())
         }
         Err(lost) => {
-            if let Stop::Failed(Errno::CONNRESET | Errno::BADF) = lost {
+            if let CallError::Errno(Errno::CONNRESET | Errno::BADF) = lost {
                 lose(socket);
                 return Err(Errno::CONNRESET.into());
             }
@@ -105,16 +101,16 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Res
 /// A relayed session comes back if nobody else has the descriptor any more; `NotOurs` if it does not.
 /// Asked at ever longer intervals, by programs of one thread: another could be waiting in the kernel for
 /// what would never come there.
-pub(super) fn reclaim(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+pub(super) fn reclaim(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if !socket.may_reclaim(clock::now()) || socket.is_with_kernel() || is_standard(socket) {
-        return Err(Stop::NotOurs);
+        return Err(CallError::NotOurs);
     }
-    let process = here().ok_or(Stop::NotOurs)?;
+    let process = here().ok_or(CallError::NotOurs)?;
     if !process.has_one_thread() {
-        return Err(Stop::NotOurs);
+        return Err(CallError::NotOurs);
     }
     let setup = socket.setup();
-    let session = setup.session.ok_or(Stop::NotOurs)?;
+    let session = setup.session.ok_or(CallError::NotOurs)?;
     match fetch(process, session, &[descriptor::borrow(fd)?]) {
         Ok(Some((session, slot, _))) => {
             socket.note_return();
@@ -122,7 +118,7 @@ pub(super) fn reclaim(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
             Ok(())
         }
         // It is used as before.
-        Ok(None) | Err(_) => Err(Stop::NotOurs),
+        Ok(None) | Err(_) => Err(CallError::NotOurs),
     }
 }
 
@@ -182,7 +178,7 @@ pub(super) fn relay_for_others(fd: RawFd, socket: &Arc<Socket>) {
 }
 
 /// What is away is relayed from now on, or lost; a UDP socket is the kernel's. Needs no channel.
-pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if socket.protocol == Protocol::Udp {
         if socket.phase() == SocketPhase::HeldElsewhere {
             become_kernels(fd, socket);
@@ -214,7 +210,7 @@ fn has_relayed(fd: RawFd, socket: &Arc<Socket>, session: SessionId) -> Result<bo
 }
 
 /// In a child of fork without a channel: the call goes on in the kernel (`NotOurs`) if the server relays the session.
-pub(super) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
+pub(super) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if socket.protocol != Protocol::Tcp
         || !socket.options().are_of_listeners()
         || is_standard(socket)
@@ -229,7 +225,7 @@ pub(super) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Result<(), Stop> {
         return Ok(());
     }
     socket.note_first_relay(clock::now() + RELAYED_FIRST);
-    Err(Stop::NotOurs)
+    Err(CallError::NotOurs)
 }
 
 /// The session is lost: whoever waits for it hears of its end.

@@ -1,4 +1,4 @@
-//! BSD socket calls on descriptor numbers. Each says [`Answer::NotOurs`] if the kernel should
+//! BSD socket calls on descriptor numbers. Each says [`CallError::NotOurs`] if the kernel should
 //! have the call: for descriptors that are not Portolan's, and for sockets that the server relays
 //! or that fell back.
 
@@ -67,46 +67,32 @@ use crate::socket::{Socket, SocketPhase};
 use crate::wait::Waiter;
 
 /// What became of a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer<T> {
-    Done(T),
-    Failed(Errno),
-    /// Have the kernel do it.
-    NotOurs,
-}
+pub type Outcome<T> = Result<T, CallError>;
 
-impl<T> From<Result<T, Errno>> for Answer<T> {
-    fn from(result: Result<T, Errno>) -> Answer<T> {
-        match result {
-            Ok(value) => Answer::Done(value),
-            Err(errno) => Answer::Failed(errno),
-        }
-    }
-}
-
-/// Why a call of ours goes no further.
+/// Why the library has not completed a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
-    Failed(Errno),
+pub enum CallError {
+    Errno(Errno),
+    /// The kernel's own call is to be made instead.
     NotOurs,
-    /// The session went to another process meanwhile: the call is to be made again.
+    /// The session went to another process in between, and the call can be made again: [`retry_if_moved`] does. To the
+    /// program a call that cannot be repeated is as if interrupted.
     Moved,
 }
 
-impl From<Errno> for Stop {
-    fn from(errno: Errno) -> Stop {
-        Stop::Failed(errno)
+impl From<Errno> for CallError {
+    fn from(errno: Errno) -> CallError {
+        CallError::Errno(errno)
     }
 }
 
-impl<T> From<Result<T, Stop>> for Answer<T> {
-    fn from(result: Result<T, Stop>) -> Answer<T> {
-        match result {
-            Ok(value) => Answer::Done(value),
-            Err(Stop::Failed(errno)) => Answer::Failed(errno),
-            // Who can meet the other tries again; a call that cannot is as if interrupted.
-            Err(Stop::Moved) => Answer::Failed(Errno::INTR),
-            Err(Stop::NotOurs) => Answer::NotOurs,
+impl CallError {
+    /// As `errno` says it; `absent` where the library has nothing to do with the descriptor.
+    pub fn errno_or(self, absent: Errno) -> Errno {
+        match self {
+            CallError::Errno(errno) => errno,
+            CallError::Moved => Errno::INTR,
+            CallError::NotOurs => absent,
         }
     }
 }
@@ -138,9 +124,9 @@ pub fn has_one_thread() -> bool {
 }
 
 /// The socket behind a descriptor, and this process.
-fn find(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
-    let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
-    Ok((socket, here().ok_or(Stop::NotOurs)?))
+fn find(fd: RawFd) -> Outcome<(Arc<Socket>, &'static Process)> {
+    let socket = table::socket(fd).ok_or(CallError::NotOurs)?;
+    Ok((socket, here().ok_or(CallError::NotOurs)?))
 }
 
 /// This process, registered now if it is a child of fork.
@@ -149,11 +135,11 @@ fn here() -> Option<&'static Process> {
 }
 
 /// As [`find`], for calls that need the session: one that is away is asked for.
-fn find_here(fd: RawFd) -> Result<(Arc<Socket>, &'static Process), Stop> {
-    bring_here(fd, table::socket(fd).ok_or(Stop::NotOurs)?)
+fn find_here(fd: RawFd) -> Outcome<(Arc<Socket>, &'static Process)> {
+    bring_here(fd, table::socket(fd).ok_or(CallError::NotOurs)?)
 }
 
-fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Result<(Arc<Socket>, &'static Process), Stop> {
+fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Outcome<(Arc<Socket>, &'static Process)> {
     match here() {
         Some(process) => {
             if socket.end_first_relay() {
@@ -165,7 +151,7 @@ fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Result<(Arc<Socket>, &'static P
         }
         None => {
             migrate::have_relayed(fd, &socket)?;
-            Err(Stop::NotOurs)
+            Err(CallError::NotOurs)
         }
     }
 }
@@ -177,8 +163,8 @@ fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Result<(Arc<Socket>, &'static P
 fn find_to_use(
     fd: RawFd,
     transfer: impl Fn() -> Transfer,
-) -> Result<(Arc<Socket>, &'static Process), Stop> {
-    let socket = table::socket(fd).ok_or(Stop::NotOurs)?;
+) -> Outcome<(Arc<Socket>, &'static Process)> {
+    let socket = table::socket(fd).ok_or(CallError::NotOurs)?;
     match socket.phase() {
         SocketPhase::HeldElsewhere if Process::is_new_child() && transfer() == Transfer::Brief => {
             migrate::relay_first(fd, &socket)?
@@ -224,10 +210,10 @@ impl Transfer {
 }
 
 /// Makes a call again for as long as the session moves away under it.
-fn retry_if_moved<T>(mut call: impl FnMut() -> Result<T, Stop>) -> Result<T, Stop> {
+fn retry_if_moved<T>(mut call: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     loop {
         match call() {
-            Err(Stop::Moved) => {}
+            Err(CallError::Moved) => {}
             done => return done,
         }
     }

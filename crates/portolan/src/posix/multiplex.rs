@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use super::attach::notice_listening;
 use super::fallback::kernel_event;
 use super::migrate::obtain;
-use super::{Answer, Stop, Watching, deadline_after, find_here, here};
+use super::{CallError, Outcome, Watching, deadline_after, find_here, here};
 use crate::process::Process;
 use crate::socket::table::{self, File};
 use crate::socket::{ERR, HUP, Socket, SocketPhase};
@@ -56,23 +56,23 @@ pub fn poll(
     fds: &mut [libc::pollfd],
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
-) -> Answer<usize> {
+) -> Outcome<usize> {
     if !fds.iter().any(|fd| table::is_ours(fd.fd)) {
-        return Answer::NotOurs;
+        return Err(CallError::NotOurs);
     }
     let Some(process) = here() else {
         for fd in fds.iter() {
             // A session that is lost shows as the end of its descriptor.
             let _ = find_here(fd.fd);
         }
-        return Answer::NotOurs;
+        return Err(CallError::NotOurs);
     };
     let deadline = deadline_after(timeout);
     loop {
         match poll_once(process, fds, deadline, mask) {
             Ok(None) => {}
-            Ok(Some(ready)) => return Answer::Done(ready),
-            Err(errno) => return Answer::Failed(errno),
+            Ok(Some(ready)) => return Ok(ready),
+            Err(errno) => return Err(CallError::Errno(errno)),
         }
     }
 }
@@ -169,15 +169,15 @@ fn revents(ready: u32, asked: i16) -> i16 {
     (ready & (u32::from(asked as u16) | ERR | HUP) & 0x3fff) as i16
 }
 
-pub fn epoll_create(flags: i32) -> Answer<RawFd> {
+pub fn epoll_create(flags: i32) -> Outcome<RawFd> {
     let set = match descriptor::epoll_create(flags & libc::EPOLL_CLOEXEC != 0) {
         Ok(set) => set.into_raw_fd(),
-        Err(errno) => return Answer::Failed(errno),
+        Err(errno) => return Err(CallError::Errno(errno)),
     };
     if table::can_hold(set) {
         table::insert(set, File::Epoll(Arc::new(Epoll::new(set))));
     }
-    Answer::Done(set)
+    Ok(set)
 }
 
 pub fn epoll_control(
@@ -185,11 +185,11 @@ pub fn epoll_control(
     operation: i32,
     fd: RawFd,
     event: Option<libc::epoll_event>,
-) -> Answer<()> {
+) -> Outcome<()> {
     let Some(epoll) = table::epoll(set) else {
-        return Answer::NotOurs;
+        return Err(CallError::NotOurs);
     };
-    control(&epoll, operation, fd, event).into()
+    control(&epoll, operation, fd, event)
 }
 
 fn control(
@@ -197,7 +197,7 @@ fn control(
     operation: i32,
     fd: RawFd,
     event: Option<libc::epoll_event>,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let process = here();
     notice_listening_on(fd);
     // A session that is lost shows as an event.
@@ -250,7 +250,7 @@ fn kernel_control(
     operation: i32,
     fd: RawFd,
     event: Option<libc::epoll_event>,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let wanted = event;
     let event = match (table::socket(fd), event) {
         (Some(socket), Some(event)) => Some(kernel_event(&socket, event)),
@@ -288,7 +288,7 @@ fn control_polled(
     operation: i32,
     fd: RawFd,
     event: Option<libc::epoll_event>,
-) -> Option<Result<(), Stop>> {
+) -> Option<Outcome<()>> {
     let is_polled = epoll.polls(fd);
     let fits = event.is_some_and(|event| Polled::fits(event.events)) && !table::is_ours(fd);
     if !is_polled && !fits {
@@ -321,7 +321,7 @@ fn control_polled(
         }
         _ => return None,
     };
-    Some(done.map_err(Stop::from))
+    Some(done.map_err(CallError::from))
 }
 
 pub fn epoll_wait(
@@ -329,25 +329,25 @@ pub fn epoll_wait(
     events: &mut [libc::epoll_event],
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
-) -> Answer<usize> {
+) -> Outcome<usize> {
     let Some(epoll) = table::epoll(set) else {
-        return Answer::NotOurs;
+        return Err(CallError::NotOurs);
     };
     let Some(process) = here() else {
         for (fd, _) in epoll.members_away() {
             let _ = find_here(fd);
         }
-        return Answer::NotOurs;
+        return Err(CallError::NotOurs);
     };
     if events.is_empty() {
-        return Answer::Failed(Errno::INVAL);
+        return Err(CallError::Errno(Errno::INVAL));
     }
     let deadline = deadline_after(timeout);
     loop {
         match wait_once(process, &epoll, events, deadline, mask) {
             Ok(None) => {}
-            Ok(Some(count)) => return Answer::Done(count),
-            Err(errno) => return Answer::Failed(errno),
+            Ok(Some(count)) => return Ok(count),
+            Err(errno) => return Err(CallError::Errno(errno)),
         }
     }
 }

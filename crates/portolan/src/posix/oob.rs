@@ -7,7 +7,7 @@ use portolan_sys::{clock, memory};
 use portolan_tcp::OutOfBand;
 use rustix::io::Errno;
 
-use super::Stop;
+use super::Outcome;
 use super::data::{Received, gone};
 use crate::process::Process;
 use crate::socket::Socket;
@@ -18,7 +18,7 @@ pub(super) fn receive_urgent(
     socket: &Arc<Socket>,
     buffers: &mut [IoSliceMut<'_>],
     flags: i32,
-) -> Result<Received, Stop> {
+) -> Outcome<Received> {
     let place = buffers.iter_mut().find(|buffer| !buffer.is_empty());
     let is_wanted = flags & libc::MSG_TRUNC == 0;
     let mut core = process.lock();

@@ -20,7 +20,7 @@ use super::fallback::{become_kernels, new_kernel_socket};
 use super::groups::{check_interface, sending_interface, set_membership};
 use super::kernel_socket::repeat_on_kernel_socket;
 use super::listen::listen_anew;
-use super::{Answer, Stop, find, find_here, tcp_info};
+use super::{CallError, Outcome, find, find_here, tcp_info};
 use crate::process::Process;
 use crate::socket::options::{
     CONGESTION_NAME, TCP_CC_INFO, is_privileged, is_the_kernels, timestamping,
@@ -28,105 +28,101 @@ use crate::socket::options::{
 use crate::socket::table;
 use crate::socket::{Family, Socket, SocketPhase};
 
-pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Answer<()> {
-    fn set(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Result<(), Stop> {
-        let (socket, process) = match find(fd) {
-            // It comes with its options, to whoever needs it first.
-            Ok((socket, process)) if socket.accepted_unused() && !socket.is_shared() => {
-                (socket, process)
-            }
-            _ => find_here(fd)?,
-        };
-        if level == IPPROTO_IPV6 && socket.family() == Family::V4 {
-            return Err(Errno::NOPROTOOPT.into());
+pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()> {
+    let (socket, process) = match find(fd) {
+        // It comes with its options, to whoever needs it first.
+        Ok((socket, process)) if socket.accepted_unused() && !socket.is_shared() => {
+            (socket, process)
         }
-        check_phase(&socket, level, name, value)?;
-        if is_privileged(level, name, value) {
-            let probe = new_kernel_socket(&socket)?;
-            set_socket_option(&probe, level, name, value)?;
-            return Err(leave_to_kernel(fd, &socket));
-        }
-        if (level, name) == (IPPROTO_IPV6, libc::IPV6_ADDRFORM) {
-            return Ok(become_v4(process, fd, &socket, value)?);
-        }
-        if is_the_kernels(level, name) {
-            return Err(leave_to_kernel(fd, &socket));
-        }
-        if let Some(changed) = set_membership(process, &socket, level, name, value) {
-            return changed;
-        }
-        if (level, name) == (SOL_SOCKET, libc::SO_TIMESTAMPING) && socket.protocol == Protocol::Tcp
-        {
-            count_bytes(process, &socket, value)?;
-        }
-        if (level, name) == (IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) {
-            check_interface(process, value)?;
-        }
-        let told = socket.options_blob();
-        let told_priority = socket.options().priority();
-        if level == SOL_SOCKET && matches!(name, libc::SO_RCVBUFFORCE | libc::SO_SNDBUFFORCE) {
-            if !Capability::NetAdmin.in_effect() {
-                return Err(Errno::PERM.into());
-            }
-            socket.options().force_buffer(name, value)?;
-        } else if (level, name) == (IPPROTO_IP, libc::IP_MULTICAST_IF) {
-            let interface = sending_interface(process, value)?;
-            socket.options().keep(level, name, &interface);
-        } else {
-            socket.options().set(socket.protocol, level, name, value)?;
-            socket.note_wanted_times();
-        }
-        if (level, name) == (SOL_SOCKET, libc::SO_PEEK_OFF)
-            && let Some(offset) = value.first_chunk()
-        {
-            socket.set_peek_offset(i32::from_ne_bytes(*offset));
-        }
-        match socket.phase() {
-            SocketPhase::Cached => {}
-            SocketPhase::Listening if socket.options_blob() != told => {
-                return tell_of_options(process, &socket);
-            }
-            SocketPhase::Idle if socket.is_shared() && socket.options_blob() != told => {
-                describe_to_others(&socket);
-                return Ok(());
-            }
-            _ => return Ok(()),
-        }
-        if socket.options().priority() != told_priority {
-            let session = socket.setup().session;
-            session.inspect(|session| tell_priority(process, &socket, *session));
-        }
-        if socket.protocol == Protocol::Udp {
-            repeat_on_kernel_socket(&socket, level, name);
-            if !socket.options().udp_cork() && level == libc::SOL_UDP {
-                uncork(process, &socket, 0)?;
-            }
-        }
-        let mut core = process.lock();
-        let slot = socket.slot();
-        if let Some(session) = core.stack.get_mut(slot) {
-            socket.options().apply(session);
-        } else if let Some(stream) = core.stream(slot) {
-            socket.options().apply_to_stream(stream);
-        }
-        if let Some(stream) = core.stream(slot).filter(|_| level == IPPROTO_TCP) {
-            match name {
-                libc::TCP_QUICKACK => apply_quickack(&socket, stream),
-                libc::TCP_NODELAY if stream.options().nodelay => stream.push(),
-                _ => {}
-            }
-        }
-        if core.is_local(slot) {
-            // There may be more room now, here or for the peer.
-            core.touch(slot);
-        } else if core.stack.get_mut(slot).is_some() {
-            core.stack.forget_path(slot);
-            core.stack.touch(slot);
-            core.poll_tx(clock::now());
-        }
-        Ok(())
+        _ => find_here(fd)?,
+    };
+    if level == IPPROTO_IPV6 && socket.family() == Family::V4 {
+        return Err(Errno::NOPROTOOPT.into());
     }
-    set(fd, level, name, value).into()
+    check_phase(&socket, level, name, value)?;
+    if is_privileged(level, name, value) {
+        let probe = new_kernel_socket(&socket)?;
+        set_socket_option(&probe, level, name, value)?;
+        return Err(leave_to_kernel(fd, &socket));
+    }
+    if (level, name) == (IPPROTO_IPV6, libc::IPV6_ADDRFORM) {
+        return Ok(become_v4(process, fd, &socket, value)?);
+    }
+    if is_the_kernels(level, name) {
+        return Err(leave_to_kernel(fd, &socket));
+    }
+    if let Some(changed) = set_membership(process, &socket, level, name, value) {
+        return changed;
+    }
+    if (level, name) == (SOL_SOCKET, libc::SO_TIMESTAMPING) && socket.protocol == Protocol::Tcp {
+        count_bytes(process, &socket, value)?;
+    }
+    if (level, name) == (IPPROTO_IPV6, libc::IPV6_MULTICAST_IF) {
+        check_interface(process, value)?;
+    }
+    let told = socket.options_blob();
+    let told_priority = socket.options().priority();
+    if level == SOL_SOCKET && matches!(name, libc::SO_RCVBUFFORCE | libc::SO_SNDBUFFORCE) {
+        if !Capability::NetAdmin.in_effect() {
+            return Err(Errno::PERM.into());
+        }
+        socket.options().force_buffer(name, value)?;
+    } else if (level, name) == (IPPROTO_IP, libc::IP_MULTICAST_IF) {
+        let interface = sending_interface(process, value)?;
+        socket.options().keep(level, name, &interface);
+    } else {
+        socket.options().set(socket.protocol, level, name, value)?;
+        socket.note_wanted_times();
+    }
+    if (level, name) == (SOL_SOCKET, libc::SO_PEEK_OFF)
+        && let Some(offset) = value.first_chunk()
+    {
+        socket.set_peek_offset(i32::from_ne_bytes(*offset));
+    }
+    match socket.phase() {
+        SocketPhase::Cached => {}
+        SocketPhase::Listening if socket.options_blob() != told => {
+            return tell_of_options(process, &socket);
+        }
+        SocketPhase::Idle if socket.is_shared() && socket.options_blob() != told => {
+            describe_to_others(&socket);
+            return Ok(());
+        }
+        _ => return Ok(()),
+    }
+    if socket.options().priority() != told_priority {
+        let session = socket.setup().session;
+        session.inspect(|session| tell_priority(process, &socket, *session));
+    }
+    if socket.protocol == Protocol::Udp {
+        repeat_on_kernel_socket(&socket, level, name);
+        if !socket.options().udp_cork() && level == libc::SOL_UDP {
+            uncork(process, &socket, 0)?;
+        }
+    }
+    let mut core = process.lock();
+    let slot = socket.slot();
+    if let Some(session) = core.stack.get_mut(slot) {
+        socket.options().apply(session);
+    } else if let Some(stream) = core.stream(slot) {
+        socket.options().apply_to_stream(stream);
+    }
+    if let Some(stream) = core.stream(slot).filter(|_| level == IPPROTO_TCP) {
+        match name {
+            libc::TCP_QUICKACK => apply_quickack(&socket, stream),
+            libc::TCP_NODELAY if stream.options().nodelay => stream.push(),
+            _ => {}
+        }
+    }
+    if core.is_local(slot) {
+        // There may be more room now, here or for the peer.
+        core.touch(slot);
+    } else if core.stack.get_mut(slot).is_some() {
+        core.stack.forget_path(slot);
+        core.stack.touch(slot);
+        core.poll_tx(clock::now());
+    }
+    Ok(())
 }
 
 /// The socket becomes the kernel's for the sake of an option, if it still can.
@@ -137,11 +133,11 @@ pub(super) fn tell_priority(process: &Process, socket: &Socket, session: Session
     let _ = process.control.call(request, &[]);
 }
 
-fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) -> Stop {
+fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) -> CallError {
     become_kernels(fd, socket);
     match table::socket(fd) {
         Some(_) => Errno::NOPROTOOPT.into(),
-        None => Stop::NotOurs,
+        None => CallError::NotOurs,
     }
 }
 
@@ -218,7 +214,7 @@ pub(super) fn apply_quickack(socket: &Socket, stream: &mut dyn Stream) {
 
 /// Options of a listener have changed: the server heeds some of them for the connections to come,
 /// and other processes may come by the descriptor.
-fn tell_of_options(process: &'static Process, socket: &Socket) -> Result<(), Stop> {
+fn tell_of_options(process: &'static Process, socket: &Socket) -> Outcome<()> {
     let setup = socket.setup();
     let Some(session) = setup.session else {
         return Ok(());
@@ -236,66 +232,63 @@ const SO_ORIGINAL_DST: i32 = 80;
 const NOBODY: [u8; 12] = [0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255];
 
 /// Writes at most `value.len()` bytes and says how many.
-pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Answer<usize> {
-    fn get(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Result<usize, Stop> {
-        let (socket, process) = find_here(fd)?;
-        complete_connect(process, fd, &socket);
-        if level == IPPROTO_IPV6 && socket.family() == Family::V4 {
-            return Err(Errno::OPNOTSUPP.into());
-        }
-        let found = match (level, name) {
-            // The descriptor's own, as unlike any other's as a socket's would be.
-            (SOL_SOCKET, libc::SO_COOKIE | libc::SO_NETNS_COOKIE) => return Err(Stop::NotOurs),
-            (SOL_SOCKET, libc::SO_PEERGROUPS | SO_PEERPIDFD) => return Err(Errno::NODATA.into()),
-            (SOL_SOCKET, libc::SO_PEERCRED) => Some(NOBODY.to_vec()),
-            (SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-                notice_listening(fd, &socket);
-                let listens = socket.phase() == SocketPhase::Listening;
-                Some(i32::from(listens).to_ne_bytes().to_vec())
-            }
-            (SOL_SOCKET, _) => of_socket(process, &socket, name),
-            (IPPROTO_TCP, libc::TCP_INFO | libc::TCP_MAXSEG | libc::TCP_QUICKACK)
-                if socket.protocol == Protocol::Tcp =>
-            {
-                of_tcp(process, fd, &socket, name)
-            }
-            (IPPROTO_TCP, libc::TCP_CONGESTION) if socket.protocol == Protocol::Tcp => {
-                Some(congestion(process, &socket))
-            }
-            (IPPROTO_TCP, TCP_CC_INFO) if socket.protocol == Protocol::Tcp => {
-                Some(congestion_info(process, &socket))
-            }
-            (IPPROTO_IP, libc::IP_MTU) | (IPPROTO_IPV6, libc::IPV6_MTU) => {
-                Some(path_mtu(process, &socket)?.to_ne_bytes().to_vec())
-            }
-            // Only a socket of IPv4 hears all its groups unless it says otherwise.
-            (IPPROTO_IP, libc::IP_MULTICAST_ALL)
-                if socket.family() == Family::V6 && !socket.options().is_set(level, name) =>
-            {
-                Some(vec![0; 4])
-            }
-            // No connection was redirected on its way here.
-            (IPPROTO_IP | IPPROTO_IPV6, SO_ORIGINAL_DST) => return Err(Errno::NOENT.into()),
-            (IPPROTO_IPV6, libc::IPV6_ADDRFORM) => {
-                let _connected = socket.setup().remote.ok_or(Errno::NOTCONN)?;
-                Some(libc::AF_INET6.to_ne_bytes().to_vec())
-            }
-            (IPPROTO_IPV6, libc::IPV6_PATHMTU) => Some(known_path(process, &socket)?),
-            _ => None,
-        };
-        let found = match found {
-            Some(found) => found,
-            None => socket.options().get(socket.protocol, level, name)?,
-        };
-        let found = match (level, name) {
-            (SOL_SOCKET, libc::SO_MAX_PACING_RATE) => shown_rate(&found, value.len()),
-            _ => found,
-        };
-        let length = found.len().min(value.len());
-        value[..length].copy_from_slice(&found[..length]);
-        Ok(length)
+pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Outcome<usize> {
+    let (socket, process) = find_here(fd)?;
+    complete_connect(process, fd, &socket);
+    if level == IPPROTO_IPV6 && socket.family() == Family::V4 {
+        return Err(Errno::OPNOTSUPP.into());
     }
-    get(fd, level, name, value).into()
+    let found = match (level, name) {
+        // The descriptor's own, as unlike any other's as a socket's would be.
+        (SOL_SOCKET, libc::SO_COOKIE | libc::SO_NETNS_COOKIE) => return Err(CallError::NotOurs),
+        (SOL_SOCKET, libc::SO_PEERGROUPS | SO_PEERPIDFD) => return Err(Errno::NODATA.into()),
+        (SOL_SOCKET, libc::SO_PEERCRED) => Some(NOBODY.to_vec()),
+        (SOL_SOCKET, libc::SO_ACCEPTCONN) => {
+            notice_listening(fd, &socket);
+            let listens = socket.phase() == SocketPhase::Listening;
+            Some(i32::from(listens).to_ne_bytes().to_vec())
+        }
+        (SOL_SOCKET, _) => of_socket(process, &socket, name),
+        (IPPROTO_TCP, libc::TCP_INFO | libc::TCP_MAXSEG | libc::TCP_QUICKACK)
+            if socket.protocol == Protocol::Tcp =>
+        {
+            of_tcp(process, fd, &socket, name)
+        }
+        (IPPROTO_TCP, libc::TCP_CONGESTION) if socket.protocol == Protocol::Tcp => {
+            Some(congestion(process, &socket))
+        }
+        (IPPROTO_TCP, TCP_CC_INFO) if socket.protocol == Protocol::Tcp => {
+            Some(congestion_info(process, &socket))
+        }
+        (IPPROTO_IP, libc::IP_MTU) | (IPPROTO_IPV6, libc::IPV6_MTU) => {
+            Some(path_mtu(process, &socket)?.to_ne_bytes().to_vec())
+        }
+        // Only a socket of IPv4 hears all its groups unless it says otherwise.
+        (IPPROTO_IP, libc::IP_MULTICAST_ALL)
+            if socket.family() == Family::V6 && !socket.options().is_set(level, name) =>
+        {
+            Some(vec![0; 4])
+        }
+        // No connection was redirected on its way here.
+        (IPPROTO_IP | IPPROTO_IPV6, SO_ORIGINAL_DST) => return Err(Errno::NOENT.into()),
+        (IPPROTO_IPV6, libc::IPV6_ADDRFORM) => {
+            let _connected = socket.setup().remote.ok_or(Errno::NOTCONN)?;
+            Some(libc::AF_INET6.to_ne_bytes().to_vec())
+        }
+        (IPPROTO_IPV6, libc::IPV6_PATHMTU) => Some(known_path(process, &socket)?),
+        _ => None,
+    };
+    let found = match found {
+        Some(found) => found,
+        None => socket.options().get(socket.protocol, level, name)?,
+    };
+    let found = match (level, name) {
+        (SOL_SOCKET, libc::SO_MAX_PACING_RATE) => shown_rate(&found, value.len()),
+        _ => found,
+    };
+    let length = found.len().min(value.len());
+    value[..length].copy_from_slice(&found[..length]);
+    Ok(length)
 }
 
 /// What follows from the socket itself rather than from what was set.
