@@ -37,7 +37,7 @@ lint: deps
 # Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
 # live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions.
 fuzz: deps
-	scripts/fuzz "$(or $(TARGET),all)" "$(or $(TIME),60s)"
+	scripts/fuzz "$(or $(TARGET),all)" $(TIME)
 
 # All attackers at once beside another user's redis, nginx and iperf3, and a table in the end: make soak TIME=1200. Needs
 # root, and a machine with nothing else to do.

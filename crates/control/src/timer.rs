@@ -33,6 +33,8 @@ pub enum Timer {
     Links,
     /// Requests that wait for copies of a descriptor to be closed.
     PendingCaches,
+    /// Memory of programs that have gone goes back to the kernel.
+    FreeMemory,
     Watchdog,
 }
 

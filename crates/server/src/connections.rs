@@ -2,3 +2,4 @@
 
 pub mod close;
 pub mod opens;
+pub mod rights;

@@ -125,6 +125,8 @@ impl Instance {
             .write(true)
             .create(true)
             .truncate(false)
+            // Whoever could open it could have the lock when this server ends.
+            .mode(0o600)
             .custom_flags(flags.bits() as i32)
             .open(&lock_path)
             .map_err(create)?;

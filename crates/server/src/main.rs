@@ -28,6 +28,7 @@ mod reservation;
 mod server;
 mod supervisor;
 mod udp;
+mod wake_directory;
 mod watch;
 mod wire;
 

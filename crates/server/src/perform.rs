@@ -126,6 +126,7 @@ impl Server {
                 Timer::TxQueues(channel) => self.look_for_late_tx_queues(channel),
                 Timer::PendingCaches => self.look_at_pending_caches(),
                 Timer::Links => self.look_at_links_again(),
+                Timer::FreeMemory => self.give_back_memory(),
                 Timer::Watchdog => self.feed_watchdog(),
             }
         }

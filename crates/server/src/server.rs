@@ -6,7 +6,6 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
@@ -39,6 +38,7 @@ use crate::channels::pool::ChannelPool;
 use crate::channels::rings::{self, Directs};
 use crate::config::{Config, FLOWS};
 use crate::confine::RefusedCalls;
+use crate::connections::rights::PortRights;
 use crate::control_socket::client::{Client, Listings};
 use crate::control_socket::sink::Sink;
 use crate::extensions::Extensions;
@@ -54,7 +54,9 @@ use crate::raw::RawFlows;
 use crate::requests::PendingCache;
 use crate::supervisor::Supervisor;
 use crate::udp::sharing::Sharing;
+use crate::wake_directory::WakeDirectory;
 use crate::watch::hooks::HookWatch;
+use crate::watch::metastate::{RESOLVING, Resolving};
 use crate::watch::network::{Network, NetworkError};
 use crate::watch::sysctls::Sysctls;
 use crate::wire::TapWire;
@@ -94,6 +96,8 @@ pub enum Source {
     Maker(u32),
     /// The thread that has extensions verified.
     Loader,
+    /// Sockets that show rights to ports have answered.
+    Rights,
 }
 
 /// Why the server cannot start.
@@ -103,6 +107,8 @@ pub enum StartError {
     Device(#[from] DeviceError),
     #[error("cannot load the packet filter: {0}")]
     Load(#[from] LoadError),
+    #[error("cannot make the directory for wake-ups: {0}")]
+    WakeDirectory(std::io::Error),
     #[error("cannot watch over the packet filter: {0}")]
     HookWatch(std::io::Error),
     #[error("cannot attach the packet filter: {0}")]
@@ -168,6 +174,13 @@ pub struct Server {
     /// What processes counted that are gone.
     pub(crate) ended: [u64; COUNTERS],
     pub(crate) buffer: Vec<u8>,
+    pub(crate) port_rights: PortRights,
+    /// Requests whose answer waits for that of another one, which was before it.
+    pub(crate) nested_reads: u32,
+    /// In this turn.
+    pub(crate) was_asked: bool,
+    /// Since the hang-ups at hand were found.
+    pub(crate) are_all_clients_read: bool,
     pub(crate) sink: Sink,
 
     // Packets.
@@ -199,7 +212,8 @@ pub struct Server {
     pub(crate) managed: BTreeSet<u32>,
     pub(crate) hooks: HookWatch,
     /// Neighbours that are looked for, and since when.
-    pub(crate) resolving: HashMap<NextHop, Instant>,
+    pub(crate) resolving: HashMap<NextHop, Resolving>,
+    pub(crate) programs_resolve: Budget,
     reserved: Option<ReservedPorts>,
 
     // What sessions have beside their entry in the registry.
@@ -211,7 +225,7 @@ pub struct Server {
     pub(crate) sharing: Sharing,
     pub(crate) locals: Locals,
     /// Where the names of wake-up sockets stand for a moment.
-    pub(crate) wake_directory: PathBuf,
+    pub(crate) wake_directory: WakeDirectory,
     /// Processes that are gone, some of whose sessions are still to be ended.
     pub(crate) ending: VecDeque<Ending>,
     /// Closed sessions, to be forgotten when their last segment is out.
@@ -270,8 +284,10 @@ impl Server {
         let extensions = Extensions::new(filter.extensions.linkage(), config.extension.clone())?;
         poll.add(&*extensions.loader.notifier, Source::Loader, EventFlags::IN)?;
 
-        let wake_directory = instance.directory().to_owned();
-        let locals = Locals::new(&wake_directory)?;
+        let port_rights = PortRights::new()?;
+        poll.add(&*port_rights.notifier, Source::Rights, EventFlags::IN)?;
+        let wake_directory = WakeDirectory::make(instance).map_err(StartError::WakeDirectory)?;
+        let locals = Locals::new(wake_directory.path())?;
         poll.add(&locals.wake_receiver, Source::EventNotifier, EventFlags::IN)?;
 
         let mut server = Server {
@@ -301,6 +317,10 @@ impl Server {
             channel_pool,
             ended: [0; COUNTERS],
             buffer: Vec::new(),
+            nested_reads: 0,
+            was_asked: false,
+            port_rights,
+            are_all_clients_read: false,
             sink: Sink::new(),
             filter,
             holder_count: load_holder_count(),
@@ -325,6 +345,7 @@ impl Server {
             managed,
             hooks,
             resolving: HashMap::new(),
+            programs_resolve: Budget::new(RESOLVING),
             reserved,
             pending_caches: Vec::new(),
             driver_refusals: HashMap::new(),
@@ -387,6 +408,8 @@ impl Server {
         self.now = clock::now();
         self.rx_path.wake_up(self.now);
         self.slices.begin_turn();
+        self.are_all_clients_read = false;
+        self.was_asked = !ready.is_empty();
         self.drain();
         for Ready { source, flags } in ready {
             self.dispatch(source, flags);
@@ -430,11 +453,13 @@ impl Server {
             Source::Holder(class) => self.on_holder_gone(class),
             Source::Maker(key) => self.on_maker_gone(key),
             Source::Loader => self.on_loaded(),
+            Source::Rights => self.on_rights(),
         }
     }
 
     /// Looks for descriptors that were closed before a request whose answer depends on it.
     pub(crate) fn poll_hangups(&mut self) {
+        self.are_all_clients_read = false;
         let ready = match self.poll.wait(self.now, Some(self.now)) {
             Ok(ready) => ready,
             Err(errno) => {

@@ -3,6 +3,7 @@
 //! nothing. System calls never pass through a libc function that a preload shim could interpose.
 
 pub mod accounts;
+pub mod allocator;
 pub mod capability;
 pub mod clock;
 pub mod datagram;

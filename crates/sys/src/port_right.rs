@@ -44,9 +44,10 @@ fn show_by(local: SocketAddr, kind: SocketType, protocol: Protocol) -> Result<Ow
     Ok(socket)
 }
 
-/// Does `socket` show the right to bind `port`?
-pub fn is_shown(socket: impl AsFd, port: u16) -> bool {
-    shown_port(socket.as_fd()).is_ok_and(|shown| shown == Some(port))
+/// Does the right to bind `shown` hold for `local`: is it one to the port, at this address or at all?
+pub fn covers(shown: SocketAddr, local: SocketAddr) -> bool {
+    let ip = shown.ip().to_canonical();
+    shown.port() == local.port() && (ip.is_unspecified() || ip == local.ip().to_canonical())
 }
 
 /// Is it a socket of the internet?
@@ -57,7 +58,8 @@ pub fn could_be(socket: impl AsFd) -> bool {
     )
 }
 
-fn shown_port(socket: impl AsFd) -> Result<Option<u16>, Errno> {
+/// What `socket` shows the right to bind. Waits as long as somebody sends by it, from memory that need not come.
+pub fn shown_address(socket: impl AsFd) -> Result<Option<SocketAddr>, Errno> {
     if !could_be(&socket) || network_of(&socket)? != own_network()? {
         return Ok(None);
     }
@@ -69,8 +71,7 @@ fn shown_port(socket: impl AsFd) -> Result<Option<u16>, Errno> {
     if !is_bound {
         return Ok(None);
     }
-    let name = SocketAddr::try_from(getsockname(&socket)?)?;
-    Ok(Some(name.port()))
+    Ok(Some(SocketAddr::try_from(getsockname(&socket)?)?))
 }
 
 /// `SO_NETNS_COOKIE`: of the network namespace that a socket is in.
@@ -95,19 +96,36 @@ mod tests {
 
     const LOW: u16 = 1021;
 
+    fn is_shown(socket: impl AsFd, local: SocketAddr) -> bool {
+        let shown = shown_address(socket).ok().flatten();
+        shown.is_some_and(|shown| covers(shown, local))
+    }
+
     fn at(port: u16) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], port))
     }
 
     #[test]
     fn who_may_bind_a_low_port_shows_it() {
-        assert!(is_shown(show(at(LOW)).unwrap(), LOW));
+        assert!(is_shown(show(at(LOW)).unwrap(), at(LOW)));
         let taken = UdpSocket::bind(at(LOW - 1)).unwrap();
         assert!(
-            is_shown(show(at(LOW - 1)).unwrap(), LOW - 1),
+            is_shown(show(at(LOW - 1)).unwrap(), at(LOW - 1)),
             "by a listener"
         );
-        assert!(!is_shown(&taken, LOW));
+        assert!(!is_shown(&taken, at(LOW)));
+    }
+
+    #[test]
+    fn an_address_is_no_right_to_others() {
+        let socket = show(at(LOW - 4)).unwrap();
+        assert!(is_shown(&socket, at(LOW - 4)));
+        for other in ["0.0.0.0", "127.0.0.2", "::"] {
+            let other = SocketAddr::new(other.parse().unwrap(), LOW - 4);
+            assert!(!is_shown(&socket, other), "{other}");
+        }
+        let any = show(SocketAddr::from(([0, 0, 0, 0], LOW - 5))).unwrap();
+        assert!(is_shown(any, at(LOW - 5)));
     }
 
     #[test]
@@ -121,14 +139,17 @@ mod tests {
         let listener = TcpListener::bind(at(LOW - 3)).unwrap();
         let client = TcpStream::connect(at(LOW - 3)).unwrap();
         let (accepted, _) = listener.accept().unwrap();
-        assert!(is_shown(&listener, LOW - 3));
-        assert!(!is_shown(&accepted, LOW - 3));
+        assert!(is_shown(&listener, at(LOW - 3)));
+        assert!(!is_shown(&accepted, at(LOW - 3)));
         drop(client);
-        assert!(!is_shown(&accepted, LOW - 3), "nor when its peer has gone");
+        assert!(
+            !is_shown(&accepted, at(LOW - 3)),
+            "nor when its peer has gone"
+        );
     }
 
     #[test]
     fn what_is_no_socket_shows_nothing() {
-        assert!(!is_shown(std::fs::File::open("/dev/null").unwrap(), 0));
+        assert!(!is_shown(std::fs::File::open("/dev/null").unwrap(), at(0)));
     }
 }

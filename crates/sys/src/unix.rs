@@ -17,7 +17,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix,
     SocketFlags, SocketType, accept_with, bind, connect as connect_socket, getpeername,
-    getsockname, ipproto, listen, recv, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    getsockname, ipproto, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
 
 use crate::descriptor::set_socket_option;
@@ -442,10 +442,10 @@ pub fn is_empty(fd: impl AsFd) -> bool {
     is_quiet || fds[0].revents & libc::POLLHUP != 0 && has_ended(fd)
 }
 
+/// A peek would wait for whoever reads the stream into memory that does not come (the kernel's `iolock`).
 fn has_ended(stream: impl AsFd) -> bool {
-    let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     sockopt::socket_type(&stream) == Ok(SocketType::STREAM)
-        && recv(stream, &mut [0; 1], peek).is_ok_and(|(count, _)| count == 0)
+        && rustix::io::ioctl_fionread(stream) == Ok(0)
 }
 
 /// The end of a pair takes no descriptors from its peer from now on (`SO_PASSRIGHTS`, Linux 6.16). False where the kernel
@@ -476,7 +476,10 @@ pub fn is_pair_end(fd: impl AsFd) -> bool {
                 && name.addr_len() as usize == size_of::<libc::sa_family_t>()
         })
     };
-    is_nameless(getsockname(&fd).map(Some)) && is_nameless(getpeername(&fd))
+    // Sockets of the internet take a lock to say their names, which whoever sends by them may hold.
+    sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
+        && is_nameless(getsockname(&fd).map(Some))
+        && is_nameless(getpeername(&fd))
 }
 
 /// Who connected, or made the pair (`SO_PEERCRED`).

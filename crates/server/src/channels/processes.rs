@@ -177,7 +177,7 @@ impl Server {
         self.sysctls.look(self.now);
         let statistics = StatisticsReader::create()?;
         let (recall_receiver, recall_event) = wake_pair()?;
-        let (wake_receiver, address) = wake_receiver(&self.wake_directory)?;
+        let (wake_receiver, address) = wake_receiver(self.wake_directory.path())?;
         let notifier = ProcessNotifier::new(address)?;
         let fds: Vec<OwnedFd> = vec![
             tap.fd.try_clone()?,

@@ -35,6 +35,8 @@ pub fn rules(config: &Config, instance: &Instance) -> Vec<Rule> {
     let reads = AccessFs::ReadFile | AccessFs::ReadDir;
     let writes = reads | AccessFs::WriteFile | AccessFs::Truncate;
     let keeps = writes | AccessFs::MakeReg | AccessFs::RemoveFile;
+    // Folders, too.
+    let shapes = keeps | AccessFs::MakeDir | AccessFs::RemoveDir;
     let mut rules = vec![
         // Who processes are, and the parameters of the namespace.
         rule("/proc", reads),
@@ -46,19 +48,15 @@ pub fn rules(config: &Config, instance: &Instance) -> Vec<Rule> {
         rule("/etc/passwd", AccessFs::ReadFile),
         rule("/etc/group", AccessFs::ReadFile),
         // The control socket, and sockets that wake the server.
-        rule(
-            instance.directory(),
-            keeps | AccessFs::MakeSock | AccessFs::RemoveDir,
-        ),
+        rule(instance.directory(), shapes | AccessFs::MakeSock),
     ];
     // It makes the folder itself when it needs it, and may not by then.
     let ledger = &config.qos.cpu_ledger;
     let _ = DirBuilder::new().recursive(true).mode(0o700).create(ledger);
     rules.push(rule(ledger, keeps));
     // Control groups are told apart, and made for reservations of CPU time.
-    let groups = keeps | AccessFs::MakeDir | AccessFs::RemoveDir;
     rules.push(rule("/sys/fs/cgroup", reads));
-    rules.extend(hierarchies().map(|path| rule(path, groups)));
+    rules.extend(hierarchies().map(|path| rule(path, shapes)));
     // Removed with the last server in it.
     if let Some(parent) = instance.made_folder().and_then(Path::parent) {
         rules.push(rule(parent, AccessFs::RemoveDir));

@@ -12,11 +12,12 @@ use portolan_control::{
 use portolan_proto::control::{DescriptorEvent, ReplyBody, Reuse, SessionRef};
 use portolan_stack::passive::{tune_config, tune_connection};
 use portolan_stack::{Path, TcpSession};
-use portolan_sys::port_right;
+use portolan_sys::port_right::covers;
 use portolan_tcp::Connection;
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, canonical};
 use tracing::debug;
 
+use crate::connections::rights::PortRight;
 use crate::random::{random_u32, random_u64};
 use crate::requests::{Answer, BindRequest, NewDescriptor, Target};
 use crate::reservation::PortReservation;
@@ -42,7 +43,7 @@ impl Server {
             }
             SessionRef::New => None,
         };
-        self.check_port(channel, request.local.port())?;
+        self.check_port(channel, request.local)?;
         if let Some(id) = known {
             return self.bind_again(channel, id, request);
         }
@@ -114,23 +115,16 @@ impl Server {
         self.reserve(claim, is_v6)
     }
 
-    /// May the process bind the port, as the kernel has it for this namespace? What it has shown for it is closed then, so
-    /// that the port is free.
-    pub fn check_port(&mut self, channel: ChannelId, port: u16) -> Result<(), Errno> {
+    /// May the process bind the port, as the kernel has it for this namespace? What it has shown holds for
+    /// this one bind.
+    pub fn check_port(&mut self, channel: ChannelId, local: SocketAddr) -> Result<(), Errno> {
         let client = self.client_of(channel);
         let client = client.and_then(|id| self.clients.get_mut(&id));
-        let right = client.and_then(|client| Some((client.right.take()?, client.credentials.uid)));
+        let right = client.map(|client| std::mem::replace(&mut client.right, PortRight::Nothing));
         self.sysctls.refresh(self.now);
         let first = self.sysctls.values().first_unprivileged_port;
-        let is_privileged = port != 0 && u32::from(port) < first;
-        let is_shown = right
-            .as_ref()
-            .is_some_and(|(right, _)| port_right::is_shown(right, port));
-        match right {
-            Some((right, uid)) if !is_shown => self.sink.close_of(uid, right),
-            // A datagram socket or a listener, whose close does not wait.
-            right => drop(right),
-        }
+        let is_privileged = local.port() != 0 && u32::from(local.port()) < first;
+        let is_shown = matches!(right, Some(PortRight::To(shown)) if covers(shown, local));
         if is_privileged && !is_shown {
             Err(Errno::ACCES)
         } else {

@@ -4,10 +4,12 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_control::{Charge, ClientId};
+use portolan_proto::control::Request;
 use portolan_sys::unix::{Connection, Credentials};
 use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 
+use crate::connections::rights::PortRight;
 use crate::poll::Token;
 
 /// One control connection.
@@ -19,7 +21,9 @@ pub struct Client {
     /// Set by `Hello`.
     pub channel: Option<ChannelId>,
     /// As `ShowRight` brought it.
-    pub right: Option<OwnedFd>,
+    pub right: PortRight,
+    /// Requests about ports that wait for the right's answer.
+    pub parked: Vec<(Request, Vec<OwnedFd>)>,
     /// `Hello` is said, and not answered.
     pub is_registering: bool,
     /// Its user has had its share of the time.

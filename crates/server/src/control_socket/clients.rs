@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use portolan_control::{ClientId, Command, Errno, Input, Requester, Timer};
 use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody, SessionRef};
@@ -16,6 +17,7 @@ use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
 use crate::channels::pool::PendingHello;
+use crate::connections::rights::PortRight;
 use crate::control_socket::client::Client;
 use crate::requests::{Answer, BindRequest, Claimed, Listening, Target};
 use crate::server::{Server, Source};
@@ -28,6 +30,12 @@ const REQUESTS_PER_TURN: usize = 64;
 
 /// Connections let in before others get their turn.
 const ACCEPTED_PER_TURN: usize = 64;
+
+/// The allocator keeps what programs used that have gone, until the server has nothing to do.
+const MEMORY_KEPT: Duration = Duration::from_secs(5);
+
+/// Requests of one connection that wait for the answer of a right.
+const PARKED_MAX: usize = 16;
 
 /// Number of a request whose sender does not wait.
 const NO_REPLY: u32 = 0;
@@ -77,7 +85,8 @@ impl Server {
                 token,
                 credentials,
                 channel: None,
-                right: None,
+                right: PortRight::Nothing,
+                parked: Vec::new(),
                 is_registering: false,
                 is_throttled: false,
                 waiting: VecDeque::new(),
@@ -152,6 +161,7 @@ impl Server {
             return;
         };
         let mut before = clock::now();
+        self.nested_reads += 1;
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(MAX_MESSAGE, 0);
         for _ in 0..most {
@@ -196,9 +206,20 @@ impl Server {
             before = after;
         }
         self.buffer = buffer;
+        self.nested_reads -= 1;
     }
 
     fn handle(&mut self, id: ClientId, request: Request, fds: Vec<OwnedFd>) {
+        if let Some(client) = self.clients.get_mut(&id)
+            && client.right == PortRight::Asking
+            && is_about_ports(&request.body)
+        {
+            if client.parked.len() < PARKED_MAX {
+                // The copies of the descriptors go with the message at hand.
+                return client.parked.push((request, fds));
+            }
+            return self.refuse(id, request.id, Errno::AGAIN);
+        }
         let Request { id: number, body } = request;
         let answer = self.perform(id, number, body, fds);
         let (body, fds) = match answer {
@@ -294,15 +315,31 @@ impl Server {
         client.is_some_and(|client| !client.waiting.is_empty() || client.connection.has_unread())
     }
 
+    /// `ShowRight`: what the socket says is known when its thread has answered.
     fn keep_right(&mut self, id: ClientId, mut fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
         let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
+        client.right = PortRight::Nothing;
         // The other end of the connection itself would keep it.
-        let right = fds.pop().filter(|right| port_right::could_be(right));
-        let before = std::mem::replace(&mut client.right, right);
-        if let Some(right) = before {
-            self.sink.close_of(client.credentials.uid, right);
+        if let Some(socket) = fds.pop().filter(|right| port_right::could_be(right)) {
+            let uid = client.credentials.uid;
+            match self.port_rights.ask(id, uid, socket) {
+                Ok(right) => client.right = right,
+                Err(socket) => self.sink.close_of(uid, socket),
+            }
         }
         Ok(Answer::Silence)
+    }
+
+    /// Sockets have said where they are bound.
+    pub fn on_rights(&mut self) {
+        for (id, shown) in self.port_rights.answered() {
+            if let Some(client) = self.clients.get_mut(&id) {
+                client.right = shown.map_or(PortRight::Nothing, PortRight::To);
+                for (request, fds) in std::mem::take(&mut client.parked) {
+                    self.handle(id, request, fds);
+                }
+            }
+        }
     }
 
     fn perform_for(
@@ -421,7 +458,7 @@ impl Server {
             }
             RequestBody::Group { session, change } => self.change_group(channel, session, change),
             RequestBody::Resolve { interface, address } => {
-                self.resolve(NextHop { interface, address });
+                self.resolve_for(channel, NextHop { interface, address });
                 Ok(Answer::Silence)
             }
             RequestBody::MisdeliveredFrame { frame } => {
@@ -519,9 +556,11 @@ impl Server {
             return;
         };
         self.poll.remove(&client.connection, client.token);
+        let idle = self.now + MEMORY_KEPT;
+        self.control.timers.arm_once(Timer::FreeMemory, idle);
         let uid = client.credentials.uid;
-        if let Some(right) = client.right {
-            self.sink.close_of(uid, right);
+        for fd in client.parked.into_iter().flat_map(|(_, fds)| fds) {
+            self.sink.close_of(uid, fd);
         }
         // Messages that nobody has read may carry descriptors.
         self.sink.close_of(uid, client.connection);
@@ -533,10 +572,27 @@ impl Server {
         }
     }
 
+    /// Walks through the allocator's lists: not while somebody waits.
+    pub fn give_back_memory(&mut self) {
+        if self.was_asked {
+            let later = self.now + MEMORY_KEPT;
+            return self.control.timers.arm(Timer::FreeMemory, later);
+        }
+        portolan_sys::allocator::give_back_free();
+    }
+
     /// The control connection of the process that owns `channel`.
     pub fn client_of(&self, channel: ChannelId) -> Option<ClientId> {
         self.channels.get(&channel).map(|channel| channel.client)
     }
+}
+
+/// Does what it brings, or does, depend on the right to a port that the connection has shown?
+fn is_about_ports(body: &RequestBody) -> bool {
+    matches!(
+        body,
+        RequestBody::ShowRight | RequestBody::Bind { .. } | RequestBody::ClaimProtocol { .. }
+    )
 }
 
 /// Is the answer of a size that its asker decides?

@@ -9,6 +9,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 
 use portolan_bpf::Linkage;
 use portolan_control::extensions::{Environment, link};
+use portolan_control::{Budget, Charge, Limit};
 use portolan_proto::extension::{Code, Cost};
 use portolan_proto::qos::Refusal;
 use portolan_sys::capability::Capability;
@@ -18,8 +19,12 @@ use tracing::error;
 
 use super::LoadRequest;
 
-/// Orders that may wait.
-const WAITING_MAX: usize = 32;
+/// Orders that may wait, of all and of one user.
+const WAITING: Limit = Limit {
+    total: 32,
+    per_user: 4,
+    reserve: 4,
+};
 
 /// Of the verifier's words as many lines go to who asked, the last.
 const LINES: usize = 12;
@@ -48,7 +53,9 @@ pub(super) struct Done {
 pub struct Loader {
     orders: Sender<Order>,
     done: Receiver<Done>,
-    under_way: usize,
+    waiting: Budget,
+    /// In their order, which is that of their results.
+    under_way: VecDeque<Charge>,
     pub notifier: Arc<EventNotifier>,
 }
 
@@ -75,24 +82,28 @@ impl Loader {
         Ok(Loader {
             orders,
             done,
-            under_way: 0,
+            waiting: Budget::new(WAITING),
+            under_way: VecDeque::new(),
             notifier,
         })
     }
 
     /// False if too many wait.
-    pub(super) fn order(&mut self, order: Order) -> bool {
-        if self.under_way >= WAITING_MAX || self.orders.send(order).is_err() {
+    pub(super) fn order(&mut self, order: Order, uid: u32) -> bool {
+        let Ok(charge) = self.waiting.charge(uid, 1) else {
             return false;
+        };
+        let is_ordered = self.orders.send(order).is_ok();
+        if is_ordered {
+            self.under_way.push_back(charge);
         }
-        self.under_way += 1;
-        true
+        is_ordered
     }
 
     pub(super) fn finished(&mut self) -> VecDeque<Done> {
         self.notifier.drain();
         let finished: VecDeque<Done> = self.done.try_iter().collect();
-        self.under_way -= finished.len();
+        self.under_way.drain(..finished.len());
         finished
     }
 }

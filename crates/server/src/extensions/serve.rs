@@ -267,13 +267,16 @@ impl Server {
         if let Some(place) = &place {
             self.extensions.has_memory(place.entry.owner, memory)?;
         }
+        let Some(uid) = self.clients.get(&client).map(|c| c.credentials.uid) else {
+            return refuse(libc::ESRCH, "the program has gone");
+        };
         let spec = LoadRequest {
             client,
             request,
             place,
         };
         let order = Order { spec, code, memory };
-        if self.extensions.loader.order(order) {
+        if self.extensions.loader.order(order, uid) {
             Ok(())
         } else {
             refuse(libc::EAGAIN, "too many extensions wait to be verified")

@@ -15,9 +15,16 @@ use crate::server::Server;
 /// Requests read from a process before its descriptor's hang-up is believed.
 const REQUESTS_BEFORE_HANGUP: usize = 1024;
 
+/// A request can be what finds a hang-up, before which other requests are read. Deeper the hang-up waits for the next turn:
+/// what programs send must not use up the server's stack.
+const NESTED_READS_MAX: u32 = 4;
+
 impl Server {
-    /// Whichever process accepted.
+    /// Whichever process accepted. What was said before the hang-ups at hand is read once for all of them.
     fn read_all_clients(&mut self) {
+        if std::mem::replace(&mut self.are_all_clients_read, true) {
+            return;
+        }
         for client in self.clients.keys().copied().collect::<Vec<_>>() {
             self.read_client(client, REQUESTS_BEFORE_HANGUP);
         }
@@ -68,6 +75,10 @@ impl Server {
     /// The last descriptor of the session is closed. What was said before, a `Flush` or `Accepted`,
     /// may still lie in the control connection of a process: it goes first.
     pub fn on_hangup(&mut self, id: SessionId) {
+        if self.nested_reads >= NESTED_READS_MAX {
+            // Reported again in the next turn.
+            return;
+        }
         let Some(session) = self.control.registry.session(id) else {
             self.drop_far(id);
             return;

@@ -79,10 +79,12 @@ fn leader_of(tid: u32) -> Option<u32> {
     leader.trim().parse().ok()
 }
 
-/// The thread of a process that has this number in the process's own PID namespace.
+/// The thread of a process that has this number in the process's own PID namespace, if it is among its first.
 fn thread_called(tid: u32, pid: u32) -> Option<u32> {
+    /// A request takes so many files to read, and no more.
+    const LOOKED_AT: usize = 256;
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
-    tasks.flatten().find_map(|task| {
+    tasks.flatten().take(LOOKED_AT).find_map(|task| {
         let status = task.path().join("status");
         let is_meant = numbers_of(&status).last() == Some(&tid);
         is_meant.then(|| task.file_name().to_str()?.parse().ok())?

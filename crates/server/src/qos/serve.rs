@@ -110,13 +110,14 @@ impl Server {
         }
     }
 
-    /// Others see what they asked for, and what they may decide over; of the rest, sums.
+    /// Others see what they asked for, and what is promised to them by name; of the rest, sums. Whose a port or a flow is
+    /// would be a walk through all sessions for each.
     fn redact(&self, report: &mut QosReport, requester: Requester) {
         let uid = requester.credentials.uid;
         if uid == 0 {
             return;
         }
-        let shows = |owner, scope: &_| owner == uid || self.may_decide(requester, scope).is_ok();
+        let shows = |owner, scope: &_| owner == uid || *scope == Scope::User { uid };
         report
             .transmit
             .retain(|entry| shows(entry.uid, &entry.scope));

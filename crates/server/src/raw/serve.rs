@@ -76,7 +76,7 @@ impl Server {
         if !address.is_unspecified() && !is_managed {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        self.check_port(channel, local.port())?;
+        self.check_port(channel, local)?;
         let process = self.control.registry.process(channel).ok_or(Errno::BADF)?;
         let claim = PortClaim {
             protocol,

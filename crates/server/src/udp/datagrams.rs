@@ -267,6 +267,10 @@ impl Server {
             interface: self.interface_of(id, &change)?,
             ..change
         };
+        let is_join = matches!(change.action, GroupAction::Join);
+        if is_join && !self.has_room_for_group(id, (change.group, change.interface)) {
+            return Err(Errno::NOBUFS);
+        }
         let socket = self.kernel_socket(id, change.group.is_ipv6())?;
         let (name, value) = group_request(&change)?;
         let level = match change.group {

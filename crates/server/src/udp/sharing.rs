@@ -95,6 +95,11 @@ impl Sharing {
         self.deals.refused()
     }
 
+    fn sessions_at(&self, port: u16) -> Vec<SessionId> {
+        let ids = self.ports.get(&port);
+        ids.map_or_else(Vec::new, |ids| ids.iter().collect())
+    }
+
     /// Groups and devices for which members of a port are listed.
     fn listed_of(&self, port: u16) -> impl Iterator<Item = (IpAddr, u32)> + '_ {
         let first = (port, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);

@@ -4,11 +4,11 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use portolan_control::{Errno, SessionEntry, SessionPhase, Timer};
+use portolan_control::{Charge, Errno, Limit, SessionEntry, SessionPhase, Timer};
 use portolan_proto::filter::FilterInterface;
 use portolan_proto::metastate::{Metastate, RouteKind};
 use portolan_stack::{NextHop, NoRoute, Path, Routes};
-use portolan_types::{SessionId, scope_of};
+use portolan_types::{ChannelId, Instant, SessionId, scope_of};
 use tracing::{debug, error};
 
 use crate::server::Server;
@@ -18,8 +18,23 @@ use crate::server::Server;
 const RESOLVE_FOR: Duration = Duration::from_secs(3);
 const RESOLVE_AGAIN: Duration = Duration::from_secs(1);
 
-/// Neighbours looked for at a time; a flood of `Resolve` gets no further.
+/// Neighbours looked for at a time for the server's own sessions.
 const RESOLVING_MAX: usize = 1024;
+
+/// Neighbours looked for at a time for programs.
+pub const RESOLVING: Limit = Limit {
+    total: 1024,
+    per_user: 128,
+    reserve: 64,
+};
+
+/// A neighbour that is looked for.
+#[derive(Debug)]
+pub struct Resolving {
+    since: Instant,
+    /// Of the user whose program asked.
+    charge: Option<Charge>,
+}
 
 impl Server {
     /// The network has changed.
@@ -88,15 +103,35 @@ impl Server {
 
     /// Has the kernel look for a neighbour, unless it is doing so already.
     pub fn resolve(&mut self, next_hop: NextHop) {
-        let NextHop { interface, address } = next_hop;
-        let is_ours =
-            self.managed.contains(&interface) && self.routes.is_next_hop(interface, address);
-        let known = self.routes.neighbour(interface, address).is_some();
-        let is_full = self.resolving.len() >= RESOLVING_MAX;
-        if known || !is_ours || is_full || self.resolving.contains_key(&next_hop) {
-            return;
+        let own = self.resolving.values().filter(|r| r.charge.is_none());
+        if self.is_wanted(next_hop) && own.count() < RESOLVING_MAX {
+            self.look_for(next_hop, None);
         }
-        self.resolving.insert(next_hop, self.now);
+    }
+
+    /// `Resolve`: the same for a program.
+    pub fn resolve_for(&mut self, channel: ChannelId, next_hop: NextHop) {
+        let Some(uid) = self.control.registry.process(channel).map(|p| p.uid) else {
+            return;
+        };
+        if self.is_wanted(next_hop)
+            && let Ok(charge) = self.programs_resolve.charge(uid, 1)
+        {
+            self.look_for(next_hop, Some(charge));
+        }
+    }
+
+    fn is_wanted(&self, next_hop: NextHop) -> bool {
+        let NextHop { interface, address } = next_hop;
+        self.managed.contains(&interface)
+            && self.routes.is_next_hop(interface, address)
+            && self.routes.neighbour(interface, address).is_none()
+            && !self.resolving.contains_key(&next_hop)
+    }
+
+    fn look_for(&mut self, next_hop: NextHop, charge: Option<Charge>) {
+        let since = self.now;
+        self.resolving.insert(next_hop, Resolving { since, charge });
         self.ask_for(next_hop);
     }
 
@@ -119,10 +154,10 @@ impl Server {
 
     /// Asks again for a neighbour, or gives up on it.
     pub fn ask_again_for(&mut self, next_hop: NextHop) {
-        let Some(&since) = self.resolving.get(&next_hop) else {
+        let Some(resolving) = self.resolving.get(&next_hop) else {
             return;
         };
-        if self.now.since(since) < RESOLVE_FOR {
+        if self.now.since(resolving.since) < RESOLVE_FOR {
             return self.ask_for(next_hop);
         }
         self.resolving.remove(&next_hop);

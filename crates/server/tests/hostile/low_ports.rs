@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use portolan_netns::Bed;
-use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_proto::control::{ReplyBody, RequestBody, Reuse, SessionRef};
 use portolan_sys::port_right;
 use portolan_types::{Protocol, Slot};
 
@@ -24,6 +24,20 @@ fn bind(
         library.client.send(RequestBody::ShowRight, &[shown]);
     }
     library.bind(protocol, SocketAddr::new(Bed::A4, PORT), Slot(0))
+}
+
+/// Shows `shown`, and binds, without waiting for an answer.
+pub fn try_to_bind(library: &mut Library, shown: BorrowedFd<'_>) {
+    library.client.send(RequestBody::ShowRight, &[shown]);
+    let bind = RequestBody::Bind {
+        session: SessionRef::New,
+        protocol: Protocol::Udp,
+        local: SocketAddr::new(Bed::A4, PORT),
+        reuse: Reuse::default(),
+        v6_only: false,
+        slot: Slot(0),
+    };
+    library.client.send(bind, &[]);
 }
 
 pub fn assert_refused(library: &mut Library, shown: Option<BorrowedFd<'_>>) {

@@ -12,6 +12,7 @@ use portolan_proto::control::{
 use portolan_proto::{MAX_MESSAGE, encode};
 use portolan_sys::unix::{Connection, PairKind, socket_pair};
 use portolan_types::{Protocol, SessionId, Slot};
+use rustix::process::Signal;
 
 use crate::common::{
     Client, Library, await_closes, await_some, control_path, open_files_at_rest, start_server,
@@ -359,4 +360,37 @@ fn one_user_cannot_take_all_channels() {
     assert!(limit < 256, "{limit}");
     assert_serves_others(&bed, &path);
     meter.finish();
+}
+
+/// Each request finds a listener's hang-up, before which the next request is read.
+#[test]
+fn requests_that_wait_for_others_use_up_no_stack() {
+    const LISTENERS: usize = 400;
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut programs: Vec<_> = (0..8).map(|_| hostile_library(&path)).collect();
+    let listening: Vec<Vec<_>> = programs
+        .iter_mut()
+        .map(|program| {
+            let local = SocketAddr::new(Bed::A4, 0);
+            let listen = |_| program.listen(local, 1);
+            (0..LISTENERS).map(listen).collect()
+        })
+        .collect();
+    server.signal(Signal::STOP);
+    for (program, listening) in programs.iter_mut().zip(listening) {
+        for (session, _, near) in listening {
+            drop(near);
+            let release = encode(&Request {
+                id: 0,
+                body: RequestBody::Release { session },
+            });
+            program.client.send_raw(&release);
+        }
+    }
+    server.signal(Signal::CONT);
+    assert_serves_others(&bed, &path);
+    victim.assert_unharmed();
 }

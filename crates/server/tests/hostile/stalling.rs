@@ -4,8 +4,10 @@
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
+use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
@@ -14,26 +16,29 @@ use std::time::Duration;
 use portolan_netns::{Bed, Daemon};
 use portolan_proto::control::{Request, RequestBody};
 use portolan_proto::encode;
-use rustix::thread::UnshareFlags;
+use portolan_sys::descriptor::set_socket_option;
+use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use crate::closing::send;
 use crate::common::{
     Client, await_closes, await_some, control_path, open_files, open_files_at_rest, start_server,
 };
 use crate::meter::Meter;
-use crate::{Victim, as_nobody, assert_prompt, assert_serves_others};
+use crate::{Victim, as_nobody, assert_prompt, assert_serves_others, hostile_library, low_ports};
 
 /// Numbers and lengths of linux/fuse.h, and of what fsconfig(2) takes.
 const IN_HEADER: usize = 40;
 const INIT: u32 = 26;
 const GETATTR: u32 = 3;
 const OPEN: u32 = 14;
+const READ: u32 = 15;
 const FLUSH: u32 = 25;
 const FORGET: u32 = 2;
 const INIT_OUT: usize = 64;
 const ATTR_OUT: usize = 104;
 const OPEN_OUT: usize = 16;
 const LARGEST_REQUEST: usize = 1 << 18;
+const PAGE: usize = 4096;
 const SET_STRING: usize = 1;
 const CREATE: usize = 6;
 
@@ -41,6 +46,7 @@ const CREATE: usize = 6;
 pub struct StallingFile {
     file: Option<OwnedFd>,
     flushes: Arc<AtomicUsize>,
+    reads: Arc<AtomicUsize>,
     is_over: Arc<AtomicBool>,
     server: Option<JoinHandle<()>>,
 }
@@ -56,17 +62,42 @@ impl StallingFile {
             .expect("the kernel has FUSE");
         let mount = mount(&device);
         let flushes = Arc::new(AtomicUsize::new(0));
+        let reads = Arc::new(AtomicUsize::new(0));
         let is_over = Arc::new(AtomicBool::new(false));
-        let (count, end) = (Arc::clone(&flushes), Arc::clone(&is_over));
-        let server = thread::spawn(move || serve(device, &count, &end));
+        let counts = (Arc::clone(&flushes), Arc::clone(&reads));
+        let end = Arc::clone(&is_over);
+        let server = thread::spawn(move || serve(device, (&counts.0, &counts.1), &end));
         let path = format!("/proc/thread-self/fd/{}", mount.as_raw_fd());
         let file = File::open(path).expect("the file system lets root open its root");
         StallingFile {
             file: Some(file.into()),
             flushes,
+            reads,
             is_over,
             server: Some(server),
         }
+    }
+
+    /// A page of memory that comes when this is dropped: whoever touches it waits.
+    fn page(&self) -> StallingPage {
+        let file = self.file.as_ref().expect("until it is dropped");
+        // The kernel asks how long it is.
+        rustix::fs::fstat(file).expect("it is answered");
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at a place that the kernel chooses.
+        let at = unsafe {
+            let (fd, flags) = (file.as_raw_fd(), libc::MAP_PRIVATE);
+            libc::mmap(std::ptr::null_mut(), PAGE, protection, flags, fd, 0)
+        };
+        assert_ne!(at, libc::MAP_FAILED);
+        StallingPage(at as usize)
+    }
+
+    /// Waits until somebody waits for a page.
+    fn await_reader(&self) {
+        await_some("a reader", || {
+            (self.reads.load(Ordering::Relaxed) > 0).then_some(())
+        });
     }
 
     /// How many closes wait.
@@ -74,6 +105,10 @@ impl StallingFile {
         self.flushes.load(Ordering::Relaxed)
     }
 }
+
+/// The address of a page of a stalling file, which stays mapped.
+#[derive(Clone, Copy)]
+struct StallingPage(usize);
 
 impl AsFd for StallingFile {
     fn as_fd(&self) -> BorrowedFd<'_> {
@@ -137,8 +172,9 @@ fn file_system_call(number: libc::c_long, words: [usize; 5]) -> std::io::Result<
     }
 }
 
-/// Answers everything but a flush, which is what close(2) of a file sends and waits for.
-fn serve(mut device: File, flushes: &AtomicUsize, is_over: &AtomicBool) {
+/// Answers everything but a flush, which is what close(2) of a file sends and waits for, and a read, which a touch of a page
+/// waits for.
+fn serve(mut device: File, (flushes, reads): (&AtomicUsize, &AtomicUsize), is_over: &AtomicBool) {
     let mut request = vec![0; LARGEST_REQUEST];
     let mut unanswered = Vec::new();
     loop {
@@ -161,8 +197,9 @@ fn serve(mut device: File, flushes: &AtomicUsize, is_over: &AtomicBool) {
             INIT => answer(&mut device, unique, &init_reply()),
             GETATTR => answer(&mut device, unique, &attributes()),
             OPEN => answer(&mut device, unique, &[0; OPEN_OUT]),
-            FLUSH if !is_over.load(Ordering::Relaxed) => {
-                flushes.fetch_add(1, Ordering::Relaxed);
+            FLUSH | READ if !is_over.load(Ordering::Relaxed) => {
+                let count = if opcode == FLUSH { flushes } else { reads };
+                count.fetch_add(1, Ordering::Relaxed);
                 unanswered.push(unique);
             }
             FORGET => {}
@@ -191,12 +228,13 @@ fn init_reply() -> [u8; INIT_OUT] {
     reply
 }
 
-/// A file that everybody may read and write.
+/// A file of a page that everybody may read and write.
 fn attributes() -> [u8; ATTR_OUT] {
     let mut reply = [0; ATTR_OUT];
     // Valid for a second; inode 1.
     reply[0] = 1;
     reply[16] = 1;
+    reply[24..32].copy_from_slice(&(PAGE as u64).to_ne_bytes());
     let mode = 16 + 6 * 8 + 3 * 4;
     reply[mode..mode + 4].copy_from_slice(&0o100_666_u32.to_ne_bytes());
     reply[mode + 4] = 1;
@@ -218,6 +256,19 @@ pub fn with_own_descriptors<T: Send>(action: impl FnOnce() -> T + Send) -> T {
         alone
             .join()
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Runs `action` in the server's network namespace: a bed's own descriptors are not there in [`with_own_descriptors`].
+fn beside<T: Send>(server: &Daemon, action: impl FnOnce() -> T + Send) -> T {
+    let namespace = File::open(format!("/proc/{}/ns/net", server.pid())).expect("it runs");
+    thread::scope(|scope| {
+        let there = scope.spawn(|| {
+            let kind = Some(LinkNameSpaceType::Network);
+            move_into_link_name_space(namespace.as_fd(), kind).expect("root may");
+            action()
+        });
+        there.join().expect("it is short")
     })
 }
 
@@ -284,4 +335,77 @@ fn closes_that_wait_are_so_many_and_no_more() {
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
     await_closes(&server, before.0);
+}
+
+/// Somebody sends by it, from a page that does not come, and has its lock for that time.
+#[test]
+fn a_right_that_does_not_answer_holds_nobody_up() {
+    const PORT: u16 = 443;
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let meter = Meter::start(&bed);
+    with_own_descriptors(|| {
+        let file = StallingFile::mount();
+        let local = SocketAddr::new(Bed::A4, PORT);
+        let right = beside(&server, || UdpSocket::bind(local)).unwrap();
+        right.connect(SocketAddr::new(Bed::B4, PORT)).unwrap();
+        set_socket_option(
+            &right,
+            libc::IPPROTO_UDP,
+            libc::UDP_CORK,
+            &1_i32.to_ne_bytes(),
+        )
+        .unwrap();
+        let page = file.page();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: the page is mapped, and nobody has a reference into it.
+                unsafe { libc::send(right.as_raw_fd(), page.0 as *const _, PAGE / 4, 0) }
+            });
+            file.await_reader();
+            let mut hostile: Vec<_> = (0..20).map(|_| hostile_library(&path)).collect();
+            for library in &mut hostile {
+                low_ports::try_to_bind(library, right.as_fd());
+            }
+            assert_prompt(&path);
+            drop(file);
+        });
+    });
+    meter.finish();
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+/// Somebody reads it into a page that does not come, and has its lock for that time.
+#[test]
+fn a_stream_whose_reader_waits_holds_nobody_up() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    with_own_descriptors(|| {
+        let file = StallingFile::mount();
+        let (stream, mut peer) = UnixStream::pair().unwrap();
+        peer.write_all(b"something").unwrap();
+        let page = file.page();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: the page is mapped, and nobody has a reference into it.
+                unsafe { libc::recv(stream.as_raw_fd(), page.0 as *mut _, 9, 0) }
+            });
+            file.await_reader();
+            drop(peer);
+            let clients: Vec<Client> =
+                as_nobody(|| (0..3).map(|_| Client::connect(&path)).collect());
+            for client in &clients {
+                send(client, b"rubbish", &[stream.as_fd(); 3]).unwrap();
+            }
+            assert_prompt(&path);
+            drop(file);
+        });
+    });
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
 }

@@ -15,6 +15,9 @@ use tracing::warn;
 use super::Binding;
 use crate::server::Server;
 
+/// Groups, each on a device, that sockets of one port are members of.
+const GROUPS_OF_PORT: usize = 512;
+
 impl Server {
     /// The UDP session at `id` gets what comes to its endpoint; also when its row has changed.
     pub fn enter_endpoint(&mut self, id: SessionId) {
@@ -98,12 +101,12 @@ impl Server {
 
     pub fn join_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
         self.control.registry.join_group(id, group, interface);
-        self.tell_of_groups_of(id);
+        self.tell_of_group_of(id, (group, interface));
     }
 
     pub fn leave_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
         self.control.registry.leave_group(id, group, interface);
-        self.tell_of_groups_of(id);
+        self.tell_of_group_of(id, (group, interface));
     }
 
     /// Where a session's packets go; `None` while no process holds it.
@@ -248,47 +251,61 @@ impl Server {
         Ok(count)
     }
 
-    fn tell_of_groups_of(&mut self, id: SessionId) {
+    fn tell_of_group_of(&mut self, id: SessionId, membership: (IpAddr, u32)) {
         if let Some(session) = self.control.registry.session(id) {
-            self.tell_of_groups(session.local.port());
+            let port = session.local.port();
+            let ids = self.sharing.sessions_at(port);
+            self.tell_of_group(port, &ids, membership);
+        }
+    }
+
+    /// Of all groups that sockets of the port are or were members of.
+    fn tell_of_groups(&mut self, port: u16) {
+        if !self.control.registry.has_members() && self.sharing.listed.is_empty() {
+            return;
+        }
+        let ids = self.sharing.sessions_at(port);
+        let wanted = ids.iter().flat_map(|&id| self.memberships(id));
+        let listed = self.sharing.listed_of(port);
+        let all: BTreeSet<(IpAddr, u32)> = wanted.chain(listed).collect();
+        for membership in all {
+            self.tell_of_group(port, &ids, membership);
         }
     }
 
     /// Once one socket of a port is a member of a group, all that may hear of it there get copies:
     /// which of them want those (`IP_MULTICAST_ALL`, sources) their libraries know.
-    fn tell_of_groups(&mut self, port: u16) {
-        if !self.control.registry.has_members() && self.sharing.listed.is_empty() {
-            return;
-        }
-        let ids: Vec<SessionId> = self
-            .sharing
-            .ports
-            .get(&port)
-            .map_or_else(Vec::new, |ids| ids.iter().collect());
-        let wanted: BTreeSet<(IpAddr, u32)> =
-            ids.iter().flat_map(|&id| self.memberships(id)).collect();
-        let listed = self.sharing.listed_of(port);
-        let all: BTreeSet<(IpAddr, u32)> = wanted.iter().copied().chain(listed).collect();
-        for (group, interface) in all {
-            let before = self.sharing.listed.remove(&(port, group, interface));
-            let is_wanted = wanted.contains(&(group, interface));
-            let hearers = ids.iter().copied().filter(|_| is_wanted);
-            let hearers = hearers.filter(|&id| self.may_hear(id, group));
-            let written = self.write_members(
-                mapped(group),
-                interface,
-                port.to_be_bytes(),
-                hearers,
-                before.unwrap_or(0),
-            );
-            match written {
-                Ok(0) => {}
-                Ok(count) => {
-                    self.sharing.listed.insert((port, group, interface), count);
-                }
-                Err(error) => warn!(%error, %group, "cannot list the members of a group"),
+    fn tell_of_group(&mut self, port: u16, ids: &[SessionId], membership: (IpAddr, u32)) {
+        let (group, interface) = membership;
+        let before = self.sharing.listed.remove(&(port, group, interface));
+        let is_member = |&id: &SessionId| self.memberships(id).any(|its| its == membership);
+        let is_wanted = ids.iter().any(is_member);
+        let hearers = ids.iter().copied().filter(|_| is_wanted);
+        let hearers = hearers.filter(|&id| self.may_hear(id, group));
+        let written = self.write_members(
+            mapped(group),
+            interface,
+            port.to_be_bytes(),
+            hearers,
+            before.unwrap_or(0),
+        );
+        match written {
+            Ok(0) => {}
+            Ok(count) => {
+                self.sharing.listed.insert((port, group, interface), count);
             }
+            Err(error) => warn!(%error, %group, "cannot list the members of a group"),
         }
+    }
+
+    /// Is there room for one more list of a port's? Each is written when a socket comes to the port or leaves it.
+    pub fn has_room_for_group(&self, id: SessionId, membership: (IpAddr, u32)) -> bool {
+        let Some(session) = self.control.registry.session(id) else {
+            return false;
+        };
+        let port = session.local.port();
+        let is_listed = self.sharing.listed_of(port).any(|its| its == membership);
+        is_listed || self.sharing.listed_of(port).count() < GROUPS_OF_PORT
     }
 
     /// Is the session bound so that datagrams to the group reach it?
