@@ -23,32 +23,20 @@ const KERNEL: Pairing = Pairing {
 
 #[test]
 fn sockets_behave_as_the_kernels_do() {
-    let deviations = Deviations::parse(DEVIATIONS);
+    assert_alike(bed);
+}
+
+#[test]
+fn sockets_behave_as_the_kernels_do_over_ipv6() {
+    assert_alike(|| bed().over_ipv6());
+}
+
+fn assert_alike(bed: impl Fn() -> Bed + Sync) {
     let topics = all_topics();
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
     let found = compare(bed, &topics);
+    let deviations = Deviations::parse(DEVIATIONS);
     assert_eq!(deviations.judge(&found), Vec::<String>::new());
-}
-
-#[test]
-fn datagram_sockets_behave_as_the_kernels_do_over_ipv6() {
-    const TOPICS: [&str; 3] = ["udp", "datagram-options", "datagram-paths"];
-    let deviations = Deviations::parse(DEVIATIONS).of(&TOPICS);
-    let found = compare(|| bed().over_ipv6(), &TOPICS);
-    assert_eq!(deviations.judge(&found), Vec::<String>::new());
-}
-
-#[test]
-fn streams_end_as_the_kernels_do_over_both_families() {
-    const TOPICS: [&str; 3] = ["endings", "listeners", "stream-options"];
-    let found = thread::scope(|scope| {
-        let later = scope.spawn(|| compare(|| bed().over_ipv6(), &TOPICS));
-        [compare(bed, &TOPICS), later.join().expect("an account")]
-    });
-    let deviations = Deviations::parse(DEVIATIONS).of(&TOPICS);
-    for found in found {
-        assert_eq!(deviations.judge(&found), Vec::<String>::new());
-    }
 }
 
 /// What streams within one host may differ in, beside what all may.
@@ -68,6 +56,15 @@ endings client refused, bound true: bind | as above
 /// Both roles on one host: between two programs of Portolan's there are no packets.
 #[test]
 fn streams_within_one_host_behave_as_the_kernels_do() {
+    assert_alike_within_one_host("127.0.0.1");
+}
+
+#[test]
+fn streams_within_one_host_behave_as_the_kernels_do_over_ipv6() {
+    assert_alike_within_one_host("::1");
+}
+
+fn assert_alike_within_one_host(address: &str) {
     const TOPICS: [&str; 23] = [
         "connect",
         "accept",
@@ -97,7 +94,7 @@ fn streams_within_one_host_behave_as_the_kernels_do() {
     let account = |stack| -> Vec<String> {
         let program = bed.tools().beside("posix-check").display().to_string();
         let mut command = bed.command(Side::Server, stack, &program);
-        command.args(["both", "--local", "127.0.0.1", "--meet"]);
+        command.args(["both", "--local", address, "--remote", address, "--meet"]);
         command.arg(bed.file("")).args(TOPICS).stderr(Stdio::null());
         let output = command.output().expect("it starts");
         let text = String::from_utf8_lossy(&output.stdout);

@@ -299,6 +299,10 @@ pub fn forget(fd: RawFd) {
     if !table::is_ours(fd) || shares_memory() {
         return;
     }
+    // A connection that has come to stand without anybody's looking ends by FIN.
+    if let (Some(socket), Some(process)) = (table::socket(fd), Process::running()) {
+        complete_connect(process, fd, &socket);
+    }
     match table::remove(fd) {
         Some(File::Socket(socket)) => {
             for (epoll, member) in socket.epolls() {

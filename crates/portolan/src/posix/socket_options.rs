@@ -276,6 +276,10 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Outcome
             Some(libc::AF_INET6.to_ne_bytes().to_vec())
         }
         (IPPROTO_IPV6, libc::IPV6_PATHMTU) => Some(known_path(process, &socket)?),
+        // The two families disagree: UDP over IPv4 says that it is not supported.
+        (IPPROTO_TCP, _) if socket.protocol == Protocol::Udp && socket.family() == Family::V6 => {
+            return Err(Errno::NOPROTOOPT.into());
+        }
         _ => None,
     };
     let found = match found {

@@ -285,7 +285,7 @@ fn information(side: &mut Side) {
         ("min_rtt", between(1, 80_000, info.word(148))),
         ("data_segs_in", between(1, 110, info.word(152))),
         ("data_segs_out", between(1, 110, info.word(156))),
-        ("delivery_rate", between(1000, u64::MAX, info.long(160))),
+        ("delivery_rate", between(500, u64::MAX, info.long(160))),
         ("busy_time", between(0, 10_000_000, info.long(168))),
         ("rwnd_limited", between(0, 10_000_000, info.long(176))),
         // Segments that the kernel sends from two processors can pass each other on the bed's link, and
