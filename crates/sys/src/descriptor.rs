@@ -31,6 +31,15 @@ pub fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
+/// What the caller has just opened, by its number.
+pub fn own(fd: RawFd) -> Result<OwnedFd, Errno> {
+    if fd < 0 {
+        return Err(Errno::BADF);
+    }
+    // SAFETY: the caller's promise; it is -1 only if it is nothing.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
 /// Closes the application's descriptor on its behalf.
 pub fn close(fd: RawFd) {
     if fd >= 0 {

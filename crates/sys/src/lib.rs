@@ -21,6 +21,7 @@ pub mod owner;
 pub mod pi;
 pub mod port_right;
 pub mod probes;
+pub mod process;
 mod raw;
 pub mod refused_calls;
 pub mod ring;

@@ -2,11 +2,14 @@
 //! Hands out atomics only: whoever shares the memory may change it at any time.
 
 use std::os::fd::BorrowedFd;
-use std::ptr::{NonNull, null_mut};
+use std::ptr::{NonNull, copy_nonoverlapping, null_mut};
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
+use rustix::mm::{
+    Advice, MapFlags, MprotectFlags, MremapFlags, ProtFlags, madvise, mmap, mmap_anonymous,
+    mprotect, mremap_fixed, munmap,
+};
 
 /// Size of a page; the layouts shared with the kernel count in it.
 pub(crate) fn page_size() -> usize {
@@ -77,6 +80,40 @@ impl Mapping {
             )
         };
         debug_assert!(kept.is_ok());
+    }
+
+    /// Puts a private copy in the place of whole pages, from `offset` on: they are shared with nobody any more, and a child
+    /// of `fork` has them. Whoever reads them meanwhile sees the same bytes before and after.
+    ///
+    /// Nobody may write to these pages until this is done.
+    pub(crate) fn make_private(&self, offset: usize, length: usize) -> Result<(), Errno> {
+        assert!(offset.is_multiple_of(page_size()) && length.is_multiple_of(page_size()));
+        let place = self.pointer(offset, length);
+        // SAFETY: the kernel chooses a free range, so no memory of this process is touched.
+        let copy = unsafe {
+            mmap_anonymous(
+                null_mut(),
+                length,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )?
+        };
+        // SAFETY: both ranges are `length` bytes long (`pointer` asserts it of the first), mapped, and apart; nobody knows
+        // of the second yet.
+        unsafe { copy_nonoverlapping(place.cast_const(), copy.cast(), length) };
+        // SAFETY: `copy` is this function's own. What it takes the place of is a part of this mapping, which has the same
+        // bytes; a thread that reads there meanwhile waits for the kernel, which does this in one go.
+        let moved = unsafe {
+            mprotect(copy, length, MprotectFlags::READ).and_then(|()| {
+                let flags = MremapFlags::MAYMOVE;
+                mremap_fixed(copy, length, length, flags, place.cast()).map(|_| ())
+            })
+        };
+        if moved.is_err() {
+            // SAFETY: it is still where it was, and nobody knows of it.
+            let _ = unsafe { munmap(copy, length) };
+        }
+        moved
     }
 
     pub(crate) fn length(&self) -> usize {

@@ -5,6 +5,7 @@
 //! data area mapped twice in a row, so that a record never wraps. A record is a word of length and
 //! flags, a word the kernel keeps for itself, and the data, padded to eight bytes.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::slice::from_raw_parts;
 use std::sync::atomic::Ordering::{Acquire, Release};
@@ -14,6 +15,12 @@ use rustix::io::Errno;
 use zerocopy::FromBytes;
 
 use crate::mapping::{Mapping, page_size};
+
+mod loans;
+
+pub use loans::Loan;
+use loans::Loans;
+pub(crate) use loans::{FrameBuffer, LARGEST_FRAME};
 
 /// The filter is still writing the record (`BPF_RINGBUF_BUSY_BIT`).
 const BUSY: u32 = 1 << 31;
@@ -52,6 +59,10 @@ pub struct Ring {
     /// What the kernel was last told of `position`.
     published: u64,
     malformed: u64,
+    /// Where the record begins that was read last.
+    record: u64,
+    /// Frames that were read and are still in use; none before the first.
+    loans: Option<Box<Loans>>,
 }
 
 impl Ring {
@@ -74,6 +85,8 @@ impl Ring {
             position,
             published: position,
             malformed: 0,
+            record: position,
+            loans: None,
         })
     }
 
@@ -90,6 +103,7 @@ impl Ring {
                 return None;
             }
             let length = word & !DISCARD;
+            self.record = self.position;
             self.skip(length);
             if word & DISCARD != 0 {
                 continue;
@@ -134,16 +148,71 @@ impl Ring {
         // SAFETY: in bounds (`pointer` asserts it), and nobody writes these bytes while the slice
         // lives: the mapping is read-only, the kernel refuses a writable one to anybody, and the
         // filter reuses a record's space only after the consumer position has passed it. That
-        // position is stored by `release` alone, which takes `&mut self` and so cannot run while
+        // position is stored by `publish` alone, which takes `&mut self` and so cannot run while
         // the slice is borrowed.
         unsafe { from_raw_parts(data, length) }
     }
 
-    /// Gives the space of every frame read so far back to the filter.
+    /// Gives the space of every frame read so far back to the filter, up to the first that is lent.
     pub fn release(&mut self) {
-        if self.published != self.position {
-            self.published = self.position;
-            self.consumer.u64_at(0).store(self.position, Release);
+        let free = match self.loans {
+            None => self.position,
+            Some(_) => self.unlent(),
+        };
+        self.publish(free);
+    }
+
+    fn publish(&mut self, position: u64) {
+        if self.published != position {
+            self.published = position;
+            self.consumer.u64_at(0).store(position, Release);
+        }
+    }
+
+    /// The position up to which nothing is lent. What is kept for so long that it holds up half of the ring is copied.
+    #[cold]
+    fn unlent(&mut self) -> u64 {
+        let Some(loans) = &mut self.loans else {
+            return self.position;
+        };
+        let free = loans.reclaim().unwrap_or(self.position);
+        if self.position - free < self.size / 2 {
+            return free;
+        }
+        loans.detach();
+        loans.reclaim().unwrap_or(self.position)
+    }
+
+    /// May the frame that is read next, or was read last, be lent? Not if that would keep more than a quarter of the ring
+    /// from the filter.
+    pub fn may_lend(&mut self) -> bool {
+        let oldest = self.loans.as_mut().and_then(|loans| loans.reclaim());
+        oldest.is_none_or(|oldest| self.position - oldest < self.size / 4)
+    }
+
+    /// Lends `range` of the frame that was read last, which stays where it is until the loan is dropped. `fd` is the ring
+    /// that was mapped. Where there is no memory to map it once more the loan is a copy.
+    ///
+    /// # Panics
+    /// If nothing was read since the last release, or not as much.
+    pub fn lend(&mut self, fd: impl AsFd, range: Range<usize>) -> Loan {
+        let start = self.record + RECORD_PREFIX + HEADER as u64;
+        let is_there = start + range.end as u64 <= self.position && self.record >= self.published;
+        assert!(is_there, "no frame that was read");
+        let offset = (start & (self.size - 1)) as usize + range.start;
+        let (size, length) = (self.size as usize, range.len());
+        let loans = self.loans.get_or_insert_default();
+        match loans.lend(fd.as_fd(), size, (self.record, offset, length)) {
+            Some(loan) => loan,
+            None => Loan::of_copy(self.bytes(page_size() + offset, length)),
+        }
+    }
+
+    /// What is lent is copied, so that the ring is free of it. Loans stay what they are; a child of `fork` can read them
+    /// then, too.
+    pub fn detach_loans(&mut self) {
+        if let Some(loans) = &mut self.loans {
+            loans.detach();
         }
     }
 

@@ -4,6 +4,7 @@
 //! the tap while it slept, then what the ring has got since. Frames of sessions that always have them by the tap come
 //! so while it is awake, too.
 
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -13,15 +14,16 @@ use portolan_wire::vnet::VnetHeader;
 use zerocopy::FromBytes;
 
 use crate::doorbell::{Doorbell, State};
-use crate::ring::{Record, Ring};
+use crate::ring::{FrameBuffer, LARGEST_FRAME, Loan, Record, Ring};
 use crate::tap::{TapIo, VNET_HEADER};
 
 /// A frame that the filter sent to the tap when the owner had just woken appears there within a
 /// microsecond, but for a processor that is taken away from it. After this time it was lost.
 const STRAGGLE: Duration = Duration::from_millis(1);
 
-/// Bytes of the largest frame that comes by the tap, its virtio-net header included.
-const LARGEST_FRAME: usize = 66 * 1024;
+/// A frame that came by the tap has a buffer of its own if it is at least a quarter of that: one that is kept keeps all
+/// of it.
+const LEAST_LENT: usize = LARGEST_FRAME / 4;
 
 /// The receiving half of a channel. The tap is the owner's, who also sends by it.
 #[derive(Debug)]
@@ -29,7 +31,9 @@ pub struct RxPath {
     ring: Ring,
     doorbell: Doorbell,
     /// Where a frame from the tap lies while it is looked at.
-    buffer: Box<[u8]>,
+    buffer: FrameBuffer,
+    /// The last frame came there.
+    is_in_buffer: bool,
     /// Frames read from the tap; the filter counts those it sent there.
     taken_from_tap: u32,
     /// Some were given up. If one comes after all the count does not tell, so that after each sleep
@@ -63,7 +67,8 @@ impl RxPath {
         RxPath {
             ring,
             doorbell,
-            buffer: vec![0; LARGEST_FRAME].into_boxed_slice(),
+            buffer: FrameBuffer::new(),
+            is_in_buffer: false,
             taken_from_tap: 0,
             has_given_up: false,
             must_ask: false,
@@ -126,6 +131,40 @@ impl RxPath {
                 frame: &self.buffer[VNET_HEADER..length],
             }),
         }
+    }
+
+    /// As [`RxPath::next`]; also whether [`RxPath::lend`] may lend the frame.
+    pub fn next_lendable<F: AsFd>(
+        &mut self,
+        tap: &TapIo<F>,
+        now: Instant,
+    ) -> Option<(Record<'_>, bool)> {
+        match self.place_of_next(tap, now)? {
+            Location::Ring => {
+                self.is_in_buffer = false;
+                let may_lend = self.ring.may_lend();
+                Some((self.ring.next()?, may_lend))
+            }
+            Location::Buffer(header, length) => {
+                self.is_in_buffer = true;
+                let frame = &self.buffer[VNET_HEADER..length];
+                Some((Record { header, frame }, length >= LEAST_LENT))
+            }
+        }
+    }
+
+    /// Lends `range` of the frame that [`RxPath::next_lendable`] gave last; `fd` is the ring.
+    pub fn lend(&mut self, fd: impl AsFd, range: Range<usize>) -> Loan {
+        if !std::mem::take(&mut self.is_in_buffer) {
+            return self.ring.lend(fd, range);
+        }
+        let buffer = std::mem::replace(&mut self.buffer, FrameBuffer::new());
+        Loan::of_buffer(buffer, VNET_HEADER + range.start..VNET_HEADER + range.end)
+    }
+
+    /// Copies what is lent.
+    pub fn detach_loans(&mut self) {
+        self.ring.detach_loans();
     }
 
     fn place_of_next<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Location> {

@@ -137,9 +137,11 @@ impl ByteRing {
         self.write_at(0, data);
     }
 
-    /// Drops everything and its memory.
-    pub(crate) fn release(&mut self) {
-        *self = ByteRing::default();
+    /// What was written lies in one piece from now on, until something is written again.
+    pub(crate) fn make_contiguous(&mut self) {
+        if self.head + self.span > self.circle {
+            self.grow(self.circle);
+        }
     }
 
     fn index(&self, offset: usize) -> usize {

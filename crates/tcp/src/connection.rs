@@ -27,6 +27,7 @@ use crate::path_mtu::PathMtu;
 use crate::queue::HandoffBuffer;
 use crate::receive::{AckSchedule, Receiver};
 use crate::send::Sender;
+use crate::send_queue::{Chunk, Placed};
 use crate::state::{Closed, State, StateName};
 use crate::time_wait::{TIME_WAIT_LEN, TimeWait};
 use crate::timers::Timers;
@@ -173,6 +174,21 @@ impl Connection {
         count
     }
 
+    /// Queues a whole chunk, however little room there is, as long as there is some: gives it back otherwise. It is sent from
+    /// where it lies, unless it is too short for that.
+    ///
+    /// # Errors
+    /// The chunk, if there is no room, or after an end or a shutdown of sending.
+    pub fn send_chunk(&mut self, _now: Instant, chunk: Chunk) -> Result<Placed, Chunk> {
+        if self.send_space() == 0 {
+            if self.may_send() {
+                self.send.note_blocked();
+            }
+            return Err(chunk);
+        }
+        Ok(self.send.buffer.push_chunk(chunk))
+    }
+
     /// Takes all of `data`, full or not: bytes that a session has to take along when it moves.
     /// False, and nothing taken, if it sends no more or that would be beyond measure.
     pub fn send_whole(&mut self, data: &[u8]) -> bool {
@@ -221,13 +237,60 @@ impl Connection {
     pub fn recv(&mut self, now: Instant, out: &mut [u8]) -> usize {
         let place = self.urgent_place();
         let count = self.receive.read(now, out, self.send.rtt.smoothed(), place);
-        if count > 0
-            && self.state.may_receive()
-            && self.receive.window_update_due(self.options.window_clamp)
-        {
-            self.receive.want_ack(AckSchedule::Now);
+        if count > 0 {
+            self.update_window();
         }
         count
+    }
+
+    /// The payload of the next segment may stay where it lies: if it comes in order, with `behind` bytes in the receive
+    /// queue, it counts as received and as read. [`Connection::stay`] tells how much of it stayed, and must be called before
+    /// the next segment.
+    pub fn let_stay(&mut self, behind: usize) {
+        self.receive.let_stay(behind);
+    }
+
+    /// How many bytes of the last segment stay where they lie: all or none. They are *lent*, and count against the window
+    /// until [`Connection::give_back`].
+    pub fn stay(&mut self) -> usize {
+        self.receive.stay()
+    }
+
+    /// Bytes that stayed are stored after all, behind the first `behind` of the receive queue: nobody has read them.
+    pub fn take_back<'a>(
+        &mut self,
+        behind: usize,
+        pieces: impl DoubleEndedIterator<Item = &'a [u8]>,
+    ) {
+        self.receive.take_back(behind, pieces);
+    }
+
+    /// The program has so many bytes now that stayed where they lie.
+    pub fn note_taken(&mut self, now: Instant, count: usize) {
+        let srtt = self.send.rtt.smoothed();
+        self.receive.note_taken(now, count, srtt);
+    }
+
+    /// The program needs so many bytes no more that were lent to it.
+    pub fn give_back(&mut self, count: usize) {
+        self.receive.give_back(count);
+        self.update_window();
+    }
+
+    /// Bytes that the receive buffer may have.
+    pub fn receive_buffer(&self) -> usize {
+        self.receive.limit()
+    }
+
+    /// Bytes that are lent.
+    pub fn lent(&self) -> usize {
+        self.receive.lent()
+    }
+
+    fn update_window(&mut self) {
+        if self.state.may_receive() && self.receive.window_update_due(self.options.window_clamp) {
+            self.receive.want_ack(AckSchedule::Now);
+        }
     }
 
     /// Takes bytes back that `recv` has returned last: they are the next that it returns.

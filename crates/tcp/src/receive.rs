@@ -28,6 +28,8 @@ const QUICK_ACKS: u8 = 16;
 const ASSUMED_SEGMENT: u32 = 536;
 /// Linux's `TCP_INIT_CWND`, segments.
 const INITIAL_WINDOW: usize = 10;
+/// No buffer has as many bytes.
+const NOTHING_STAYS: usize = usize::MAX;
 /// RFC 7323 §2.3.
 pub(crate) const MAX_SCALE: u8 = 14;
 
@@ -82,6 +84,12 @@ pub(crate) struct Receiver {
     duplicate: Option<(SeqNum, SeqNum)>,
     tuning: Tuning,
     pub(crate) last_data: Instant,
+    /// Of shared buffers, which do not travel: bytes that the program has and has not given back count against the window.
+    lent: usize,
+    /// The payload of the next segment may stay with whoever has its frame if the buffer has so many bytes.
+    stay_behind: usize,
+    /// Bytes of it that do.
+    staying: usize,
 }
 
 encoding::fields!(Receiver {
@@ -107,6 +115,10 @@ encoding::fields!(Receiver {
     duplicate,
     tuning,
     last_data
+} default {
+    lent: 0,
+    stay_behind: NOTHING_STAYS,
+    staying: 0
 });
 
 /// Dynamic right-sizing: the buffer follows what the application takes in a round trip.
@@ -165,6 +177,9 @@ impl Receiver {
             duplicate: None,
             tuning: Tuning::default(),
             last_data: Instant::ZERO,
+            lent: 0,
+            stay_behind: NOTHING_STAYS,
+            staying: 0,
         }
     }
 
@@ -232,7 +247,7 @@ impl Receiver {
     }
 
     fn wanted(&self, clamp: Option<u32>) -> u32 {
-        let free = self.limit.saturating_sub(self.buffer.len());
+        let free = self.limit.saturating_sub(self.buffer.len() + self.lent);
         u32::try_from(free)
             .unwrap_or(u32::MAX)
             .min(clamp.unwrap_or(u32::MAX))
@@ -263,7 +278,12 @@ impl Receiver {
     /// The next bytes arrived, in order and with room: the fast path.
     pub(crate) fn append(&mut self, now: Instant, payload: &[u8], rtt: &RttEstimator) {
         self.note_text(now, payload.len(), rtt);
-        self.buffer.push(payload);
+        let may_stay = self.stay_behind != NOTHING_STAYS;
+        if may_stay && self.buffer.len() == self.stay_behind && self.urgent.is_none() {
+            self.leave(payload.len());
+        } else {
+            self.buffer.push(payload);
+        }
         self.nxt += payload.len() as u32;
         self.received += payload.len() as u64;
         self.measure(now);
@@ -529,6 +549,65 @@ impl Receiver {
             self.assembler.report(&mut blocks, limit);
         }
         blocks
+    }
+
+    // ---- shared buffers ----
+
+    /// The next payload, if it comes in order, is to be left where it is, as long as the buffer has `behind` bytes. Until
+    /// [`Receiver::stay`] tells how much of it was.
+    pub(crate) fn let_stay(&mut self, behind: usize) {
+        self.stay_behind = behind;
+    }
+
+    #[cold]
+    fn leave(&mut self, count: usize) {
+        self.staying = count;
+        self.lent += count;
+        if self.autotune {
+            // What a reader has at a time is not to be missing from the window of a round trip.
+            let room = self
+                .tuning
+                .space
+                .saturating_add(self.lent)
+                .saturating_mul(2);
+            self.limit = self.limit.max(room.min(self.limit_max));
+        }
+    }
+
+    pub(crate) fn stay(&mut self) -> usize {
+        self.stay_behind = NOTHING_STAYS;
+        std::mem::take(&mut self.staying)
+    }
+
+    /// What was left where it is comes into the buffer, behind its first `behind` bytes.
+    pub(crate) fn take_back<'a>(
+        &mut self,
+        behind: usize,
+        pieces: impl DoubleEndedIterator<Item = &'a [u8]>,
+    ) {
+        let mut first = vec![0; behind.min(self.buffer.len())];
+        let count = self.buffer.copy_out(0, &mut first);
+        self.buffer.consume(count);
+        for piece in pieces.rev() {
+            self.buffer.unread(piece);
+            self.give_back(piece.len());
+        }
+        self.buffer.unread(&first);
+    }
+
+    /// The program has taken so many bytes that were left where they are.
+    pub(crate) fn note_taken(&mut self, now: Instant, count: usize, srtt: Option<Duration>) {
+        self.tuning.copied += count;
+        self.tune(now, srtt);
+    }
+
+    /// The program has given bytes back.
+    pub(crate) fn give_back(&mut self, count: usize) {
+        self.lent = self.lent.saturating_sub(count);
+    }
+
+    pub(crate) fn lent(&self) -> usize {
+        self.lent
     }
 
     // ---- reading ----

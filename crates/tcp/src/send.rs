@@ -13,13 +13,14 @@ use core::time::Duration;
 
 use portolan_types::{Instant, SeqNum};
 
-use crate::buffer::{ByteRing, LARGEST};
+use crate::buffer::LARGEST;
 use crate::cc::{Congestion, Rate, bytes_per_second};
 use crate::chrono::Activity;
 use crate::config::{Config, Options};
 use crate::encoding;
 use crate::rtt::{MIN_RTO, RttEstimator};
 use crate::sack::Scoreboard;
+use crate::send_queue::SendQueue;
 use pace::Pacer;
 use prr::Prr;
 use records::Records;
@@ -48,7 +49,7 @@ pub(crate) struct Sender {
     pub(crate) una: SeqNum,
     /// Next byte to send for the first time.
     pub(crate) nxt: SeqNum,
-    pub(crate) buffer: ByteRing,
+    pub(crate) buffer: SendQueue,
     /// A FIN follows the last byte of `buffer`, and is not acknowledged yet.
     pub(crate) fin: bool,
     /// The peer's window and the largest it ever offered, bytes.
@@ -131,7 +132,7 @@ impl Sender {
         Sender {
             una: first,
             nxt: first,
-            buffer: ByteRing::default(),
+            buffer: SendQueue::default(),
             fin: false,
             window: 0,
             max_window: 0,

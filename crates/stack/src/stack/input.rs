@@ -1,6 +1,7 @@
 //! What comes for sessions: the fast path of an expected header, and the slow path of all others.
 
 use core::net::SocketAddr;
+use core::ops::Range;
 
 use portolan_proto::filter::RecordHeader;
 use portolan_tcp::Events;
@@ -14,6 +15,11 @@ use crate::packet::{Drop, IcmpMessage, Packet, Transport};
 use crate::pmtu::PathMtus;
 use crate::session::{Session, TcpSession};
 
+/// Where in a frame the type of Ethernet stands, and lengths of headers.
+const ETHER_TYPE: usize = 12;
+const ETHERNET: usize = 14;
+const IPV6: usize = 40;
+
 impl Stack {
     /// Gives a received frame to its session.
     pub fn input<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
@@ -25,6 +31,32 @@ impl Stack {
             Input::Dropped(reason) => Fate::Dropped(*reason),
         });
         input
+    }
+
+    /// As [`Stack::input`]; but the payload of a frame that its session has in order may stay in the frame, as long as
+    /// `behind` bytes are unread: then where in it.
+    pub fn input_lending<'a>(
+        &mut self,
+        now: Instant,
+        record: &RecordHeader,
+        frame: &'a [u8],
+        behind: usize,
+    ) -> (Input<'a>, Option<Range<usize>>) {
+        let slot = Slot(record.slot);
+        if !ends_with_packet(frame) {
+            return (self.input(now, record, frame), None);
+        }
+        if let Some(session) = self.tcp(slot)
+            && session.generation == Generation(record.generation)
+        {
+            session.connection.let_stay(behind);
+        }
+        let input = self.input(now, record, frame);
+        let staying = self
+            .tcp(slot)
+            .map_or(0, |session| session.connection.stay());
+        let place = frame.len().checked_sub(staying).filter(|_| staying > 0);
+        (input, place.map(|start| start..frame.len()))
     }
 
     fn give<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
@@ -270,6 +302,20 @@ fn deliver(
         _ => return Ok(None),
     };
     Ok(Some(events))
+}
+
+/// Is nothing behind the IP packet, as far as that is told by its header? Then a payload ends where the frame does.
+fn ends_with_packet(frame: &[u8]) -> bool {
+    let number = |at: usize| {
+        let bytes = frame.get(at..at + 2)?.try_into().ok()?;
+        Some(usize::from(u16::from_be_bytes(bytes)))
+    };
+    let end = match number(ETHER_TYPE) {
+        Some(0x0800) => number(ETHERNET + 2).map(|total| ETHERNET + total),
+        Some(0x86dd) => number(ETHERNET + 4).map(|payload| ETHERNET + IPV6 + payload),
+        _ => None,
+    };
+    end == Some(frame.len())
 }
 
 fn is_of(flow: &FlowKey, packet: &Packet<'_>) -> bool {

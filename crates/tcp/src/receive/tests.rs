@@ -67,3 +67,68 @@ fn bytes_that_are_put_back_were_not_taken() {
     receiver.read(later, &mut [0; 1], Some(rtt), UrgentMark::Aside);
     assert_eq!((receiver.limit(), receiver.space()), before);
 }
+
+/// In the middle of a stream whose next byte is number 100.
+fn receiving() -> Receiver {
+    let mut receiver = Receiver::new(&Config::default());
+    receiver.synchronize(SeqNum(99), None, Instant::from_millis(1_000));
+    receiver
+}
+
+fn append(receiver: &mut Receiver, text: &[u8]) {
+    receiver.append(Instant::from_millis(1_000), text, &RttEstimator::default());
+}
+
+fn read(receiver: &mut Receiver) -> Vec<u8> {
+    let mut out = vec![0; receiver.readable(UrgentMark::Aside)];
+    let now = Instant::from_millis(1_000);
+    receiver.read(now, &mut out, None, UrgentMark::Aside);
+    out
+}
+
+#[test]
+fn a_payload_that_stays_is_received_and_takes_room_until_it_is_given_back() {
+    let mut receiver = receiving();
+    let room = receiver.wanted(None);
+    receiver.let_stay(0);
+    append(&mut receiver, &[b'a'; 1000]);
+    assert_eq!(receiver.stay(), 1000);
+    assert_eq!((receiver.nxt, receiver.buffer.len()), (SeqNum(1100), 0));
+    assert_eq!(receiver.wanted(None), room - 1000);
+    // The next one is stored as ever.
+    append(&mut receiver, b"bb");
+    assert_eq!((receiver.stay(), read(&mut receiver)), (0, b"bb".to_vec()));
+    receiver.give_back(1000);
+    assert_eq!(receiver.wanted(None), room);
+    assert!(receiver.is_consistent());
+}
+
+#[test]
+fn nothing_stays_while_other_bytes_are_unread_than_should_be() {
+    let mut receiver = receiving();
+    append(&mut receiver, b"a");
+    receiver.let_stay(0);
+    append(&mut receiver, b"b");
+    assert_eq!(receiver.stay(), 0);
+    receiver.let_stay(2);
+    append(&mut receiver, b"c");
+    assert_eq!(receiver.stay(), 1);
+    assert_eq!(read(&mut receiver), b"ab");
+}
+
+#[test]
+fn what_stayed_and_nobody_took_comes_to_its_place() {
+    let mut receiver = receiving();
+    let room = receiver.wanted(None);
+    append(&mut receiver, b"ab");
+    for payload in [b"cd", b"ef"] {
+        receiver.let_stay(2);
+        append(&mut receiver, payload);
+        assert_eq!(receiver.stay(), 2);
+    }
+    append(&mut receiver, b"gh");
+    receiver.take_back(2, [&b"cd"[..], b"ef"].into_iter());
+    assert_eq!(receiver.wanted(None), room - 8);
+    assert_eq!(read(&mut receiver), b"abcdefgh");
+    assert!(receiver.is_consistent());
+}
