@@ -78,8 +78,10 @@ install:
 	install -D -m 755 $(RELEASE)/portolan-traffic $(DESTDIR)$(PREFIX)/lib/portolan/portolan-traffic
 	install -D -m 755 $(RELEASE)/portolan-engine $(DESTDIR)$(PREFIX)/lib/portolan/portolan-engine
 	install -D -m 755 $(RELEASE)/portolan-micro $(DESTDIR)$(PREFIX)/lib/portolan/portolan-micro
+	install -D -m 755 $(RELEASE)/portolan-native $(DESTDIR)$(PREFIX)/lib/portolan/portolan-native
 	install -D -m 755 $(RELEASE)/portolan-owner $(DESTDIR)$(PREFIX)/lib/portolan/portolan-owner
 	install -D -m 644 include/portolan/qos.h $(DESTDIR)$(PREFIX)/include/portolan/qos.h
+	install -D -m 644 include/portolan/buf.h $(DESTDIR)$(PREFIX)/include/portolan/buf.h
 	install -D -m 644 include/portolan/raw.h $(DESTDIR)$(PREFIX)/include/portolan/raw.h
 	install -D -m 644 include/portolan/thread.h $(DESTDIR)$(PREFIX)/include/portolan/thread.h
 	install -D -m 644 include/portolan/extension.h $(DESTDIR)$(PREFIX)/include/portolan/extension.h

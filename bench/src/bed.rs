@@ -318,6 +318,7 @@ impl Bed {
         let program = match program {
             "portolan-traffic" => self.tools.traffic.clone(),
             "portolan-owner" => self.tools.owner.clone(),
+            "portolan-native" => self.tools.native.clone(),
             other => other.into(),
         };
         match stack {

@@ -53,7 +53,7 @@ macro_rules! entries {
 /// In the order of the page.
 pub const ENTRIES: &[Entry] = entries! {
     "mb-table2" Mb "Table 2" "throughput and round trips by delivery form" [70, 230] mb::table2;
-    "mb-table3" Mb "Table 3" "the modified interface (NEWAPI)" [20, 80] mb::table3;
+    "mb-table3" Mb "Table 3" "the modified interface (NEWAPI)" [25, 240] mb::table3;
     "mb-table4" Mb "Table 4" "where the time goes, layer by layer" [40, 100] mb::table4;
     "ms-table2" Ms "Table II" "locks, signals, switches" [3, 8] ms::table2;
     "ms-table3" Ms "Table III" "the path that sends" [20, 50] ms::table3;

@@ -1,5 +1,6 @@
 //! The suites and what they have in common: a case measures one figure once, on one stack.
 
+pub(crate) mod buffers;
 mod bulk;
 pub(crate) mod conns;
 pub(crate) mod demux;
@@ -27,6 +28,7 @@ pub fn cases(suite: Suite, effort: Effort) -> Vec<Case> {
     match suite {
         Suite::Rtt => rtt::cases(effort),
         Suite::Bulk => bulk::cases(effort),
+        Suite::Buffers => buffers::cases(effort),
         Suite::Redis => redis::cases(effort),
         Suite::Http => http::cases(effort),
         Suite::Conns => conns::cases(effort),

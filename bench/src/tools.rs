@@ -21,6 +21,7 @@ pub struct Tools {
     pub engine: PathBuf,
     pub owner: PathBuf,
     pub micro: PathBuf,
+    pub native: PathBuf,
 }
 
 impl Tools {
@@ -34,6 +35,7 @@ impl Tools {
             engine: find(&directory, "portolan-engine")?,
             owner: find(&directory, "portolan-owner")?,
             micro: find(&directory, "portolan-micro")?,
+            native: find(&directory, "portolan-native")?,
         })
     }
 

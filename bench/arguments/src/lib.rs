@@ -57,6 +57,8 @@ pub enum Suite {
     Rtt,
     /// One-way transfers.
     Bulk,
+    /// Shared buffers beside the socket interface.
+    Buffers,
     /// redis-benchmark against redis-server.
     Redis,
     /// wrk against nginx.
@@ -78,9 +80,10 @@ pub enum Suite {
 }
 
 impl Suite {
-    pub const ALL: [Suite; 11] = [
+    pub const ALL: [Suite; 12] = [
         Suite::Rtt,
         Suite::Bulk,
+        Suite::Buffers,
         Suite::Redis,
         Suite::Http,
         Suite::Conns,

@@ -19,6 +19,7 @@ use crate::suites::qos::transmit;
 use crate::{Effort, MeasureError};
 
 const TRAFFIC: &str = "portolan-traffic";
+const NATIVE: &str = "portolan-native";
 const PORT: u16 = 7500;
 
 /// Until who echoes datagrams, whom nobody can see listen, does so.
@@ -29,6 +30,7 @@ const SETTLE: Duration = Duration::from_millis(300);
 pub struct System {
     pub label: &'static str,
     pub source: Source,
+    program: &'static str,
     stack: Stack,
     environment: &'static [(&'static str, &'static str)],
     link: Link,
@@ -50,6 +52,7 @@ const fn portolan(
     System {
         label,
         source: Source::Portolan,
+        program: TRAFFIC,
         stack: Stack::Portolan,
         environment,
         link: Link::Plain,
@@ -59,6 +62,7 @@ const fn portolan(
 pub const KERNEL: System = System {
     label: "kernel sockets",
     source: Source::Kernel,
+    program: TRAFFIC,
     stack: Stack::Kernel,
     environment: &[],
     link: Link::Plain,
@@ -71,6 +75,34 @@ pub const SERVER: System = System {
 
 pub const IPC: System = portolan("Portolan, ipc", &[("PORTOLAN_DELIVERY", "ipc")]);
 pub const SHM: System = portolan("Portolan, shm", &[("PORTOLAN_DELIVERY", "shm")]);
+/// By shared buffers, without a library preloaded.
+const fn shared_buffers(
+    label: &'static str,
+    environment: &'static [(&'static str, &'static str)],
+) -> System {
+    System {
+        program: NATIVE,
+        stack: Stack::Kernel,
+        ..portolan(label, environment)
+    }
+}
+
+pub const NEWAPI_IPC: System = shared_buffers(
+    "Portolan, shared buffers, ipc",
+    &[("PORTOLAN", "require"), ("PORTOLAN_DELIVERY", "ipc")],
+);
+pub const NEWAPI_SHM: System = shared_buffers(
+    "Portolan, shared buffers, shm",
+    &[("PORTOLAN", "require"), ("PORTOLAN_DELIVERY", "shm")],
+);
+pub const NEWAPI_SHM_IPF: System = System {
+    link: Link::Hooked,
+    ..shared_buffers(
+        "Portolan, shared buffers, shm-ipf",
+        &[("PORTOLAN", "require"), ("PORTOLAN_DELIVERY", "shm-ipf")],
+    )
+};
+
 pub const SHARED: System = portolan("Portolan, shared ring", &[("PORTOLAN_DIRECT", "0")]);
 pub const DIRECT: System = portolan("Portolan, own ring", &[("PORTOLAN_DIRECT", "1")]);
 
@@ -241,7 +273,7 @@ impl Context {
         let to = bed.endpoint(PORT).to_string();
         let mut sink = system.command(bed, Side::Server);
         sink.args(["sink", &to]).stdout(Stdio::null());
-        let _sink = bed.serve_command(PORT, TRAFFIC, &mut sink)?;
+        let _sink = bed.serve_command(PORT, system.program, &mut sink)?;
         let (size, seconds) = (size.to_string(), seconds.to_string());
         let mut client = system.command(bed, Side::Client);
         client.args(["bulk", &to, "--size", &size, "--seconds", &seconds]);
@@ -407,7 +439,7 @@ impl System {
     }
 
     fn command(&self, bed: &Bed, side: Side) -> Command {
-        let mut command = bed.command(side, self.stack, TRAFFIC);
+        let mut command = bed.command(side, self.stack, self.program);
         command.envs(self.environment.iter().copied());
         command
     }
@@ -425,7 +457,7 @@ fn echo(
         echo.env("PORTOLAN_LAYERS", path);
     }
     if message.protocol == "tcp" {
-        return Ok(bed.serve_command(PORT, TRAFFIC, &mut echo)?);
+        return Ok(bed.serve_command(PORT, system.program, &mut echo)?);
     }
     let echo = Background::start(&mut echo)?;
     std::thread::sleep(SETTLE);

@@ -11,11 +11,13 @@ pub(crate) mod tx_queues;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSlice;
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Frame, TxQueueId, Wire};
 use portolan_sys::doorbell::Doorbell;
+use portolan_sys::ring::Loan;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::tap::{TapIo, WriteError};
 use portolan_types::{Instant, Slot};
@@ -37,6 +39,20 @@ pub(crate) struct Channel {
     pub(crate) accounts: Accounts,
     /// The tap takes a UDP payload whole that is to become several datagrams.
     pub(crate) cuts_datagrams: bool,
+}
+
+/// What becomes of frames where some of them stay in their ring.
+pub(crate) trait Lend {
+    /// Takes a frame in. Returns which part of it is to stay where it lies; none unless it may.
+    fn deliver(
+        &mut self,
+        record: &RecordHeader,
+        frame: &[u8],
+        may_lend: bool,
+    ) -> Option<Range<usize>>;
+
+    /// That part, of the frame that was delivered last.
+    fn keep(&mut self, loan: Loan);
 }
 
 /// A tap and what it did not take.
@@ -141,6 +157,32 @@ impl Channel {
         }
         self.accounts.end();
         self.rx_path.release();
+    }
+
+    /// As [`Channel::receive`], where some frames may stay in their ring.
+    pub(crate) fn receive_lending(&mut self, now: Instant, most: usize, lend: &mut impl Lend) {
+        let _ring = layers::enter(Layer::Ring);
+        self.rings.receive_lending(most, &mut self.accounts, lend);
+        for _ in 0..most {
+            let Some((record, may_lend)) = self.rx_path.next_lendable(&self.main.tap, now) else {
+                break;
+            };
+            match record.header.is_raw() {
+                true => self.accounts.end(),
+                false => self.accounts.begin(Slot(record.header.slot)),
+            }
+            if let Some(range) = lend.deliver(&record.header, record.frame, may_lend) {
+                lend.keep(self.rx_path.lend(&self.ring_fd, range));
+            }
+        }
+        self.accounts.end();
+        self.rx_path.release();
+    }
+
+    /// What is lent is copied: a child of `fork` has it, too, and the rings are free of it.
+    pub(crate) fn detach_loans(&mut self) {
+        self.rx_path.detach_loans();
+        self.rings.detach_loans();
     }
 
     /// Are there frames to take?

@@ -1,6 +1,7 @@
 //! The protocol library: sockets whose TCP and UDP run in the application's address space.
 //!
-//! [`posix`] is the surface: BSD socket calls on descriptor numbers. Beneath it lie `process` (one channel, one server
+//! [`net`] has sockets in the shape of the standard library's, and shared buffers, for programs that are written for Portolan.
+//! They rest on [`posix`], the surface: BSD socket calls on descriptor numbers. Beneath it lie `process` (one channel, one server
 //! connection), `socket` (what stands behind a descriptor), `wait` (who sleeps, and who polls for the others), `runtime`
 //! (the sessions, under one lock) and `channel` (tap and rings). [`qos`] asks for guarantees, [`raw`] is for protocols of a
 //! program's own, [`extension`] puts handlers into the packet filter.
@@ -11,6 +12,7 @@
 
 mod channel;
 pub mod extension;
+pub mod net;
 pub mod posix;
 mod process;
 pub mod qos;

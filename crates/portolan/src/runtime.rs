@@ -1,6 +1,7 @@
 //! The sessions of this process and the channel that feeds them, behind one lock.
 
 pub(crate) mod delegations;
+pub(crate) mod lending;
 pub(crate) mod locals;
 pub(crate) mod migrated_flows;
 
@@ -23,6 +24,7 @@ use crate::channel::layers::{self, Layer};
 use crate::channel::rings::OwnRing;
 use crate::channel::tx_queues::TxQueueMap;
 use crate::runtime::delegations::Delegations;
+use crate::runtime::lending::Lending;
 use crate::runtime::locals::Locals;
 use crate::runtime::migrated_flows::MigratedFlows;
 use crate::socket::Socket;
@@ -51,6 +53,7 @@ pub(crate) struct Core {
     pub(crate) locals: Locals,
     pub(crate) inboxes: Inboxes,
     pub(crate) delegations: Delegations,
+    pub(crate) lending: Lending,
     pub(crate) routes: Routes,
     metastate: MetastateReader,
     sockets: Vec<Option<Arc<Socket>>>,
@@ -122,6 +125,7 @@ impl Core {
             locals,
             inboxes: Inboxes::default(),
             delegations: Delegations::default(),
+            lending: Lending::default(),
             routes,
             metastate,
             sockets: Vec::new(),
@@ -199,6 +203,7 @@ impl Core {
     }
 
     pub(crate) fn detach(&mut self, slot: Slot) {
+        self.end_lending(slot);
         if let Some(socket) = self.sockets.get_mut(slot.0 as usize) {
             *socket = None;
         }
@@ -218,6 +223,9 @@ impl Core {
     fn receive(&mut self, now: Instant) {
         if !self.channel.may_have_received() {
             return;
+        }
+        if self.lending.is_active() {
+            return self.receive_lending(now);
         }
         let Core {
             stack,
@@ -244,6 +252,9 @@ impl Core {
     pub(crate) fn has_nothing_for(&mut self, socket: &Socket) -> bool {
         if let Some(has_nothing) = self.local_has_nothing(socket.slot()) {
             return has_nothing && !socket.has_error();
+        }
+        if self.lending.is_active() && self.lending.has_some(socket.slot()) {
+            return false;
         }
         let channel = &self.channel;
         if channel.may_have_received()

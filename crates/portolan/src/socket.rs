@@ -607,9 +607,14 @@ impl Socket {
         match self.phase() {
             SocketPhase::Cached => {
                 let slot = self.slot();
-                if let Some(stream) = core.stream(slot) {
+                let stayed = match core.lending.is_active() && core.lending.has_some(slot) {
+                    true => IN,
+                    false => 0,
+                };
+                if let Some(stream) = core.stream_to_send(slot) {
                     let has_stamps = self.is_stamping() && self.stamps().has_some();
-                    return error | stream_readiness(stream) | if has_stamps { ERR } else { 0 };
+                    let stamps = if has_stamps { ERR } else { 0 };
+                    return error | stream_readiness(stream) | stamps | stayed;
                 }
                 let has_room = core.stack.has_room(slot, &mut core.channel);
                 error

@@ -6,8 +6,10 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use portolan_proto::filter::RecordHeader;
 use portolan_sys::doorbell::{Doorbell, State};
 use portolan_sys::ring::Ring;
-use portolan_types::Instant;
+use portolan_types::{Instant, Slot};
 
+use crate::channel::Lend;
+use crate::channel::accounts::Accounts;
 use crate::socket::table::InternalFd;
 
 #[derive(Debug, Default)]
@@ -47,6 +49,34 @@ impl Rings {
                 deliver(&record.header, record.frame);
             }
             own.ring.release();
+        }
+    }
+
+    /// As [`Rings::receive`], where some frames may stay in their ring.
+    pub(crate) fn receive_lending(
+        &mut self,
+        most: usize,
+        accounts: &mut Accounts,
+        lend: &mut impl Lend,
+    ) {
+        for own in &mut self.0 {
+            for _ in 0..most {
+                let may_lend = own.ring.may_lend();
+                let Some(record) = own.ring.next() else {
+                    break;
+                };
+                accounts.begin(Slot(record.header.slot));
+                if let Some(range) = lend.deliver(&record.header, record.frame, may_lend) {
+                    lend.keep(own.ring.lend(&own.fd, range));
+                }
+            }
+            own.ring.release();
+        }
+    }
+
+    pub(crate) fn detach_loans(&mut self) {
+        for own in &mut self.0 {
+            own.ring.detach_loans();
         }
     }
 

@@ -52,7 +52,7 @@ pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Outcome
     retry_if_moved(|| take(fd, buffers, flags))
 }
 
-fn by_phase(
+pub(super) fn by_phase(
     process: &'static Process,
     fd: RawFd,
     socket: &Arc<Socket>,
@@ -420,13 +420,13 @@ fn send_tcp(
     let attempt = |core: &mut Core, now: Instant| -> Option<Outcome<usize>> {
         let slot = socket.slot();
         if core
-            .stream(slot)
+            .stream_to_send(slot)
             .is_some_and(|stream| stream.error().is_some())
             && let Some(errno) = socket.take_error(Some(core))
         {
             return Some(some(done.get()).ok_or(errno.into()));
         }
-        let Some(connection) = core.stream(slot) else {
+        let Some(connection) = core.stream_to_send(slot) else {
             return Some(some(done.get()).map_or_else(|| gone(socket), Ok));
         };
         if connection.is_send_closed() {

@@ -43,6 +43,12 @@ fn end_delegations() {
 /// The last before a fork: no other thread is inside the library until it is done.
 pub fn freeze() {
     inside::hold_others();
+    // The child does not have the rings, but what the program has of them.
+    if let Some(process) = Process::running()
+        && !inside::is_inside()
+    {
+        process.lock().channel.detach_loans();
+    }
 }
 
 pub fn after_fork_in_parent() {

@@ -381,6 +381,7 @@ fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, OutgoingCapsule)> {
     if let Some(id) = core.take_local(slot, |_| {}) {
         return Some((id, OutgoingCapsule::empty()));
     }
+    core.settle_lending(slot);
     let session = core.stack.tcp(slot)?;
     Some((session.id, OutgoingCapsule::of(session)?))
 }

@@ -21,6 +21,7 @@ mod listen;
 mod migrate;
 mod multiplex;
 mod oob;
+mod shared;
 mod socket_options;
 mod tcp_info;
 
@@ -50,6 +51,7 @@ pub(crate) use migrate::yield_session;
 pub use multiplex::{epoll_control, epoll_create, epoll_wait, poll};
 pub use portolan_sys::memory;
 pub use portolan_sys::signals::{LAST as LAST_SIGNAL, SignalInfo, is_of_memory, may_be_defer};
+pub use shared::{Chunk, Moved, Piece, Taken, moved, receive_shared, send_shared};
 pub use socket_options::{get_option, set_option};
 
 use std::io::IoSlice;

@@ -302,6 +302,15 @@ impl Core {
             self.look_at(slot);
             return Some(&mut self.locals.mark_active(slot)?.end);
         }
+        self.settle_lending(slot);
+        Some(&mut self.stack.tcp(slot)?.connection)
+    }
+
+    /// As [`Core::stream`], for who does not look at what was received.
+    pub(crate) fn stream_to_send(&mut self, slot: Slot) -> Option<&mut dyn Stream> {
+        if self.is_local(slot) {
+            return self.stream(slot);
+        }
         Some(&mut self.stack.tcp(slot)?.connection)
     }
 

@@ -1,0 +1,208 @@
+//! What programs do with pieces that they should not, or seldom do. Each case listens, receives a stream of pattern bytes, and
+//! ends without error if all is as it should be.
+
+use std::io;
+use std::net::SocketAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use clap::ValueEnum;
+use portolan::net::buf::{Piece, moved};
+use portolan::net::{TcpListener, TcpStream};
+
+use crate::{fork, pattern};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Case {
+    /// Keeps every piece until the peer is stopped by the window, then gives them back in another order and goes on.
+    Keep,
+    /// Keeps a piece of one connection while others come and go.
+    KeepOne,
+    /// Uses pieces after the connection is closed.
+    AfterClose,
+    /// Has other threads give pieces back.
+    Threads,
+    /// Forks while it has pieces, and others wait: the child uses what it inherits, and receives the rest.
+    Fork,
+    /// Reads by the socket call and by shared buffers in turns.
+    Mixed,
+}
+
+pub fn play(case: Case, address: SocketAddr) -> io::Result<()> {
+    let listener = TcpListener::bind(address)?;
+    match case {
+        Case::Keep => keep(&listener),
+        Case::KeepOne => keep_one(&listener),
+        Case::AfterClose => after_close(&listener),
+        Case::Threads => threads(&listener),
+        Case::Fork => with_child(&listener),
+        Case::Mixed => mixed(&listener),
+    }
+}
+
+/// A piece, and where in the stream it stands.
+struct Held {
+    position: u64,
+    piece: Piece,
+}
+
+impl Held {
+    fn check(&self) -> io::Result<()> {
+        pattern::check(self.position, &self.piece)
+    }
+}
+
+/// Adds what comes next to `held`; true: it was the end.
+fn receive(stream: &TcpStream, total: &mut u64, held: &mut Vec<Held>) -> io::Result<bool> {
+    let mut pieces = Vec::new();
+    let count = stream.receive(&mut pieces)?;
+    for piece in pieces {
+        let position = *total;
+        *total += piece.len() as u64;
+        held.push(Held { position, piece });
+    }
+    Ok(count == 0)
+}
+
+fn finish(stream: TcpStream, total: u64) -> io::Result<()> {
+    io::Write::write_all(&mut &stream, &total.to_be_bytes())?;
+    println!("all {total} bytes, {:?}", moved());
+    Ok(())
+}
+
+fn keep(listener: &TcpListener) -> io::Result<()> {
+    let (stream, _) = listener.accept()?;
+    let (mut total, mut held) = (0, Vec::new());
+    stream.set_receive_buffer(1 << 20)?;
+    stream.set_read_timeout(Some(Duration::from_millis(500)))?;
+    while !matches!(receive(&stream, &mut total, &mut held), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
+    {
+    }
+    println!("stopped at {total}");
+    // The window was twice that at most, and what was on its way.
+    if total > 8 << 20 {
+        return Err(io::Error::other("the window stays open"));
+    }
+    held.iter().try_for_each(Held::check)?;
+    // The last first, then every other one.
+    let mut rest = Vec::new();
+    while let Some(last) = held.pop() {
+        rest.extend(held.pop());
+        drop(last);
+    }
+    rest.iter().try_for_each(Held::check)?;
+    drop(rest);
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    while !receive(&stream, &mut total, &mut held)? {
+        held.drain(..).try_for_each(|it| it.check())?;
+    }
+    finish(stream, total)
+}
+
+fn keep_one(listener: &TcpListener) -> io::Result<()> {
+    let (first, _) = listener.accept()?;
+    let (mut total, mut kept) = (0, Vec::new());
+    while !kept.iter().any(|held: &Held| held.piece.is_in_place()) {
+        kept.retain(|held| held.piece.is_in_place());
+        receive(&first, &mut total, &mut kept)?;
+    }
+    let (second, _) = listener.accept()?;
+    let (mut other, mut held) = (0, Vec::new());
+    let start = Instant::now();
+    while !receive(&second, &mut other, &mut held)? {
+        held.drain(..).try_for_each(|it| it.check())?;
+    }
+    println!("{other} bytes in {:?}", start.elapsed());
+    kept.iter().try_for_each(Held::check)?;
+    finish(second, other)?;
+    while !receive(&first, &mut total, &mut held)? {
+        held.drain(..).try_for_each(|it| it.check())?;
+    }
+    kept.iter().try_for_each(Held::check)?;
+    finish(first, total)
+}
+
+fn after_close(listener: &TcpListener) -> io::Result<()> {
+    let (stream, _) = listener.accept()?;
+    let (mut total, mut held) = (0, Vec::new());
+    while !receive(&stream, &mut total, &mut held)? {
+        if held.len() > 8 {
+            held.drain(..4);
+        }
+    }
+    finish(stream, total)?;
+    held.iter().try_for_each(Held::check)?;
+    drop(held);
+    // A stream of another session may have the slot now.
+    let (stream, _) = listener.accept()?;
+    let (mut total, mut held) = (0, Vec::new());
+    while !receive(&stream, &mut total, &mut held)? {
+        held.drain(..).try_for_each(|it| it.check())?;
+    }
+    finish(stream, total)
+}
+
+fn threads(listener: &TcpListener) -> io::Result<()> {
+    let (stream, _) = listener.accept()?;
+    let (to, from) = std::sync::mpsc::channel::<Held>();
+    let checker = thread::spawn(move || from.into_iter().try_for_each(|held| held.check()));
+    let (mut total, mut held) = (0, Vec::new());
+    while !receive(&stream, &mut total, &mut held)? {
+        for held in held.drain(..) {
+            to.send(held).map_err(io::Error::other)?;
+        }
+    }
+    drop(to);
+    checker
+        .join()
+        .map_err(|_| io::Error::other("the checker panicked"))??;
+    finish(stream, total)
+}
+
+fn with_child(listener: &TcpListener) -> io::Result<()> {
+    let (stream, _) = listener.accept()?;
+    let (mut total, mut held) = (0, Vec::new());
+    while total < 4 << 20 {
+        receive(&stream, &mut total, &mut held)?;
+        let surplus = held.len().saturating_sub(4);
+        held.drain(..surplus);
+    }
+    // More comes meanwhile, and nobody takes it.
+    thread::sleep(Duration::from_millis(50));
+    let Some(child) = fork::fork()? else {
+        return in_child(stream, total, held);
+    };
+    // The session is the child's now; what was received before is both's.
+    drop(stream);
+    let outcome = child.wait();
+    held.iter().try_for_each(Held::check)?;
+    outcome
+}
+
+fn in_child(stream: TcpStream, mut total: u64, inherited: Vec<Held>) -> io::Result<()> {
+    inherited.iter().try_for_each(Held::check)?;
+    let mut held = Vec::new();
+    while !receive(&stream, &mut total, &mut held)? {
+        held.drain(..).try_for_each(|it| it.check())?;
+    }
+    inherited.iter().try_for_each(Held::check)?;
+    finish(stream, total)
+}
+
+fn mixed(listener: &TcpListener) -> io::Result<()> {
+    let (stream, _) = listener.accept()?;
+    let (mut total, mut held) = (0, Vec::new());
+    let mut buffer = vec![0; 100_000];
+    loop {
+        for _ in 0..3 {
+            receive(&stream, &mut total, &mut held)?;
+        }
+        held.drain(..).try_for_each(|it| it.check())?;
+        let count = io::Read::read(&mut &stream, &mut buffer)?;
+        if count == 0 {
+            return finish(stream, total);
+        }
+        pattern::check(total, &buffer[..count])?;
+        total += count as u64;
+    }
+}

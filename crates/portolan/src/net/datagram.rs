@@ -1,0 +1,203 @@
+//! UDP sockets.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
+
+use super::buf::Piece;
+use super::handle::Handle;
+use crate::posix::{self, Answer, Chunk};
+
+/// A UDP socket, as [`std::net::UdpSocket`].
+#[derive(Debug)]
+pub struct UdpSocket(Handle<std::net::UdpSocket>);
+
+impl UdpSocket {
+    /// Binds to the first address of `address` that can be had. Port 0 is any free one.
+    ///
+    /// # Errors
+    /// As [`std::net::UdpSocket::bind`]: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`. `NetworkDown` where
+    /// `PORTOLAN=require` and there is no server.
+    pub fn bind(address: impl ToSocketAddrs) -> io::Result<UdpSocket> {
+        let mut last = None;
+        for address in address.to_socket_addrs()? {
+            let opened = Handle::open(address, libc::SOCK_DGRAM);
+            match opened.and_then(|handle| handle.bind(address).map(|()| handle)) {
+                Ok(handle) => return Ok(UdpSocket(handle)),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
+    }
+
+    /// From now on it sends to, and receives from, the first address of `address` that there is a route to.
+    ///
+    /// # Errors
+    /// `NetworkUnreachable`: there is no route.
+    pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<()> {
+        let mut last = None;
+        for address in address.to_socket_addrs()? {
+            match self.0.connect(address) {
+                Ok(()) => return Ok(()),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
+    }
+
+    /// The address of this end.
+    ///
+    /// # Errors
+    /// None that is expected.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.call(posix::local_address, |std| std.local_addr())
+    }
+
+    /// The address that it is connected to.
+    ///
+    /// # Errors
+    /// `NotConnected`: it is not.
+    pub fn peer_addr(&self) -> io::Result<SocketAddr> {
+        self.0.call(posix::peer_address, |std| std.peer_addr())
+    }
+
+    /// Sends a datagram to where it is connected to, from where the program has it: the tap's write gathers it there.
+    ///
+    /// # Errors
+    /// `NotConnected`; `InvalidInput`, or the system's `EMSGSIZE`: it is too long; what ICMP has told of an earlier one.
+    pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.call(
+            |fd| posix::send(fd, &[IoSlice::new(bytes)], None, libc::MSG_NOSIGNAL),
+            |std| std.send(bytes),
+        )
+    }
+
+    /// Sends a datagram to the first address of `address`, as [`UdpSocket::send`].
+    ///
+    /// # Errors
+    /// As of [`UdpSocket::send`]; `NetworkUnreachable`: there is no route.
+    pub fn send_to(&self, bytes: &[u8], address: impl ToSocketAddrs) -> io::Result<usize> {
+        let first = address.to_socket_addrs()?.next();
+        let to = first.ok_or(io::ErrorKind::InvalidInput)?;
+        self.0.call(
+            |fd| posix::send(fd, &[IoSlice::new(bytes)], Some(to), libc::MSG_NOSIGNAL),
+            |std| std.send_to(bytes, to),
+        )
+    }
+
+    /// Receives a datagram; what the buffer has no room for is lost.
+    ///
+    /// # Errors
+    /// `WouldBlock`: none came within the read time-out, or none is there and nothing may be waited for; what ICMP has told of an
+    /// earlier one, as `ConnectionRefused`.
+    pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.receive_into(buffer).map(|(count, _)| count)
+    }
+
+    /// As [`UdpSocket::recv`], with the sender's address.
+    ///
+    /// # Errors
+    /// As of [`UdpSocket::recv`].
+    pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        let (count, from) = self.receive_into(buffer)?;
+        match from {
+            Some(from) => Ok((count, from)),
+            None => Err(io::ErrorKind::NotConnected.into()),
+        }
+    }
+
+    fn receive_into(&self, buffer: &mut [u8]) -> io::Result<(usize, Option<SocketAddr>)> {
+        let mut buffers = [IoSliceMut::new(buffer)];
+        let received = self.0.ours(|fd| posix::receive(fd, &mut buffers, 0))?;
+        match received {
+            Some(received) => Ok((received.length, received.from)),
+            None => {
+                let (count, from) = self.0.std().recv_from(buffer)?;
+                Ok((count, Some(from)))
+            }
+        }
+    }
+
+    /// Receives a datagram as a [piece](super::buf) of its own size, and the sender's address: copied once, from the ring,
+    /// where [`UdpSocket::recv`] copies twice.
+    ///
+    /// # Errors
+    /// As of [`UdpSocket::recv`].
+    pub fn receive(&self) -> io::Result<(Piece, SocketAddr)> {
+        let mut pieces = Vec::with_capacity(1);
+        let taken = self
+            .0
+            .ours(|fd| match posix::receive_shared(fd, 1, &mut pieces) {
+                // The end of a wait on a socket that is shut.
+                Answer::Done(taken) if taken.from.is_none() => {
+                    Answer::Failed(rustix::io::Errno::SHUTDOWN)
+                }
+                other => other,
+            })?;
+        match (taken.and_then(|taken| taken.from), pieces.pop()) {
+            (Some(from), Some(piece)) => Ok((piece, from)),
+            _ => self.receive_from_kernel(),
+        }
+    }
+
+    fn receive_from_kernel(&self) -> io::Result<(Piece, SocketAddr)> {
+        let mut chunk = Chunk::new();
+        chunk.resize_unspecified(Chunk::CAPACITY);
+        let (length, from) = self.0.std().recv_from(chunk.bytes_mut())?;
+        chunk.resize_unspecified(length);
+        Ok((Piece::of_chunk(chunk), from))
+    }
+
+    /// How long receiving waits; none: forever.
+    ///
+    /// # Errors
+    /// `InvalidInput`: a time-out of zero.
+    pub fn set_read_timeout(&self, time: Option<Duration>) -> io::Result<()> {
+        self.0.set_time(libc::SO_RCVTIMEO, time)
+    }
+
+    /// As [`UdpSocket::set_read_timeout`] has set it, to the microsecond.
+    ///
+    /// # Errors
+    /// None that is expected.
+    pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
+        self.0.time_option(libc::SO_RCVTIMEO)
+    }
+
+    /// Calls that would wait fail with `WouldBlock` instead.
+    ///
+    /// # Errors
+    /// None that is expected.
+    pub fn set_nonblocking(&self, is_on: bool) -> io::Result<()> {
+        self.0.set_nonblocking(is_on)
+    }
+
+    /// Another handle of the same socket.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn try_clone(&self) -> io::Result<UdpSocket> {
+        self.0.duplicate().map(UdpSocket)
+    }
+
+    /// Takes the pending error (`SO_ERROR`).
+    ///
+    /// # Errors
+    /// None that is expected.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        self.0.take_error()
+    }
+}
+
+impl AsFd for UdpSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for UdpSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.number()
+    }
+}

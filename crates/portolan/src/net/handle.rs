@@ -1,0 +1,203 @@
+//! What all sockets of [`crate::net`] have in common: a descriptor, and the standard library's type on the same descriptor,
+//! which has the calls that are the kernel's.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::Once;
+use std::time::Duration;
+
+use portolan_sys::{descriptor, process};
+use rustix::io::Errno;
+
+use crate::posix::{self, Answer};
+
+/// A socket; `S` is the standard library's type.
+#[derive(Debug)]
+pub(super) struct Handle<S: AsRawFd + IntoRawFd>(Option<S>);
+
+impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
+    /// A new socket for `address`, of Portolan's if it may be.
+    pub(super) fn open(address: SocketAddr, kind: i32) -> io::Result<Handle<S>> {
+        join_forks();
+        let domain = match address {
+            SocketAddr::V4(_) => libc::AF_INET,
+            SocketAddr::V6(_) => libc::AF_INET6,
+        };
+        let kind = kind | libc::SOCK_CLOEXEC;
+        let fd = {
+            let _inside = posix::enter();
+            posix::socket(domain, kind, 0)
+        };
+        match fd {
+            Answer::Done(fd) => Handle::of_number(fd),
+            Answer::Failed(errno) => Err(errno.into()),
+            Answer::NotOurs => {
+                let fd = descriptor::kernel_socket(domain, kind, 0)?;
+                Ok(Handle(Some(S::from(fd))))
+            }
+        }
+    }
+
+    /// Takes a descriptor over that the library has opened.
+    pub(super) fn of_number(fd: RawFd) -> io::Result<Handle<S>> {
+        Ok(Handle(Some(S::from(descriptor::own(fd)?))))
+    }
+
+    /// Takes a socket of the kernel's over.
+    pub(super) fn of_kernel(fd: OwnedFd) -> Handle<S> {
+        Handle(Some(S::from(fd)))
+    }
+
+    /// The standard library's socket on the descriptor.
+    pub(super) fn std(&self) -> &S {
+        self.0.as_ref().expect("there until it is dropped")
+    }
+
+    pub(super) fn number(&self) -> RawFd {
+        self.std().as_raw_fd()
+    }
+
+    /// Has the library make a call; none: the kernel is to make it.
+    pub(super) fn ours<T>(&self, call: impl FnOnce(RawFd) -> Answer<T>) -> io::Result<Option<T>> {
+        let _inside = posix::enter();
+        match call(self.number()) {
+            Answer::Done(value) => Ok(Some(value)),
+            Answer::Failed(errno) => Err(errno.into()),
+            Answer::NotOurs => Ok(None),
+        }
+    }
+
+    /// Has the library make a call, or else the kernel.
+    pub(super) fn call<T>(
+        &self,
+        ours: impl FnOnce(RawFd) -> Answer<T>,
+        kernels: impl FnOnce(&S) -> io::Result<T>,
+    ) -> io::Result<T> {
+        match self.ours(ours)? {
+            Some(value) => Ok(value),
+            None => kernels(self.std()),
+        }
+    }
+
+    pub(super) fn bind(&self, address: SocketAddr) -> io::Result<()> {
+        self.call(
+            |fd| posix::bind(fd, address),
+            |std| Ok(rustix::net::bind(std, &address)?),
+        )
+    }
+
+    pub(super) fn connect(&self, address: SocketAddr) -> io::Result<()> {
+        self.call(
+            |fd| posix::connect(fd, Some(address)),
+            |std| Ok(rustix::net::connect(std, &address)?),
+        )
+    }
+
+    pub(super) fn duplicate(&self) -> io::Result<Handle<S>> {
+        match self.ours(|fd| posix::fcntl(fd, libc::F_DUPFD_CLOEXEC, 0))? {
+            Some(fd) => Handle::of_number(fd),
+            None => Ok(Handle(Some(S::from(self.as_fd().try_clone_to_owned()?)))),
+        }
+    }
+
+    pub(super) fn set_nonblocking(&self, is_on: bool) -> io::Result<()> {
+        let flags = if is_on { libc::O_NONBLOCK } else { 0 } as usize;
+        match self.ours(|fd| posix::fcntl(fd, libc::F_SETFL, flags))? {
+            Some(_) => Ok(()),
+            None => Ok(descriptor::set_nonblocking(self.as_fd(), is_on)?),
+        }
+    }
+
+    pub(super) fn take_error(&self) -> io::Result<Option<io::Error>> {
+        let errno = self.number_option(libc::SOL_SOCKET, libc::SO_ERROR)?;
+        Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))
+    }
+
+    /// An option that is an `int`.
+    pub(super) fn number_option(&self, level: i32, name: i32) -> io::Result<i32> {
+        let mut bytes = [0; 4];
+        self.option(level, name, &mut bytes)?;
+        Ok(i32::from_ne_bytes(bytes))
+    }
+
+    pub(super) fn set_number(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
+        self.set_option(level, name, &value.to_ne_bytes())
+    }
+
+    /// An option that is a time: none if it is not set.
+    pub(super) fn time_option(&self, name: i32) -> io::Result<Option<Duration>> {
+        let mut bytes = [0; 16];
+        self.option(libc::SOL_SOCKET, name, &mut bytes)?;
+        let [seconds, microseconds] = [0, 8].map(|at| {
+            let part = bytes[at..at + 8].try_into().unwrap_or_default();
+            u64::try_from(i64::from_ne_bytes(part)).unwrap_or(0)
+        });
+        let time = Duration::from_secs(seconds) + Duration::from_micros(microseconds);
+        Ok((!time.is_zero()).then_some(time))
+    }
+
+    /// As `std::net`, refuses a time-out of zero; less than a microsecond is one.
+    pub(super) fn set_time(&self, name: i32, time: Option<Duration>) -> io::Result<()> {
+        if time.is_some_and(|time| time.is_zero()) {
+            return Err(Errno::INVAL.into());
+        }
+        let time = time.map_or(Duration::ZERO, |time| time.max(Duration::from_micros(1)));
+        let seconds = i64::try_from(time.as_secs()).unwrap_or(i64::MAX);
+        let parts = [seconds, i64::from(time.subsec_micros())];
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_ne_bytes()).collect();
+        self.set_option(libc::SOL_SOCKET, name, &bytes)
+    }
+
+    fn option(&self, level: i32, name: i32, value: &mut [u8]) -> io::Result<()> {
+        match self.ours(|fd| posix::get_option(fd, level, name, value))? {
+            Some(_) => Ok(()),
+            None => Ok(descriptor::socket_option(self.as_fd(), level, name, value)?),
+        }
+    }
+
+    fn set_option(&self, level: i32, name: i32, value: &[u8]) -> io::Result<()> {
+        self.call(
+            |fd| posix::set_option(fd, level, name, value),
+            |std| Ok(descriptor::set_socket_option(std, level, name, value)?),
+        )
+    }
+}
+
+impl<S: AsRawFd + IntoRawFd + AsFd> AsFd for Handle<S> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_ref().expect("there until it is dropped").as_fd()
+    }
+}
+
+impl<S: AsRawFd + IntoRawFd> Drop for Handle<S> {
+    fn drop(&mut self) {
+        let Some(socket) = self.0.take() else {
+            return;
+        };
+        let _inside = posix::enter();
+        match posix::close(socket.as_raw_fd()) {
+            // The kernel's: closed with it.
+            Answer::NotOurs => drop(socket),
+            Answer::Done(()) | Answer::Failed(_) => {
+                let _ = socket.into_raw_fd();
+            }
+        }
+    }
+}
+
+/// Forks and the end of the program are to find the library in order, as the preload library sees to it.
+fn join_forks() {
+    static JOINED: Once = Once::new();
+    JOINED.call_once(|| {
+        process::at_fork(process::ForkHandlers {
+            before: || {
+                posix::before_fork();
+                posix::freeze();
+            },
+            in_parent: posix::after_fork_in_parent,
+            in_child: posix::after_fork_in_child,
+        });
+        process::at_exit(posix::before_exit);
+    });
+}

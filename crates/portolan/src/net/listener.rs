@@ -1,0 +1,122 @@
+//! Listening for TCP connections.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+
+use super::TcpStream;
+use super::handle::Handle;
+use crate::posix;
+
+/// Connections that may wait to be accepted; the kernel's `somaxconn` bounds it, too.
+const BACKLOG: i32 = 4096;
+
+/// A TCP listener, as [`std::net::TcpListener`].
+#[derive(Debug)]
+pub struct TcpListener(Handle<std::net::TcpListener>);
+
+impl TcpListener {
+    /// Listens at the first address of `address` that can be had, with `SO_REUSEADDR`. Port 0 is any free one.
+    ///
+    /// # Errors
+    /// As [`std::net::TcpListener::bind`]: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`. `NetworkDown` where
+    /// `PORTOLAN=require` and there is no server.
+    pub fn bind(address: impl ToSocketAddrs) -> io::Result<TcpListener> {
+        let mut last = None;
+        for address in address.to_socket_addrs()? {
+            match TcpListener::listen_at(address) {
+                Ok(listener) => return Ok(listener),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
+    }
+
+    fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+        let handle: Handle<std::net::TcpListener> = Handle::open(address, libc::SOCK_STREAM)?;
+        handle.set_number(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
+        handle.bind(address)?;
+        handle.call(
+            |fd| posix::listen(fd, BACKLOG),
+            |std| Ok(rustix::net::listen(std, BACKLOG)?),
+        )?;
+        Ok(TcpListener(handle))
+    }
+
+    /// The address that it listens at.
+    ///
+    /// # Errors
+    /// None that is expected.
+    pub fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.call(posix::local_address, |std| std.local_addr())
+    }
+
+    /// Waits for the next connection.
+    ///
+    /// # Errors
+    /// `WouldBlock` where nothing may be waited for; `ConnectionAborted`: the peer has gone again, or the server has; the
+    /// process has no descriptor left.
+    pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
+        match self.0.ours(|fd| posix::accept(fd, libc::SOCK_CLOEXEC))? {
+            Some((fd, peer)) => Ok((TcpStream::of(Handle::of_number(fd)?), peer)),
+            None => {
+                let (stream, peer) = self.0.std().accept()?;
+                let handle = Handle::of_kernel(OwnedFd::from(stream));
+                Ok((TcpStream::of(handle), peer))
+            }
+        }
+    }
+
+    /// Connections, one after the other, without an end.
+    pub fn incoming(&self) -> Incoming<'_> {
+        Incoming(self)
+    }
+
+    /// Another handle of the same listener.
+    ///
+    /// # Errors
+    /// The process has no descriptor left.
+    pub fn try_clone(&self) -> io::Result<TcpListener> {
+        self.0.duplicate().map(TcpListener)
+    }
+
+    /// `accept` fails with `WouldBlock` rather than to wait.
+    ///
+    /// # Errors
+    /// None that is expected.
+    pub fn set_nonblocking(&self, is_on: bool) -> io::Result<()> {
+        self.0.set_nonblocking(is_on)
+    }
+
+    /// Takes the pending error (`SO_ERROR`).
+    ///
+    /// # Errors
+    /// None that is expected.
+    pub fn take_error(&self) -> io::Result<Option<io::Error>> {
+        self.0.take_error()
+    }
+}
+
+/// What [`TcpListener::incoming`] gives.
+#[derive(Debug)]
+pub struct Incoming<'a>(&'a TcpListener);
+
+impl Iterator for Incoming<'_> {
+    type Item = io::Result<TcpStream>;
+
+    fn next(&mut self) -> Option<io::Result<TcpStream>> {
+        Some(self.0.accept().map(|(stream, _)| stream))
+    }
+}
+
+impl AsFd for TcpListener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for TcpListener {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.number()
+    }
+}

@@ -1,0 +1,478 @@
+//! Receiving and sending by shared buffers: without the copy between the program and the stack (MB §4.2).
+
+use std::cell::RefCell;
+use std::fmt;
+use std::io::{IoSlice, IoSliceMut};
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::os::fd::RawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use portolan_sys::clock;
+use portolan_sys::ring::Loan;
+use portolan_tcp::Connection;
+pub use portolan_tcp::{Chunk, Placed};
+use portolan_types::{Generation, Instant, Protocol, Slot};
+use rustix::io::Errno;
+
+use super::blocking::Call;
+use super::connect::complete_connect;
+use super::data::{by_phase, gone};
+use super::{Answer, Stop, Transfer, find_to_use, retry_if_moved, send};
+use crate::channel::layers::{self, Layer};
+use crate::process::{Process, inside};
+use crate::runtime::Core;
+use crate::runtime::lending::Returned;
+use crate::socket::options::Options;
+use crate::socket::{Socket, SocketPhase};
+
+/// Bytes that went through shared buffers in this process.
+static RECEIVED_IN_PLACE: AtomicU64 = AtomicU64::new(0);
+static RECEIVED_COPIED: AtomicU64 = AtomicU64::new(0);
+static SENT_IN_PLACE: AtomicU64 = AtomicU64::new(0);
+static SENT_COPIED: AtomicU64 = AtomicU64::new(0);
+
+/// The part of a receive buffer that may have been given back without its session knowing.
+const NOTABLE_PART: usize = 4;
+
+/// What this process has moved by shared buffers so far, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    /// Read by the program where the kernel put them.
+    pub received_in_place: u64,
+    pub received_copied: u64,
+    /// Handed to the device from where the program wrote them.
+    pub sent_in_place: u64,
+    pub sent_copied: u64,
+}
+
+pub fn moved() -> Moved {
+    let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
+    Moved {
+        received_in_place: read(&RECEIVED_IN_PLACE),
+        received_copied: read(&RECEIVED_COPIED),
+        sent_in_place: read(&SENT_IN_PLACE),
+        sent_copied: read(&SENT_COPIED),
+    }
+}
+
+fn count(counter: &AtomicU64, bytes: usize) {
+    counter.fetch_add(bytes as u64, Ordering::Relaxed);
+}
+
+/// Received bytes, which the program has until this is dropped.
+pub struct Piece {
+    bytes: Bytes,
+    /// Dropped after the bytes: the ring has their space before the peer hears of a larger window.
+    _account: Option<Account>,
+}
+
+enum Bytes {
+    Lent(Loan),
+    Chunk(Chunk),
+    Datagram(Vec<u8>),
+}
+
+impl Piece {
+    /// Do they lie where the kernel put them?
+    pub fn is_in_place(&self) -> bool {
+        matches!(&self.bytes, Bytes::Lent(loan) if loan.is_in_place())
+    }
+
+    /// Of bytes that the kernel's own socket has given.
+    pub(crate) fn of_chunk(chunk: Chunk) -> Piece {
+        Piece::copied(Bytes::Chunk(chunk))
+    }
+
+    fn copied(bytes: Bytes) -> Piece {
+        let piece = Piece {
+            bytes,
+            _account: None,
+        };
+        count(&RECEIVED_COPIED, piece.len());
+        piece
+    }
+
+    fn lent(loan: Loan, account: Account) -> Piece {
+        let counter = match loan.is_in_place() {
+            true => &RECEIVED_IN_PLACE,
+            false => &RECEIVED_COPIED,
+        };
+        count(counter, loan.len());
+        Piece {
+            bytes: Bytes::Lent(loan),
+            _account: Some(account),
+        }
+    }
+}
+
+impl fmt::Debug for Piece {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_in_place = self.is_in_place();
+        write!(f, "Piece({} bytes, in place: {is_in_place})", self.len())
+    }
+}
+
+impl Deref for Piece {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match &self.bytes {
+            Bytes::Lent(loan) => loan,
+            Bytes::Chunk(chunk) => chunk.bytes(),
+            Bytes::Datagram(bytes) => bytes,
+        }
+    }
+}
+
+/// Where lent bytes count against a window.
+struct Account {
+    process: &'static Process,
+    session: Session,
+    returned: Arc<Returned>,
+    /// So many bytes are a part of the window that its session must know of.
+    notable: usize,
+    bytes: usize,
+}
+
+impl Drop for Account {
+    fn drop(&mut self) {
+        if self.returned.add(self.bytes) < self.notable {
+            return;
+        }
+        // In a child of fork this is a copy, and the parent has the session.
+        let is_here = Process::running().is_some_and(|here| std::ptr::eq(here, self.process));
+        if !is_here {
+            return;
+        }
+        let _inside = inside::enter();
+        let mut core = self.process.lock();
+        let (slot, generation) = self.session;
+        let Some(found) = core.stack.tcp(slot) else {
+            return;
+        };
+        if found.generation != generation {
+            return;
+        }
+        found.connection.give_back(self.returned.take());
+        if found.connection.has_output() {
+            core.touch_after_read(slot);
+            core.poll_tx(clock::now());
+        }
+    }
+}
+
+/// A session of packets, while it is here.
+type Session = (Slot, Generation);
+
+/// What a call has received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Bytes; none at the end of a stream.
+    pub length: usize,
+    /// Of a datagram.
+    pub from: Option<SocketAddr>,
+}
+
+/// Receives what is there, or the next that comes, without copying it where that can be. Adds pieces to `pieces`, `most` at
+/// most, for a datagram one.
+pub fn receive_shared(fd: RawFd, most: usize, pieces: &mut Vec<Piece>) -> Answer<Taken> {
+    let _call = layers::enter(Layer::Call);
+    retry_if_moved(|| {
+        let (socket, process) = find_to_use(fd, || Transfer::Any)?;
+        complete_connect(process, fd, &socket);
+        match (socket.settled_phase(), socket.protocol) {
+            (SocketPhase::Cached, Protocol::Tcp) => {
+                take_stream(process, fd, &socket, (most, pieces))
+            }
+            (SocketPhase::Cached, Protocol::Udp) => take_datagram(process, &socket, pieces),
+            _ => take_copy(process, fd, &socket, pieces),
+        }
+    })
+    .into()
+}
+
+/// As `recv` does it, into memory of the library's.
+fn take_copy(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    pieces: &mut Vec<Piece>,
+) -> Result<Taken, Stop> {
+    let mut chunk = Chunk::new();
+    chunk.resize_unspecified(Chunk::CAPACITY);
+    let mut buffers = [IoSliceMut::new(chunk.bytes_mut())];
+    let received = by_phase(process, fd, socket, &mut buffers, 0)?;
+    chunk.resize_unspecified(received.length);
+    if received.length > 0 || received.from.is_some() {
+        pieces.push(Piece::of_chunk(chunk));
+    }
+    Ok(Taken {
+        length: received.length,
+        from: received.from,
+    })
+}
+
+fn take_stream(
+    process: &'static Process,
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    (most, pieces): (usize, &mut Vec<Piece>),
+) -> Result<Taken, Stop> {
+    let call = Call {
+        process,
+        socket,
+        flags: 0,
+        timeout: Options::receive_timeout,
+    };
+    let mut core = call.lock_to_receive()?;
+    let slot = socket.slot();
+    let of_packets = match core.is_local(slot) {
+        true => None,
+        false => core.stack.tcp(slot).map(|found| found.generation),
+    };
+    let Some(generation) = of_packets else {
+        drop(core);
+        return take_copy(process, fd, socket, pieces);
+    };
+    let session = (slot, generation);
+    core.lending.begin(slot, generation);
+    settle_returned(&mut core, slot);
+    let attempt = |core: &mut Core, now: Instant| {
+        let connection = match core.stack.tcp(slot) {
+            Some(found) if found.generation == generation => &found.connection,
+            _ => return Some(gone(socket)),
+        };
+        let has_some = connection.readable() > 0;
+        let (has_read_end, has_ended) =
+            (connection.has_read_end(), connection.is_receive_finished());
+        if has_some || core.lending.has_some(slot) {
+            return Some(Ok(take(core, now, session, (most, pieces))));
+        }
+        if has_read_end {
+            return Some(Ok(0));
+        }
+        if let Some(errno) = socket.take_error(Some(core)) {
+            return Some(Err(errno.into()));
+        }
+        has_ended.then_some(Ok(0))
+    };
+    let length = call.complete(core, attempt, || None)?;
+    Ok(Taken { length, from: None })
+}
+
+/// The session hears of what its program has given back since its last call.
+fn settle_returned(core: &mut Core, slot: Slot) {
+    let Core { lending, stack, .. } = core;
+    if let (Some(returned), Some(session)) = (lending.returned(slot), stack.tcp(slot)) {
+        session.connection.give_back(returned.take());
+        if session.connection.has_output() {
+            stack.touch_after_read(slot);
+        }
+    }
+}
+
+/// Takes what there is, in the stream's order: of the receive queue what came before all that has stayed, and that. Returns
+/// how many bytes.
+fn take(
+    core: &mut Core,
+    now: Instant,
+    session: Session,
+    (most, pieces): (usize, &mut Vec<Piece>),
+) -> usize {
+    let (slot, _) = session;
+    let first = pieces.len();
+    let (Some(process), Some(returned)) = (Process::running(), core.lending.returned(slot)) else {
+        return 0;
+    };
+    let returned = Arc::clone(returned);
+    let mut stayed = core.lending.take(slot);
+    let Some(found) = core.stack.tcp(slot) else {
+        return 0;
+    };
+    let connection = &mut found.connection;
+    let unread = match stayed.is_empty() {
+        true => connection.readable(),
+        false => stayed.behind,
+    };
+    let read = read_out(connection, now, unread, (most, pieces));
+    stayed.behind -= read.min(stayed.behind);
+    let left = match stayed.behind {
+        0 => most.saturating_sub(pieces.len() - first),
+        _ => 0,
+    };
+    let rest = stayed.split_off(left);
+    connection.note_taken(now, stayed.length());
+    let notable = connection.receive_buffer() / NOTABLE_PART;
+    if connection.has_output() {
+        core.touch_after_read(slot);
+    }
+    core.lending.put_back(slot, rest);
+    pieces.extend(stayed.loans.into_iter().map(|loan| {
+        let account = Account {
+            process,
+            session,
+            returned: Arc::clone(&returned),
+            notable,
+            bytes: loan.len(),
+        };
+        Piece::lent(loan, account)
+    }));
+    pieces[first..].iter().map(|piece| piece.len()).sum()
+}
+
+/// Copies `length` bytes of the receive queue, or as many as there are. Returns how many.
+fn read_out(
+    connection: &mut Connection,
+    now: Instant,
+    length: usize,
+    (most, pieces): (usize, &mut Vec<Piece>),
+) -> usize {
+    let _copy = layers::enter(Layer::Copy);
+    let mut left = length;
+    for _ in 0..most {
+        let mut chunk = Chunk::new();
+        chunk.resize_unspecified(left);
+        let count = match left {
+            0 => 0,
+            _ => connection.recv(now, chunk.bytes_mut()),
+        };
+        if count == 0 {
+            break;
+        }
+        chunk.resize_unspecified(count);
+        left -= count;
+        pieces.push(Piece::of_chunk(chunk));
+        // A read ends at the urgent mark.
+        if connection.is_at_mark() {
+            break;
+        }
+    }
+    length - left
+}
+
+fn take_datagram(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    pieces: &mut Vec<Piece>,
+) -> Result<Taken, Stop> {
+    let attempt = |core: &mut Core, _: Instant| {
+        if let Some(errno) = socket.take_error(Some(core)) {
+            return Some(Err(errno.into()));
+        }
+        let Some(session) = core.stack.udp(socket.slot()) else {
+            return Some(gone(socket));
+        };
+        session.receive().map(Ok)
+    };
+    let call = Call {
+        process,
+        socket,
+        flags: 0,
+        timeout: Options::receive_timeout,
+    };
+    let datagram = call.complete(call.lock_to_receive()?, attempt, || None)?;
+    let taken = Taken {
+        length: datagram.data.len(),
+        from: Some(socket.shown(datagram.from)),
+    };
+    pieces.push(Piece::copied(Bytes::Datagram(datagram.data)));
+    Ok(taken)
+}
+
+/// Sends a chunk from where it lies, if that can be, by waiting for room: none is left in `chunk` then. What could not be sent
+/// stays there.
+pub fn send_shared(fd: RawFd, chunk: &mut Option<Chunk>) -> Answer<()> {
+    let _call = layers::enter(Layer::Call);
+    let placed = retry_if_moved(|| {
+        let (socket, process) = find_to_use(fd, || Transfer::Any)?;
+        complete_connect(process, fd, &socket);
+        match (socket.settled_phase(), socket.protocol) {
+            (SocketPhase::Cached, Protocol::Tcp) if !process.lock().is_local(socket.slot()) => {
+                give(process, &socket, chunk)
+            }
+            _ => Ok(false),
+        }
+    });
+    match placed {
+        Ok(true) => Answer::Done(()),
+        Ok(false) => send_copy(fd, chunk),
+        Err(stop) => Err(stop).into(),
+    }
+}
+
+/// True: it has been taken.
+fn give(
+    process: &'static Process,
+    socket: &Arc<Socket>,
+    chunk: &mut Option<Chunk>,
+) -> Result<bool, Stop> {
+    let length = chunk.as_ref().map_or(0, |chunk| chunk.bytes().len());
+    if length == 0 {
+        *chunk = None;
+        return Ok(true);
+    }
+    let held = RefCell::new(chunk);
+    let attempt = |core: &mut Core, now: Instant| {
+        let slot = socket.slot();
+        if core
+            .stream_to_send(slot)
+            .is_some_and(|stream| stream.error().is_some())
+            && let Some(errno) = socket.take_error(Some(core))
+        {
+            return Some(Err(errno.into()));
+        }
+        let Some(session) = core.stack.tcp(slot) else {
+            return Some(gone(socket));
+        };
+        let connection = &mut session.connection;
+        if connection.is_send_closed() {
+            return Some(Err(Errno::PIPE.into()));
+        }
+        connection.options().more = false;
+        let mut held = held.borrow_mut();
+        let placed = match connection.send_chunk(now, held.take()?) {
+            Ok(placed) => placed,
+            Err(back) => {
+                **held = Some(back);
+                return None;
+            }
+        };
+        core.touch(slot);
+        Some(Ok(placed))
+    };
+    let call = Call {
+        process,
+        socket,
+        flags: 0,
+        timeout: Options::send_timeout,
+    };
+    let placed = call.complete(process.lock(), attempt, || None)?;
+    let copied = match placed {
+        Placed::InPlace { copied } => copied,
+        Placed::Copied => length,
+    };
+    count(&SENT_COPIED, copied);
+    count(&SENT_IN_PLACE, length - copied);
+    Ok(true)
+}
+
+/// As `send` does it. Bytes that have gone are gone from the chunk.
+fn send_copy(fd: RawFd, chunk: &mut Option<Chunk>) -> Answer<()> {
+    while let Some(rest) = chunk {
+        if rest.bytes().is_empty() {
+            *chunk = None;
+            break;
+        }
+        match send(fd, &[IoSlice::new(rest.bytes())], None, libc::MSG_NOSIGNAL) {
+            Answer::Done(sent) => {
+                count(&SENT_COPIED, sent);
+                rest.drop_front(sent);
+            }
+            Answer::Failed(errno) => return Answer::Failed(errno),
+            Answer::NotOurs => return Answer::NotOurs,
+        }
+    }
+    Answer::Done(())
+}
