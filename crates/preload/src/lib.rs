@@ -10,6 +10,7 @@ mod own;
 
 mod address;
 mod background;
+mod buf;
 mod buffers;
 mod control;
 mod descriptors;

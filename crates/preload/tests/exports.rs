@@ -10,7 +10,8 @@ use std::{
 const PAGE: &str = include_str!("../../../docs/reference/symbols.md");
 const BY_NUMBER: &str = include_str!("../src/number.rs");
 
-const HEADERS: [&str; 4] = [
+const HEADERS: [&str; 5] = [
+    include_str!("../../../include/portolan/buf.h"),
     include_str!("../../../include/portolan/install.h"),
     include_str!("../../../include/portolan/qos.h"),
     include_str!("../../../include/portolan/raw.h"),
