@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libc::{c_int, sockaddr, socklen_t};
-use portolan::posix::{self, Answer, Chunk, Piece};
+use portolan::posix::{self, Chunk, Outcome, Piece};
 use rustix::io::Errno;
 
 use crate::{address, memory};
@@ -160,10 +160,6 @@ own! {
     }
 }
 
-fn done<T>(answer: Answer<T>) -> Result<T, Errno> {
-    match answer {
-        Answer::Done(value) => Ok(value),
-        Answer::Failed(errno) => Err(errno),
-        Answer::NotOurs => Err(Errno::OPNOTSUPP),
-    }
+fn done<T>(outcome: Outcome<T>) -> Result<T, Errno> {
+    outcome.map_err(|error| error.errno_or(Errno::OPNOTSUPP))
 }

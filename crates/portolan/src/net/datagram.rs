@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::buf::Piece;
 use super::handle::Handle;
-use crate::posix::{self, Answer, Chunk};
+use crate::posix::{self, CallError, Chunk};
 
 /// A UDP socket, as [`std::net::UdpSocket`].
 #[derive(Debug)]
@@ -130,8 +130,8 @@ impl UdpSocket {
             .0
             .ours(|fd| match posix::receive_shared(fd, 1, &mut pieces) {
                 // The end of a wait on a socket that is shut.
-                Answer::Done(taken) if taken.from.is_none() => {
-                    Answer::Failed(rustix::io::Errno::SHUTDOWN)
+                Ok(taken) if taken.from.is_none() => {
+                    Err(CallError::Errno(rustix::io::Errno::SHUTDOWN))
                 }
                 other => other,
             })?;

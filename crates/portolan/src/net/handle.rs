@@ -10,7 +10,7 @@ use std::time::Duration;
 use portolan_sys::{descriptor, process};
 use rustix::io::Errno;
 
-use crate::posix::{self, Answer};
+use crate::posix::{self, CallError, Outcome};
 
 /// A socket; `S` is the standard library's type.
 #[derive(Debug)]
@@ -30,9 +30,9 @@ impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
             posix::socket(domain, kind, 0)
         };
         match fd {
-            Answer::Done(fd) => Handle::of_number(fd),
-            Answer::Failed(errno) => Err(errno.into()),
-            Answer::NotOurs => {
+            Ok(fd) => Handle::of_number(fd),
+            Err(CallError::Errno(errno)) => Err(errno.into()),
+            Err(CallError::NotOurs | CallError::Moved) => {
                 let fd = descriptor::kernel_socket(domain, kind, 0)?;
                 Ok(Handle(Some(S::from(fd))))
             }
@@ -59,19 +59,19 @@ impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
     }
 
     /// Has the library make a call; none: the kernel is to make it.
-    pub(super) fn ours<T>(&self, call: impl FnOnce(RawFd) -> Answer<T>) -> io::Result<Option<T>> {
+    pub(super) fn ours<T>(&self, call: impl FnOnce(RawFd) -> Outcome<T>) -> io::Result<Option<T>> {
         let _inside = posix::enter();
         match call(self.number()) {
-            Answer::Done(value) => Ok(Some(value)),
-            Answer::Failed(errno) => Err(errno.into()),
-            Answer::NotOurs => Ok(None),
+            Ok(value) => Ok(Some(value)),
+            Err(CallError::NotOurs) => Ok(None),
+            Err(error) => Err(error.errno_or(Errno::OPNOTSUPP).into()),
         }
     }
 
     /// Has the library make a call, or else the kernel.
     pub(super) fn call<T>(
         &self,
-        ours: impl FnOnce(RawFd) -> Answer<T>,
+        ours: impl FnOnce(RawFd) -> Outcome<T>,
         kernels: impl FnOnce(&S) -> io::Result<T>,
     ) -> io::Result<T> {
         match self.ours(ours)? {
@@ -178,8 +178,8 @@ impl<S: AsRawFd + IntoRawFd> Drop for Handle<S> {
         let _inside = posix::enter();
         match posix::close(socket.as_raw_fd()) {
             // The kernel's: closed with it.
-            Answer::NotOurs => drop(socket),
-            Answer::Done(()) | Answer::Failed(_) => {
+            Err(CallError::NotOurs) => drop(socket),
+            Ok(()) | Err(_) => {
                 let _ = socket.into_raw_fd();
             }
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::buf::{Piece, Reserved, SendError};
 use super::handle::Handle;
-use crate::posix::{self, Answer, Chunk};
+use crate::posix::{self, Chunk, Outcome};
 
 /// A TCP connection, as [`std::net::TcpStream`]. It is closed when this is dropped.
 #[derive(Debug)]
@@ -239,12 +239,8 @@ impl TcpStream {
 }
 
 /// The bytes that a call has received.
-pub(super) fn received(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Answer<usize> {
-    match posix::receive(fd, buffers, flags) {
-        Answer::Done(received) => Answer::Done(received.length),
-        Answer::Failed(errno) => Answer::Failed(errno),
-        Answer::NotOurs => Answer::NotOurs,
-    }
+pub(super) fn received(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Outcome<usize> {
+    posix::receive(fd, buffers, flags).map(|received| received.length)
 }
 
 impl Read for &TcpStream {

@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use super::blocking::Call;
 use super::connect::complete_connect;
 use super::data::{by_phase, gone};
-use super::{Answer, Stop, Transfer, find_to_use, retry_if_moved, send};
+use super::{Outcome, Transfer, find_to_use, retry_if_moved, send};
 use crate::channel::layers::{self, Layer};
 use crate::process::{Process, inside};
 use crate::runtime::Core;
@@ -177,7 +177,7 @@ pub struct Taken {
 
 /// Receives what is there, or the next that comes, without copying it where that can be. Adds pieces to `pieces`, `most` at
 /// most, for a datagram one.
-pub fn receive_shared(fd: RawFd, most: usize, pieces: &mut Vec<Piece>) -> Answer<Taken> {
+pub fn receive_shared(fd: RawFd, most: usize, pieces: &mut Vec<Piece>) -> Outcome<Taken> {
     let _call = layers::enter(Layer::Call);
     retry_if_moved(|| {
         let (socket, process) = find_to_use(fd, || Transfer::Any)?;
@@ -190,7 +190,6 @@ pub fn receive_shared(fd: RawFd, most: usize, pieces: &mut Vec<Piece>) -> Answer
             _ => take_copy(process, fd, &socket, pieces),
         }
     })
-    .into()
 }
 
 /// As `recv` does it, into memory of the library's.
@@ -199,7 +198,7 @@ fn take_copy(
     fd: RawFd,
     socket: &Arc<Socket>,
     pieces: &mut Vec<Piece>,
-) -> Result<Taken, Stop> {
+) -> Outcome<Taken> {
     let mut chunk = Chunk::new();
     chunk.resize_unspecified(Chunk::CAPACITY);
     let mut buffers = [IoSliceMut::new(chunk.bytes_mut())];
@@ -219,7 +218,7 @@ fn take_stream(
     fd: RawFd,
     socket: &Arc<Socket>,
     (most, pieces): (usize, &mut Vec<Piece>),
-) -> Result<Taken, Stop> {
+) -> Outcome<Taken> {
     let call = Call {
         process,
         socket,
@@ -356,7 +355,7 @@ fn take_datagram(
     process: &'static Process,
     socket: &Arc<Socket>,
     pieces: &mut Vec<Piece>,
-) -> Result<Taken, Stop> {
+) -> Outcome<Taken> {
     let attempt = |core: &mut Core, _: Instant| {
         if let Some(errno) = socket.take_error(Some(core)) {
             return Some(Err(errno.into()));
@@ -383,7 +382,7 @@ fn take_datagram(
 
 /// Sends a chunk from where it lies, if that can be, by waiting for room: none is left in `chunk` then. What could not be sent
 /// stays there.
-pub fn send_shared(fd: RawFd, chunk: &mut Option<Chunk>) -> Answer<()> {
+pub fn send_shared(fd: RawFd, chunk: &mut Option<Chunk>) -> Outcome<()> {
     let _call = layers::enter(Layer::Call);
     let placed = retry_if_moved(|| {
         let (socket, process) = find_to_use(fd, || Transfer::Any)?;
@@ -395,10 +394,9 @@ pub fn send_shared(fd: RawFd, chunk: &mut Option<Chunk>) -> Answer<()> {
             _ => Ok(false),
         }
     });
-    match placed {
-        Ok(true) => Answer::Done(()),
-        Ok(false) => send_copy(fd, chunk),
-        Err(stop) => Err(stop).into(),
+    match placed? {
+        true => Ok(()),
+        false => send_copy(fd, chunk),
     }
 }
 
@@ -407,7 +405,7 @@ fn give(
     process: &'static Process,
     socket: &Arc<Socket>,
     chunk: &mut Option<Chunk>,
-) -> Result<bool, Stop> {
+) -> Outcome<bool> {
     let length = chunk.as_ref().map_or(0, |chunk| chunk.bytes().len());
     if length == 0 {
         *chunk = None;
@@ -459,20 +457,15 @@ fn give(
 }
 
 /// As `send` does it. Bytes that have gone are gone from the chunk.
-fn send_copy(fd: RawFd, chunk: &mut Option<Chunk>) -> Answer<()> {
+fn send_copy(fd: RawFd, chunk: &mut Option<Chunk>) -> Outcome<()> {
     while let Some(rest) = chunk {
         if rest.bytes().is_empty() {
             *chunk = None;
             break;
         }
-        match send(fd, &[IoSlice::new(rest.bytes())], None, libc::MSG_NOSIGNAL) {
-            Answer::Done(sent) => {
-                count(&SENT_COPIED, sent);
-                rest.drop_front(sent);
-            }
-            Answer::Failed(errno) => return Answer::Failed(errno),
-            Answer::NotOurs => return Answer::NotOurs,
-        }
+        let sent = send(fd, &[IoSlice::new(rest.bytes())], None, libc::MSG_NOSIGNAL)?;
+        count(&SENT_COPIED, sent);
+        rest.drop_front(sent);
     }
-    Answer::Done(())
+    Ok(())
 }
