@@ -64,6 +64,9 @@ counters! {
     claims = "connections_claimed",
     surrenders = "connections_surrendered",
     kernel_accepts = "kernel_accepts",
+    /// Sessions of the server before this one whose sockets a process has brought, and processes that found theirs brought.
+    reopened = "sessions_reopened",
+    rejoined = "sessions_rejoined",
     kernel_datagrams = "kernel_datagrams",
     /// Unread datagrams of sockets that became the kernel's: put into the kernel's socket, and lost.
     unread_handed_over = "unread_datagrams_handed_over",

@@ -46,7 +46,7 @@ impl Command {
             | RequestBody::ReplaceDescriptor { .. }
             | RequestBody::Describe { .. } => Command::Bind,
             RequestBody::Connect { .. } => Command::Connect,
-            RequestBody::Listen { .. } => Command::Listen,
+            RequestBody::Listen { .. } | RequestBody::PortToken { .. } => Command::Listen,
             RequestBody::StopListening { .. } => Command::StopListening,
             RequestBody::Accepted { .. } => Command::Accept,
             RequestBody::Cache { .. } => Command::Cache,

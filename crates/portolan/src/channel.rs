@@ -21,11 +21,12 @@ use portolan_sys::ring::Loan;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::tap::{TapIo, WriteError};
 use portolan_types::{Instant, Slot};
+use rustix::io::Errno;
 
 use crate::channel::accounts::Accounts;
 use crate::channel::layers::Layer;
 use crate::channel::rings::{OwnRing, Rings};
-use crate::socket::table::InternalFd;
+use crate::socket::table::{self, InternalFd};
 
 pub(crate) struct Channel {
     main: TapQueue<OwnedFd>,
@@ -36,6 +37,8 @@ pub(crate) struct Channel {
     rx_path: RxPath,
     ring_fd: OwnedFd,
     rings: Rings,
+    /// Counts the servers whose rings these were.
+    renewals: u32,
     pub(crate) accounts: Accounts,
     /// The tap takes a UDP payload whole that is to become several datagrams.
     pub(crate) cuts_datagrams: bool,
@@ -94,9 +97,33 @@ impl Channel {
             rx_path,
             ring_fd,
             rings: Rings::default(),
+            renewals: 0,
             accounts: Accounts::new(),
             cuts_datagrams: false,
         }
+    }
+
+    /// Goes on by what another server has given: `tap` and `ring_fd` take the numbers of those before, and what these were
+    /// to transmit is lost.
+    pub(crate) fn renew(
+        &mut self,
+        (tap, ring_fd): (BorrowedFd<'_>, BorrowedFd<'_>),
+        rx_path: RxPath,
+    ) -> Result<(), Errno> {
+        table::renumber(tap, self.main.tap.as_fd())?;
+        table::renumber(ring_fd, self.ring_fd.as_fd())?;
+        self.main.backlog.clear();
+        self.rx_path = rx_path;
+        self.others.clear();
+        self.awaited.clear();
+        self.chosen = TxQueueId::MAIN;
+        self.rings = Rings::default();
+        self.renewals += 1;
+        Ok(())
+    }
+
+    pub(crate) fn renewals(&self) -> u32 {
+        self.renewals
     }
 
     /// Has one more transmit queue from now on.

@@ -8,13 +8,14 @@ pub(crate) mod inside;
 pub(crate) mod limit;
 pub(crate) mod report;
 pub(crate) mod settings;
+pub(crate) mod successor;
 
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use portolan_proto::PROTOCOL;
@@ -49,7 +50,10 @@ const RETRY: Duration = Duration::from_secs(1);
 
 pub(crate) struct Process {
     pub(crate) control: Control,
-    pub(crate) statistics: StatisticsWriter,
+    /// Of the server that it is registered with.
+    incarnation: AtomicU64,
+    /// Held while another server takes the place of one that has gone.
+    renewal: Mutex<()>,
     /// Becomes readable when the server wants sessions back.
     pub(crate) recall_event: WakeReceiver,
     /// Held while what it was set for is fetched and done.
@@ -58,13 +62,60 @@ pub(crate) struct Process {
     /// Who holds it runs with the priority of who waits (ADR 2).
     core: PiMutex<Core>,
     pub(crate) spinner: Spinner,
-    congestion: CongestionKind,
-    delivery: Delivery,
-    mapping: MappingChoice,
+    defaults: Mutex<Defaults>,
     /// That the server has gone was said.
     has_warned: AtomicBool,
     /// Something here besides sockets needs this connection to the server.
     stays: AtomicBool,
+}
+
+/// Why this process is not registered.
+#[derive(Debug)]
+pub(crate) enum NotRegistered {
+    /// No server listens, or it went at this moment.
+    Absent(String),
+    /// The server does not take this process.
+    Refused(String),
+}
+
+impl From<NotRegistered> for String {
+    fn from(why: NotRegistered) -> String {
+        match why {
+            NotRegistered::Absent(reason) | NotRegistered::Refused(reason) => reason,
+        }
+    }
+}
+
+/// What sessions have that choose nothing.
+#[derive(Clone, Copy, Debug)]
+struct Defaults {
+    congestion: CongestionKind,
+    delivery: Delivery,
+    mapping: MappingChoice,
+}
+
+impl Defaults {
+    fn of(parameters: &Parameters) -> Defaults {
+        Defaults {
+            // A name that this library does not know is not its own server's.
+            congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
+            delivery: settings().delivery.unwrap_or(parameters.delivery),
+            mapping: settings().mapping.unwrap_or(parameters.mapping),
+        }
+    }
+}
+
+/// What a server gives to a process that registers.
+struct Registration {
+    incarnation: u64,
+    tap: OwnedFd,
+    ring_fd: OwnedFd,
+    rx_path: RxPath,
+    shown: (MetastateReader, StatisticsWriter),
+    recall_event: OwnedFd,
+    notifier: (OwnedFd, u64),
+    cuts_datagrams: bool,
+    parameters: Parameters,
 }
 
 /// Why there is no Portolan for this process.
@@ -110,6 +161,11 @@ impl Process {
 
     /// The process, started now if it has to be.
     pub(crate) fn start() -> Result<&'static Process, Absent> {
+        Process::start_after(RETRY)
+    }
+
+    /// The same, if the last attempt that failed was so long ago.
+    pub(crate) fn start_after(pause: Duration) -> Result<&'static Process, Absent> {
         if let Some(process) = Process::running() {
             return if process.control.is_lost() {
                 process.without_server()
@@ -127,7 +183,7 @@ impl Process {
             return Ok(process);
         }
         let now = clock::now();
-        if tried.is_some_and(|last| now.since(last) < RETRY) {
+        if tried.is_some_and(|last| now.since(last) < pause) {
             return absent(mode);
         }
         let is_first = tried.replace(now).is_none();
@@ -148,11 +204,16 @@ impl Process {
         if HAS_MOVED.load(Ordering::Relaxed) {
             Process::follow_namespace()?;
         }
-        let process = Process::start()?;
-        if process.control.has_hung_up() {
-            return process.without_server();
+        if let Some(process) = Process::running()
+            && process.control.has_hung_up()
+        {
+            // There may be another by now.
+            return match process.renew() {
+                Ok(()) => Ok(process),
+                Err(_) => process.without_server(),
+            };
         }
-        Ok(process)
+        Process::start()
     }
 
     /// As [`Process::start`], for what lasts as long as the process's connection to the server does.
@@ -214,6 +275,7 @@ impl Process {
     /// The sessions that are here go on; new sockets are the kernel's. Says so once.
     fn without_server<T>(&self) -> Result<T, Absent> {
         let mode = settings().mode;
+        successor::watch();
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             warn("the server has gone", mode);
         }
@@ -277,86 +339,80 @@ impl Process {
         let path = server.path.clone();
         let control =
             Control::connect(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let hello = RequestBody::Hello {
-            version: PROTOCOL,
-            program: program(),
-        };
-        let (reply, fds) = control
-            .call(hello, &[])
-            .map_err(|Lost| "the server hung up".to_string())?;
-        match reply {
-            ReplyBody::Welcome {
-                ring_size,
-                cuts_datagrams,
-                parameters,
-                notifier,
-                ..
-            } => {
-                let mut process =
-                    Process::with_channel(control, (ring_size, notifier), parameters, fds)?;
-                process.core_mut().channel.cuts_datagrams = cuts_datagrams;
-                *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
-                Ok(process)
-            }
-            ReplyBody::Error {
-                errno: libc::EPROTO,
-            } => Err(format!(
-                "{}: the server is of another version than this program's library",
-                path.display()
-            )),
-            ReplyBody::Error { errno } => {
-                let error = std::io::Error::from_raw_os_error(errno);
-                Err(format!("the server refused: {error}"))
-            }
-            _ => Err("the server gave no sensible answer".to_string()),
+        let registration = Registration::with(&control, &path)?;
+        let process = Process::with_channel(control, registration)?;
+        *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
+        Ok(process)
+    }
+
+    /// Registers anew, with the server that listens where the one listened that has gone. Connections have
+    /// ended with that; whoever calls has the other sockets opened again (`posix::open_again`).
+    pub(crate) fn renew(&'static self) -> Result<(), NotRegistered> {
+        let _renewal = self.renewal.lock().unwrap_or_else(PoisonError::into_inner);
+        if !self.control.is_lost() {
+            return Ok(());
         }
+        let path = server().map_err(NotRegistered::Absent)?.path;
+        let control = Control::connect_briefly(&path)
+            .map_err(|error| NotRegistered::Absent(error.to_string()))?;
+        let registration = Registration::with(&control, &path)?;
+        self.take_registration(&control, registration)
+            .map_err(|errno| NotRegistered::Refused(errno.to_string()))?;
+        self.has_warned.store(false, Ordering::Relaxed);
+        successor::watch();
+        Ok(())
     }
 
-    /// While nobody else has it.
-    fn core_mut(&mut self) -> &mut Core {
-        self.core.get_mut()
+    fn take_registration(&self, control: &Control, new: Registration) -> Result<(), Errno> {
+        let mut core = self.lock();
+        let ends = (new.tap.as_fd(), new.ring_fd.as_fd());
+        core.renew(clock::now(), ends, new.rx_path, new.shown)?;
+        core.channel.cuts_datagrams = new.cuts_datagrams;
+        core.locals.renew(new.notifier.0, new.notifier.1);
+        table::renumber(new.recall_event.as_fd(), self.recall_event.as_fd())?;
+        *self.defaults() = Defaults::of(&new.parameters);
+        self.incarnation.store(new.incarnation, Ordering::Release);
+        drop(core);
+        // From here on calls go to that server.
+        self.control.renew(control)
     }
 
-    fn with_channel(
-        control: Control,
-        (ring_size, number): (u32, u64),
-        parameters: Parameters,
-        fds: Vec<OwnedFd>,
-    ) -> Result<Process, String> {
-        let Ok(
-            [
-                tap,
-                ring_fd,
-                doorbell,
-                metastate,
-                statistics,
-                recall_event,
-                notifier,
-            ],
-        ) = <[OwnedFd; 7]>::try_from(fds)
-        else {
-            return Err("the server sent no channel".to_string());
-        };
+    /// The server that this process is registered with.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.incarnation.load(Ordering::Acquire)
+    }
+
+    fn defaults(&self) -> MutexGuard<'_, Defaults> {
+        self.defaults.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn with_channel(control: Control, registration: Registration) -> Result<Process, String> {
+        let Registration {
+            incarnation,
+            tap,
+            ring_fd,
+            rx_path,
+            shown,
+            recall_event,
+            notifier: (notifier, number),
+            cuts_datagrams,
+            parameters,
+        } = registration;
         let (tap, ring_fd) = (table::hide(tap), table::hide(ring_fd));
-        let ring = Ring::map(&ring_fd, ring_size as usize).map_err(|e| e.to_string())?;
-        let doorbell = Doorbell::map(&doorbell).map_err(|e| e.to_string())?;
-        let metastate = MetastateReader::map(&metastate).map_err(|e| e.to_string())?;
-        let statistics = StatisticsWriter::map(&statistics).map_err(|e| e.to_string())?;
-        let channel = Channel::new(TapIo::new(tap), RxPath::new(ring, doorbell), ring_fd);
+        let channel = Channel::new(TapIo::new(tap), rx_path, ring_fd);
         let locals = Locals::new(notifier, number);
-        let mut core = Core::new(clock::now(), channel, locals, metastate);
+        let mut core = Core::new(clock::now(), channel, locals, shown);
+        core.channel.cuts_datagrams = cuts_datagrams;
         if layers::start() {
             core.stack.observe(layers::on_step);
         }
         let spin_us = settings().spin_us.unwrap_or(parameters.spin_us);
         Ok(Process {
             control,
+            incarnation: AtomicU64::new(incarnation),
+            renewal: Mutex::new(()),
             spinner: Spinner::new(Duration::from_micros(spin_us.into())),
-            // A name that this library does not know is not its own server's.
-            congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
-            delivery: settings().delivery.unwrap_or(parameters.delivery),
-            mapping: settings().mapping.unwrap_or(parameters.mapping),
-            statistics,
+            defaults: Mutex::new(Defaults::of(&parameters)),
             recall_event: WakeReceiver::from_fd(table::hide(recall_event)),
             recall_lock: Mutex::new(()),
             helper: helper::BackgroundThread::new().map_err(|e| e.to_string())?,
@@ -368,31 +424,37 @@ impl Process {
 
     /// Has the program a single thread?
     pub(crate) fn has_one_thread(&self) -> bool {
-        thread::count() <= 1 + usize::from(self.helper.is_started())
+        let own = usize::from(self.helper.is_started()) + usize::from(successor::is_watching());
+        thread::count() <= 1 + own
     }
 
-    /// Shows the server that this program may bind `local`'s port. The socket that shows it is closed here before the
-    /// next request, so that the port is free once the server has closed it, too.
+    /// Shows the server that this program may bind `local`'s port. The socket that shows it is closed on both sides when this
+    /// returns: the port is free.
     pub(crate) fn show_right_to(&self, local: SocketAddr) -> Result<(), Errno> {
         let right = table::InternalFd::new(port_right::show(local)?);
-        // If the server has gone, the next request says so.
-        let _ = self.control.tell(RequestBody::ShowRight, &[right.as_fd()]);
+        self.show_right_by(right.as_fd());
         Ok(())
+    }
+
+    /// The same by a socket that shows it.
+    pub(crate) fn show_right_by(&self, socket: BorrowedFd<'_>) {
+        // If the server has gone, the next request says so.
+        let _ = self.control.call(RequestBody::ShowRight, &[socket]);
     }
 
     /// What sockets start with that choose nothing.
     pub(crate) fn congestion(&self) -> CongestionKind {
-        self.congestion
+        self.defaults().congestion
     }
 
     /// How packets reach sessions that choose nothing.
     pub(crate) fn delivery(&self) -> Delivery {
-        self.delivery
+        self.defaults().delivery
     }
 
     /// By which ring the frames of sessions come that choose nothing.
     pub(crate) fn mapping(&self) -> MappingChoice {
-        self.mapping
+        self.defaults().mapping
     }
 
     /// Has the frames of a session that is here come by a ring of its own. If there is none they go on coming by the
@@ -494,6 +556,77 @@ impl Drop for CoreGuard<'_> {
         }
         for (session, slot) in strangers {
             self.process.notify_stranger(session, slot);
+        }
+    }
+}
+
+impl Registration {
+    /// Says hello on a connection to the server that listens at `path`.
+    fn with(control: &Control, path: &Path) -> Result<Registration, NotRegistered> {
+        let hello = RequestBody::Hello {
+            version: PROTOCOL,
+            program: program(),
+        };
+        let (reply, fds) = control
+            .call(hello, &[])
+            .map_err(|Lost| NotRegistered::Absent("the server hung up".to_string()))?;
+        let refused = |reason: String| Err(NotRegistered::Refused(reason));
+        match reply {
+            ReplyBody::Welcome {
+                incarnation,
+                ring_size,
+                cuts_datagrams,
+                parameters,
+                notifier,
+                ..
+            } => {
+                let Ok(
+                    [
+                        tap,
+                        ring_fd,
+                        doorbell,
+                        metastate,
+                        statistics,
+                        recall_event,
+                        receiver,
+                    ],
+                ) = <[OwnedFd; 7]>::try_from(fds)
+                else {
+                    return refused("the server sent no channel".to_string());
+                };
+                let mapped = || -> Result<_, String> {
+                    let ring =
+                        Ring::map(&ring_fd, ring_size as usize).map_err(|e| e.to_string())?;
+                    let doorbell = Doorbell::map(&doorbell).map_err(|e| e.to_string())?;
+                    let metastate = MetastateReader::map(&metastate).map_err(|e| e.to_string())?;
+                    let statistics =
+                        StatisticsWriter::map(&statistics).map_err(|e| e.to_string())?;
+                    Ok((RxPath::new(ring, doorbell), (metastate, statistics)))
+                };
+                let (rx_path, shown) = mapped().map_err(NotRegistered::Refused)?;
+                Ok(Registration {
+                    incarnation,
+                    tap,
+                    ring_fd,
+                    rx_path,
+                    shown,
+                    recall_event,
+                    notifier: (receiver, notifier),
+                    cuts_datagrams,
+                    parameters,
+                })
+            }
+            ReplyBody::Error {
+                errno: libc::EPROTO,
+            } => refused(format!(
+                "{}: the server is of another version than this program's library",
+                path.display()
+            )),
+            ReplyBody::Error { errno } => {
+                let error = std::io::Error::from_raw_os_error(errno);
+                refused(format!("the server refused: {error}"))
+            }
+            _ => refused("the server gave no sensible answer".to_string()),
         }
     }
 }

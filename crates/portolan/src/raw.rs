@@ -16,6 +16,7 @@ use std::time::Duration;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::extension::{self, Event};
 pub use portolan_proto::raw::Guard;
+use portolan_proto::report::RawRow;
 use portolan_stack::{Frame, NextHop};
 use portolan_sys::clock;
 use portolan_types::{Instant, MacAddr, Slot};
@@ -27,7 +28,6 @@ use crate::process::inside;
 use crate::process::{CoreGuard, Process};
 use crate::qos::Refused;
 use crate::runtime::Core;
-use crate::socket::inboxes::Inbox;
 pub use crate::socket::inboxes::Received;
 use crate::wait::{Sleep, Waiter, Woken};
 
@@ -174,7 +174,8 @@ impl RawFlow {
         });
         if let Some(inbox) = core.inboxes.get(self.slot) {
             inbox.note_sent(head.len() + payload.len());
-            self.publish(inbox);
+            let row = inbox.row(self.slot);
+            publish(&core, row);
         }
         Ok(())
     }
@@ -231,15 +232,9 @@ impl RawFlow {
         let inbox = core.inboxes.get(self.slot)?;
         let received = inbox.next().map(Ok);
         let end = inbox.is_cut_off().then_some(Err(Errno::CONNRESET));
-        self.publish(inbox);
+        let row = inbox.row(self.slot);
+        publish(core, row);
         received.or(end)
-    }
-
-    /// Where the server can read it: a program with nothing but raw flows has no thread that does so for all.
-    fn publish(&self, inbox: &Inbox) {
-        if let Some((row, figures)) = inbox.row(self.slot) {
-            self.process.statistics.publish_raw(row, &figures);
-        }
     }
 
     fn await_room<'a>(&'a self, core: CoreGuard<'a>) -> Result<CoreGuard<'a>, Errno> {
@@ -333,5 +328,12 @@ impl Core {
                 address: path.next_hop,
             }),
         })
+    }
+}
+
+/// Where the server can read it: a program with nothing but raw flows has no thread that does so for all.
+fn publish(core: &Core, row: Option<(usize, RawRow)>) {
+    if let Some((row, figures)) = row {
+        core.statistics.publish_raw(row, &figures);
     }
 }

@@ -5,7 +5,7 @@ pub(crate) mod lending;
 pub(crate) mod locals;
 pub(crate) mod migrated_flows;
 
-use std::os::fd::RawFd;
+use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,9 +15,11 @@ use portolan_proto::filter::RecordHeader;
 use portolan_stack::{DelegateInput, Input, NextHop, Reassembled, Routes, Session, Stack};
 use portolan_sys::clock;
 use portolan_sys::owner::IoEvent;
-use portolan_sys::shm::MetastateReader;
+use portolan_sys::rx_path::RxPath;
+use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_tcp::Events;
 use portolan_types::{FlowKey, Instant, SessionId, Slot};
+use rustix::io::Errno;
 
 use crate::channel::Channel;
 use crate::channel::layers::{self, Layer};
@@ -56,6 +58,7 @@ pub(crate) struct Core {
     pub(crate) lending: Lending,
     pub(crate) routes: Routes,
     metastate: MetastateReader,
+    pub(crate) statistics: StatisticsWriter,
     sockets: Vec<Option<Arc<Socket>>>,
     /// Sessions of closed sockets that no server took over: they end here.
     pub(crate) orphans: Vec<Slot>,
@@ -113,7 +116,7 @@ impl Core {
         now: Instant,
         channel: Channel,
         locals: Locals,
-        metastate: MetastateReader,
+        (metastate, statistics): (MetastateReader, StatisticsWriter),
     ) -> Core {
         let routes = read_routes(&metastate).unwrap_or_default();
         let mut stack = Stack::new(now);
@@ -128,6 +131,7 @@ impl Core {
             lending: Lending::default(),
             routes,
             metastate,
+            statistics,
             sockets: Vec::new(),
             orphans: Vec::new(),
             migrated_flows: MigratedFlows::default(),
@@ -421,6 +425,32 @@ impl Core {
         }
         self.inboxes.cut_off();
         self.bury_orphans();
+    }
+
+    /// Goes on with another server. Connections have ended with the one before, and their resets have been sent
+    /// by its filter, if that is still there. Unconnected sessions stay where they are, and get
+    /// nothing before that server knows them.
+    pub(crate) fn renew(
+        &mut self,
+        now: Instant,
+        (tap, ring_fd): (BorrowedFd<'_>, BorrowedFd<'_>),
+        rx_path: RxPath,
+        (metastate, statistics): (MetastateReader, StatisticsWriter),
+    ) -> Result<(), Errno> {
+        self.take_in_all(now);
+        self.abort_delegations(now);
+        self.end_all(now);
+        self.poll_tx(now);
+        self.channel.renew((tap, ring_fd), rx_path)?;
+        self.forget_tx_queues(now);
+        self.migrated_flows = MigratedFlows::default();
+        self.metastate = metastate;
+        self.routes = read_routes(&self.metastate).unwrap_or_default();
+        self.statistics = statistics;
+        self.outbox.clear();
+        // Whoever sleeps polls what is no more.
+        self.additions += 1;
+        Ok(())
     }
 
     /// Removes orphans that have ended, and said so to their peers.

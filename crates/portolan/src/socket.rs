@@ -89,6 +89,8 @@ pub(crate) struct Socket {
     /// The server is to do its work, from its first byte on.
     is_for_server: AtomicBool,
     is_relayed_first: AtomicBool,
+    /// It listens by the kernel, since there is no server.
+    stands_in: AtomicBool,
     asking: Asking,
 }
 
@@ -136,6 +138,10 @@ pub(crate) const SEND: u8 = 2;
 pub(crate) struct Setup {
     /// Once the server knows the socket.
     pub(crate) session: Option<SessionId>,
+    /// The run of the server under which it was opened, or 0 if that is not known.
+    pub(crate) incarnation: u64,
+    /// Of a listener: a kernel socket on its port, to listen on while there is no server.
+    pub(crate) port_token: Option<InternalFd>,
     /// Of a listener whose server has gone: the other end of a descriptor that nobody writes to.
     pub(crate) silent_far: Option<InternalFd>,
     /// Its descriptor keeps messages apart: a bound TCP socket's does, so that whoever has a copy finds the connections to
@@ -244,6 +250,7 @@ impl Socket {
             is_with_kernel: AtomicBool::new(false),
             is_for_server: AtomicBool::new(false),
             is_relayed_first: AtomicBool::new(false),
+            stands_in: AtomicBool::new(false),
             asking: Asking::default(),
         }
     }
@@ -382,6 +389,15 @@ impl Socket {
             self.asking.begin_anew();
         }
         is_first
+    }
+
+    /// Is the descriptor of a listener the kernel's, for as long as there is no server?
+    pub(crate) fn stands_in(&self) -> bool {
+        self.stands_in.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_stands_in(&self, stands_in: bool) {
+        self.stands_in.store(stands_in, Ordering::Release);
     }
 
     /// Does anybody here wait for its events?

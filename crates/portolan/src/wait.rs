@@ -10,6 +10,7 @@ pub(crate) mod unseen;
 pub(crate) mod watch;
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
@@ -220,8 +221,8 @@ enum WaitSet {
 /// The descriptors that a thread polls for the library.
 pub(crate) struct WatchSet {
     fds: Vec<libc::pollfd>,
-    /// Where the one is by which local peers wake this process.
-    local: Option<usize>,
+    /// Where those are by which local peers wake this process.
+    local: Range<usize>,
     /// Where those of `openings` begin.
     outcomes: usize,
     openings: Vec<(Arc<Socket>, RawFd)>,
@@ -421,8 +422,9 @@ impl Core {
             self.channel_fds(&mut set.fds);
         }
         if local {
-            set.local = Some(set.fds.len());
-            set.fds.push(self.locals.pollfd());
+            let first = set.fds.len();
+            set.fds.extend(self.locals.pollfds());
+            set.local = first..set.fds.len();
         }
         set.openings = self.openings.poll_list();
         set.outcomes = set.fds.len();
@@ -487,7 +489,7 @@ impl Sleep<'_> {
         outside(|| waiter.poll(&mut all, deadline, self.mask))?;
         let (own, theirs) = all.split_at(own);
         self.kernel.copy_from_slice(theirs);
-        let is_rung = set.local.is_some_and(|at| own[at].revents != 0);
+        let is_rung = own[set.local.clone()].iter().any(|fd| fd.revents != 0);
         Ok(Slept {
             by_kernel: theirs.iter().any(|fd| fd.revents != 0),
             woken: is_rung.then_some(WakeBy::Notifier),
@@ -502,7 +504,7 @@ impl WatchSet {
     pub(crate) fn new(waiter: &Waiter) -> WatchSet {
         WatchSet {
             fds: vec![waiter.pollfd()],
-            local: None,
+            local: 0..0,
             outcomes: 1,
             openings: Vec::new(),
         }

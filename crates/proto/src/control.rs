@@ -38,6 +38,10 @@ pub enum SessionRef {
     /// keeps, then the near end, whose socket cookie it notes before it closes its copy.
     New,
     Known(SessionId),
+    /// A session of an earlier server, which it keeps its number of; fds as of `New`. Of `Bind` only. Who has the
+    /// descriptor from before the restart knows the number: a TCP socket that another of those processes has brought
+    /// already is `Rejoined`.
+    Again(SessionId),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -46,7 +50,7 @@ pub enum RequestBody {
     /// Reply: `Welcome`, or `EPROTO` from a server of another version.
     Hello { version: u32, program: String },
     /// Carries a socket that is bound to a port below the first unprivileged one, as the right to bind that port by the
-    /// next request. No reply.
+    /// next request. Reply: `Done`.
     ShowRight,
     /// Takes a local endpoint. UDP: the session is cached at `slot` from then on. Reply: `Bound`,
     /// `UseKernel` or `Error`. A known session is one of TCP whose port went with a connection that
@@ -82,6 +86,9 @@ pub enum RequestBody {
         options_blob: SocketOptionsBlob,
         slot: Option<Slot>,
     },
+    /// Wants a kernel socket that is bound to a listener's port, and neither listens nor is used by the server. It is what
+    /// listens while there is no server, and the right to that port after that. Reply: `PortToken` or `Error`.
+    PortToken { session: SessionId },
     /// Makes a listener a bound session again: connections that nobody has accepted are reset, the port stays if the
     /// process chose it. The packet carries the far and near end of the pair that replaces its descriptor. Reply: `Done` or `Error`.
     StopListening { session: SessionId },
@@ -443,6 +450,8 @@ pub enum ReplyBody {
     /// statistics memfd (see [`crate::report::StatisticsPage`]), alert (an eventfd), notifier (a pipe).
     Welcome {
         channel: ChannelId,
+        /// A random number of this run of the server: what was opened under another is to be opened again.
+        incarnation: u64,
         /// Number of the notifier, which peers in local sessions know it by.
         notifier: u64,
         /// Bytes of the receive ring's data area, a power of two.
@@ -459,6 +468,13 @@ pub enum ReplyBody {
         local: SocketAddr,
         generation: Generation,
     },
+    /// Answer to `SessionRef::Again`: another process has brought the session, and the packet carries its descriptor.
+    Rejoined {
+        #[serde(with = "portolan_types::endpoint")]
+        local: SocketAddr,
+    },
+    /// The packet carries the socket.
+    PortToken,
     Connecting {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]
@@ -629,6 +645,8 @@ impl KernelReason {
 /// Answer to `Probe`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probed {
+    /// Of the server, as in `Welcome`.
+    pub incarnation: u64,
     pub session: SessionId,
     pub standing: ProbedState,
     /// The socket is of `AF_INET6`, whatever its addresses are.

@@ -2,4 +2,5 @@
 
 pub mod close;
 pub mod opens;
+pub mod rejoin;
 pub mod rights;

@@ -8,6 +8,7 @@ use std::os::fd::OwnedFd;
 use portolan_local::Local;
 use portolan_types::{ChannelId, SessionId};
 
+use crate::connections::rejoin::Rejoining;
 use crate::local_ends::LocalEnd;
 use crate::poll::Token;
 use crate::reservation::PortReservation;
@@ -25,6 +26,19 @@ pub struct HeldPort {
     pub socket: PortReservation,
     /// While it is watched.
     pub token: Option<Token>,
+    /// Of a listener: bound to the same port, and for its program to listen on when there is no server. Nothing is read from it
+    /// here, since the program decides whether that would block.
+    pub token_socket: Option<OwnedFd>,
+}
+
+impl HeldPort {
+    pub fn new(socket: PortReservation, token: Option<Token>) -> HeldPort {
+        HeldPort {
+            socket,
+            token,
+            token_socket: None,
+        }
+    }
 }
 
 /// Those of one session.
@@ -32,6 +46,8 @@ pub struct HeldPort {
 pub struct Handles {
     pub peer_end: Option<DescriptorPeer>,
     pub port: Option<HeldPort>,
+    /// The near end, while those may come for it that had the session under the server before.
+    pub rejoining: Option<Rejoining>,
     /// Connections from the kernel that wait for room in a listener's descriptor.
     pub kernel_connections: VecDeque<(OwnedFd, SocketAddr)>,
     /// Its end, if both are on this host.

@@ -20,6 +20,22 @@ pub struct PortReservation {
     is_v6: bool,
 }
 
+/// Whether the endpoint was the program's before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taking {
+    First,
+    /// Under the server before this one: connections of the kernel's may still be on the port, and the program's token.
+    Again,
+}
+
+impl Taking {
+    pub fn take(self, claim: &PortClaim, is_v6: bool) -> Result<PortReservation, Errno> {
+        let mut claim = *claim;
+        claim.reuse.address |= self == Taking::Again && claim.protocol == Protocol::Tcp;
+        PortReservation::take(&claim, is_v6)
+    }
+}
+
 impl PortReservation {
     /// Binds the claim's endpoint, with its reuse options. A socket of `AF_INET6` may have an address of
     /// IPv4.
@@ -62,8 +78,34 @@ impl PortReservation {
         listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX)).map_err(errno)
     }
 
-    /// The kernel resets what it has not handed out, and refuses what comes; the port stays.
-    pub fn stop_listening(&self) {
+    /// Another socket on the same endpoint, which does not listen. While this one does nobody else can.
+    pub fn token(&self) -> Result<OwnedFd, Errno> {
+        // Both must agree to share it, and this one must until it listens.
+        sockopt::set_socket_reuseaddr(&self.fd, true).map_err(errno)?;
+        let local = rustix::net::getsockname(&self.fd).map_err(errno)?;
+        let family = match self.is_v6 {
+            true => AddressFamily::INET6,
+            false => AddressFamily::INET,
+        };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let fd =
+            socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP)).map_err(errno)?;
+        sockopt::set_socket_reuseaddr(&fd, true).map_err(errno)?;
+        let shares = sockopt::socket_reuseport(&self.fd).map_err(errno)?;
+        sockopt::set_socket_reuseport(&fd, shares).map_err(errno)?;
+        if self.is_v6 {
+            let v6_only = sockopt::ipv6_v6only(&self.fd).map_err(errno)?;
+            sockopt::set_ipv6_v6only(&fd, v6_only).map_err(errno)?;
+        }
+        bind(&fd, &local).map_err(errno)?;
+        Ok(fd)
+    }
+
+    /// The kernel resets what it has not handed out, and refuses what comes; the port stays, as it was before there was a
+    /// token.
+    pub fn stop_listening(&self, shares_address: bool) {
+        // It was set before.
+        let _ = sockopt::set_socket_reuseaddr(&self.fd, shares_address);
         // Only a socket that does not listen is refused, which is what is wanted.
         let _ = shutdown(&self.fd, Shutdown::Read);
         let _ = socket_filter::lift(&self.fd);

@@ -49,7 +49,7 @@ use crate::listeners::rx_throttle::RxThrottle;
 use crate::local_ends::Locals;
 use crate::poll::{Poller, Ready, Token};
 use crate::qos::{PolicyError, Qos};
-use crate::random::random_bytes;
+use crate::random::{random_bytes, random_u64};
 use crate::raw::RawFlows;
 use crate::requests::PendingCache;
 use crate::supervisor::Supervisor;
@@ -145,6 +145,8 @@ pub enum StartError {
 pub struct Server {
     pub(crate) config: Config,
     pub(crate) started: Instant,
+    /// Tells libraries this run of the server from those before.
+    pub(crate) incarnation: u64,
     /// Read once each turn.
     pub(crate) now: Instant,
     stopping: bool,
@@ -300,6 +302,7 @@ impl Server {
             secret: Secret(random_bytes()),
             hasher: RandomState::new(),
             started: now,
+            incarnation: random_u64(),
             now,
             stopping: false,
             poll,

@@ -45,6 +45,25 @@ impl Memberships {
         }
     }
 
+    /// What a host that knows of none is to join for these: a group on a device, from one source or from all.
+    pub fn joins(&self) -> Vec<(IpAddr, u32, Option<IpAddr>)> {
+        let mut joins = Vec::new();
+        for Membership {
+            group,
+            interface,
+            sources,
+        } in &self.joined
+        {
+            match sources {
+                Sources::Only(sources) => {
+                    joins.extend(sources.iter().map(|it| (*group, *interface, Some(*it))));
+                }
+                Sources::AllBut(_) => joins.push((*group, *interface, None)),
+            }
+        }
+        joins
+    }
+
     pub fn join(&mut self, group: IpAddr, interface: u32) {
         if self.find(group, interface).is_none() {
             self.joined.push(Membership {

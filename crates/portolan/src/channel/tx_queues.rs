@@ -103,6 +103,12 @@ impl Core {
         }
     }
 
+    /// The server is another, which has reserved nothing yet.
+    pub(crate) fn forget_tx_queues(&mut self, now: Instant) {
+        self.tx_queues = TxQueueMap::default();
+        self.choose_tx_queues(now);
+    }
+
     /// Finds the session's transmit queue, when it has come, got another peer, or the transmit queues have changed.
     pub(crate) fn choose_tx_queue(&mut self, slot: Slot) {
         let Some(session) = self.stack.get_mut(slot) else {

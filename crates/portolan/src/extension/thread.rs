@@ -110,7 +110,7 @@ impl Account {
 
     fn publish(&self) {
         if let Some((process, row)) = self.place {
-            process.statistics.publish_threaded(row, &self.said);
+            process.lock().statistics.publish_threaded(row, &self.said);
         }
     }
 }

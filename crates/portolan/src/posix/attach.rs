@@ -127,6 +127,7 @@ fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {
     let mut setup = Setup {
         session: Some(probed.session),
         local: Some(probed.local),
+        incarnation: probed.incarnation,
         ..Setup::default()
     };
     let away = SocketState::HeldElsewhere {

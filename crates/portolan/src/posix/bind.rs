@@ -128,6 +128,7 @@ fn bind_session(
         return Err(Errno::PROTO.into());
     };
     setup.session = Some(session);
+    setup.incarnation = process.incarnation();
     setup.carries_messages |= is_new && protocol == Protocol::Tcp;
     setup.set_local(local);
     if protocol == Protocol::Udp {

@@ -98,6 +98,7 @@ fn connect_udp(
         return Err(Errno::PROTO.into());
     };
     setup.session = Some(session);
+    setup.incarnation = process.incarnation();
     setup.set_local(local);
     setup.remote = Some(remote);
     match reservation {
@@ -116,7 +117,7 @@ fn connect_udp(
     Ok(())
 }
 
-fn retarget(
+pub(super) fn retarget(
     process: &Process,
     slot: Slot,
     local: SocketAddr,

@@ -13,6 +13,7 @@ use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
 use super::CallError;
+use super::lifecycle::replace_fds;
 use super::migrate::lose;
 use crate::process::Process;
 use crate::socket::table::{self, File};
@@ -186,7 +187,8 @@ fn become_kernel(
     Ok(())
 }
 
-fn set_options(socket: &Socket, kernel: &OwnedFd) {
+pub(super) fn set_options(socket: &Socket, kernel: impl AsFd) {
+    let kernel = kernel.as_fd();
     for (level, name, value) in socket.options().all() {
         // The kernel may refuse what it would have refused at once; the call is long over.
         let _ = descriptor::set_socket_option(kernel, level, name, value);
@@ -265,20 +267,10 @@ pub(super) fn return_from_kernel_epolls(socket: &Arc<Socket>) {
     }
 }
 
-/// Has the kernel listen instead of a server that has gone.
-pub(super) fn become_kernel_listener(socket: &Arc<Socket>, setup: &Setup) -> Result<(), Errno> {
-    let local = setup.local.ok_or(Errno::INVAL)?;
-    let kernel = new_kernel_socket(socket)?;
-    set_options(socket, &kernel);
-    if socket.is_shared() {
-        // Each of the processes that accept has one of its own.
-        let one = 1_i32.to_ne_bytes();
-        descriptor::set_socket_option(&kernel, libc::SOL_SOCKET, libc::SO_REUSEPORT, &one)?;
-    }
-    rustix::net::bind(&kernel, &socket.shown(local))?;
-    rustix::net::listen(&kernel, i32::try_from(setup.backlog).unwrap_or(i32::MAX))?;
+/// `near` becomes what a listener's descriptors refer to, in the kernel's sets, too.
+pub(super) fn replace_listener(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
     let memberships = take_from_kernel_epolls(socket);
-    become_kernel(socket, setup, Some(kernel))?;
+    replace_fds(socket, near)?;
     for (epoll, member) in memberships {
         enter_kernel_epoll(socket, &epoll, member);
     }

@@ -16,6 +16,7 @@ use super::fallback::become_kernels;
 use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
 use crate::process::Process;
 use crate::process::inside;
+use crate::process::successor;
 use crate::socket::table::{self, File};
 use crate::socket::{Socket, SocketPhase, SocketState, UseHere};
 use crate::wait::Waiter;
@@ -95,6 +96,7 @@ fn forget_server() {
         }
     }
     Process::forget();
+    successor::forget();
     Waiter::forget_mine();
 }
 
@@ -276,12 +278,16 @@ pub fn without_helper<T>(call: impl FnOnce() -> T) -> T {
         Some(process) if !shares_memory() && process.stop_helper() => Some(process),
         _ => None,
     };
+    let has_watched = !shares_memory() && successor::stop();
     let result = call();
     // In a child of fork the process is its parent's.
     if let (Some(process), Some(running)) = (stopped, Process::running())
         && std::ptr::eq(process, running)
     {
         process.start_helper();
+    }
+    if has_watched && !shares_memory() {
+        successor::watch();
     }
     result
 }

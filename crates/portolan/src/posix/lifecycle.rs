@@ -162,6 +162,7 @@ fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
     }
     setup.backlog = 0;
     setup.carries_messages = true;
+    setup.port_token = None;
     setup.give_up_unchosen_port();
     socket.become_unless_closed(SocketState::Idle);
     // The old descriptor hangs up, which wakes other processes that sleep in `accept` on it.
@@ -236,6 +237,7 @@ fn begin_anew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     };
     replace_fds(socket, unix::without_peer(kind)?)?;
     socket.note_deferred(false);
+    socket.set_stands_in(false);
     *setup = Setup::default();
     Ok(())
 }
@@ -341,6 +343,10 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
     for (epoll, member) in socket.epolls() {
         epoll.remove(member);
         socket.leave_epoll(&epoll, member);
+    }
+    if socket.phase() == SocketPhase::Listening {
+        // The port is free when `close` returns.
+        socket.setup().port_token = None;
     }
     if let Some(process) = Process::running() {
         let is_stream = socket.phase() == SocketPhase::Cached && socket.protocol == Protocol::Tcp;

@@ -6,23 +6,24 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_proto::control::{Caching, DescriptorEvent, ReplyBody, RequestBody, SessionRef};
-use portolan_sys::unix::{self, PairKind, ReceiveError, socket_pair};
+use portolan_sys::unix::{self, PairKind, ReceiveError};
 use portolan_sys::{clock, descriptor, wait};
 use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
 
+use super::again;
 use super::asking::{denial, install, refusal};
 use super::attach::notice_listening;
 use super::bind::bind_implicitly;
 use super::delegate::{self, ListenerSlot};
-use super::fallback::{become_kernel_listener, wake_sleepers};
+use super::fallback::wake_sleepers;
 use super::lifecycle::{enter, replace_fds};
 use super::migrate::fetch;
 use super::{CallError, Outcome, Watching, deadline_after, find, restarts};
-use crate::process::{Absent, Process};
+use crate::process::{Absent, Process, successor};
 use crate::socket::table::InternalFd;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
-use crate::wait::{Sleep, Woken, pollfd};
+use crate::wait::{Sleep, Woken, outside, pollfd};
 
 /// How long after a listener's descriptor its control connection may hang up if its server was killed: a process that
 /// ends closes one after the other.
@@ -99,6 +100,7 @@ fn become_listener(process: &'static Process, socket: &Arc<Socket>, backlog: u32
             mut fds,
         )) => {
             setup.session = Some(session);
+            setup.incarnation = process.incarnation();
             setup.set_local(local);
             setup.backlog = backlog;
             setup.carries_messages = true;
@@ -108,6 +110,7 @@ fn become_listener(process: &'static Process, socket: &Arc<Socket>, backlog: u32
             socket.become_unless_closed(SocketState::Listening);
             let far = pair.map(|(_, far)| far).or_else(|| fds.pop());
             delegate::heed(process, socket, (session, backlog), (place, far), rules);
+            again::fetch_token(process, &mut setup);
             drop(setup);
             super::fallback::hand_to_kernel_epolls(socket);
             Ok(())
@@ -129,6 +132,16 @@ pub fn accept(fd: RawFd, flags: i32) -> Outcome<(RawFd, SocketAddr)> {
     loop {
         if listener.phase() == SocketPhase::Relayed {
             return Err(CallError::NotOurs);
+        }
+        if listener.phase() == SocketPhase::Listening && listener.stands_in() {
+            match again::accept_from_kernel(fd, &listener, flags)? {
+                Some(accepted) => return Ok(accepted),
+                None if listener.is_nonblocking() => return Err(Errno::AGAIN.into()),
+                None => {}
+            }
+            wait_for_connection(fd, &listener, deadline)?;
+            has_waited = true;
+            continue;
         }
         notice_listening(fd, &listener);
         if listener.phase() != SocketPhase::Listening {
@@ -159,8 +172,8 @@ fn wait_for_connection(
 ) -> Outcome<()> {
     let mut kernel = [pollfd(fd, libc::POLLIN)];
     let Some(process) = Process::running() else {
-        // Without a server nothing comes.
-        return match wait::ppoll(&mut kernel, deadline, None) {
+        // Without a server only what comes by the kernel's stack does.
+        return match outside(|| wait::ppoll(&mut kernel, deadline, None)) {
             Ok(0) => Err(Errno::AGAIN.into()),
             Err(Errno::INTR) if restarts(deadline) => Ok(()),
             Err(errno) => Err(errno.into()),
@@ -237,6 +250,13 @@ fn accept_from(
         let received = match unix::receive(near, &mut buffer) {
             Ok(received) => received,
             Err(ReceiveError::Blocked) => return Ok(Next::Nobody),
+            // A process that inherited it from one which the server before had known.
+            Err(ReceiveError::Closed)
+                if !process.control.is_lost() && again::is_of_before(process, listener) =>
+            {
+                again::open_listener(process, listener)?;
+                return Ok(Next::Nobody);
+            }
             Err(ReceiveError::Closed) if process.control.hangs_up_by(clock::now() + EXIT) => {
                 return Ok(Next::HungUp);
             }
@@ -299,28 +319,27 @@ fn accept_from(
 }
 
 /// The server has gone, and the listener's queue with it: the kernel listens from now on, if it may and can. Else nobody
-/// comes any more, and the descriptor says nothing.
+/// comes before there is another, and the descriptor says nothing.
 fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
     let mut setup = listener.setup();
-    if listener.phase() != SocketPhase::Listening {
+    if listener.phase() != SocketPhase::Listening || listener.stands_in() {
         // Another thread was faster.
         return Ok(());
     }
+    successor::watch();
     let process = Process::running();
     if let (Some(process), Some(session)) = (process, setup.session) {
         process.lock().abort_delegation(clock::now(), session);
     }
     let may_be_kernels = matches!(Process::start(), Err(Absent::UseKernel));
-    if may_be_kernels && become_kernel_listener(listener, &setup).is_ok() {
+    if may_be_kernels && again::stand_in(listener, &mut setup).is_ok() {
         drop(setup);
         wake_sleepers(listener);
         return Ok(());
     }
     // Whoever still has the old descriptor finds out by itself.
     if !is_silent(&setup) {
-        let (near, far) = socket_pair(PairKind::SeqPacket)?;
-        replace_fds(listener, &near)?;
-        setup.silent_far = Some(InternalFd::new(far));
+        again::fall_silent(listener, &mut setup)?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 //! or that fell back.
 
 mod addresses;
+mod again;
 mod asking;
 mod attach;
 mod bind;
@@ -31,6 +32,7 @@ pub use crate::process::cancel::{
 pub use crate::process::inside::{ExitGuard, LibraryGuard, defer, enter, is_inside, leave};
 pub use crate::wait::outside;
 pub use addresses::{local_address, peer_address};
+pub(crate) use again::{Opened, open_again};
 pub use attach::{attach, attach_inherited};
 pub use bind::bind;
 pub(crate) use connect::complete_connect;

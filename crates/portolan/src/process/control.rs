@@ -6,7 +6,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use portolan_proto::MAX_MESSAGE;
@@ -24,9 +24,42 @@ use crate::socket::table::{self, InternalFd};
 use crate::wait::pollfd;
 
 pub(crate) struct Control {
+    /// Its number stays; what it refers to is another connection after a restart of the server.
     connection: Connection,
     exchange: Mutex<Exchange>,
-    lost: AtomicBool,
+    standing: Standing,
+}
+
+/// Which of the connections this is, and whether it is lost: the failure of a call says nothing of the connection that
+/// has taken the place of the call's own.
+#[derive(Debug, Default)]
+struct Standing(AtomicU32);
+
+impl Standing {
+    const LOST: u32 = 1;
+
+    fn is_lost(&self) -> bool {
+        self.0.load(Ordering::Acquire) & Standing::LOST != 0
+    }
+
+    fn now(&self) -> u32 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// The connection that stood so is lost.
+    fn lose(&self, seen: u32) {
+        let lost = seen | Standing::LOST;
+        // Another thread was faster, or it has been replaced.
+        let _ = self
+            .0
+            .compare_exchange(seen, lost, Ordering::AcqRel, Ordering::Relaxed);
+    }
+
+    /// There is another connection.
+    fn renew(&self) {
+        let renewed = (self.now() | Standing::LOST).wrapping_add(1);
+        self.0.store(renewed, Ordering::Release);
+    }
 }
 
 struct Exchange {
@@ -106,8 +139,20 @@ impl Control {
                 buffer: vec![0; MAX_MESSAGE],
                 reserve: Reserve::default(),
             }),
-            lost: AtomicBool::new(false),
+            standing: Standing::default(),
         }
+    }
+
+    /// Goes on by the connection of `other`, which nobody has used since it was made.
+    pub(crate) fn renew(&self, other: &Control) -> Result<(), Errno> {
+        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        table::renumber(other.as_fd(), self.as_fd())?;
+        // Copies of the connection that is lost.
+        exchange.reserve.copies.clear();
+        let others = other.exchange.lock();
+        exchange.next_id = others.unwrap_or_else(PoisonError::into_inner).next_id;
+        self.standing.renew();
+        Ok(())
     }
 
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -115,7 +160,7 @@ impl Control {
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.lost.load(Ordering::Relaxed)
+        self.standing.is_lost()
     }
 
     /// Notices that the server has hung up; costs a system call.
@@ -125,10 +170,11 @@ impl Control {
 
     /// The same, or that it does so until then.
     pub(crate) fn hangs_up_by(&self, deadline: Instant) -> bool {
+        let seen = self.standing.now();
         let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), 0)];
         let looked = wait::ppoll(&mut fds, Some(deadline), None);
         if looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0 {
-            self.lost.store(true, Ordering::Relaxed);
+            self.standing.lose(seen);
         }
         self.is_lost()
     }
@@ -178,13 +224,14 @@ impl Control {
         body: RequestBody,
         fds: &[BorrowedFd<'_>],
     ) -> Result<(ReplyBody, Vec<OwnedFd>), Lost> {
+        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = self.standing.now();
         if self.is_lost() {
             return Err(Lost);
         }
-        let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = self.exchange(&mut exchange, body, fds);
         if answer.is_err() {
-            self.lost.store(true, Ordering::Relaxed);
+            self.standing.lose(seen);
         }
         answer
     }
@@ -235,12 +282,13 @@ impl Control {
 
     /// Sends a request that wants no reply.
     pub(crate) fn tell(&self, body: RequestBody, fds: &[BorrowedFd<'_>]) -> Result<(), Lost> {
+        let seen = self.standing.now();
         if self.is_lost() {
             return Err(Lost);
         }
         let sent = self.send(&Request { id: 0, body }, fds);
         if sent.is_err() {
-            self.lost.store(true, Ordering::Relaxed);
+            self.standing.lose(seen);
         }
         sent.map(drop)
     }
@@ -284,7 +332,10 @@ fn brings_fds(body: &RequestBody) -> bool {
 fn needs_fds(body: &RequestBody) -> bool {
     matches!(
         body,
-        RequestBody::Cache { .. } | RequestBody::KernelSocket { .. } | RequestBody::Direct { .. }
+        RequestBody::Cache { .. }
+            | RequestBody::KernelSocket { .. }
+            | RequestBody::PortToken { .. }
+            | RequestBody::Direct { .. }
     )
 }
 

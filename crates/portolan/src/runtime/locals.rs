@@ -30,9 +30,9 @@ const VAIN_WAKE_UPS: u32 = 16;
 const DEAF_FOR: Duration = Duration::from_millis(1);
 
 pub(crate) struct Locals {
-    wake_receiver: WakeReceiver,
-    /// What peers know our notifier by.
-    number: u64,
+    notifier: Notifier,
+    /// What the servers before have given, while there are sessions whose peers know it.
+    earlier: Vec<Notifier>,
     ends: Vec<Option<LocalSlot>>,
     count: usize,
     active: Vec<Slot>,
@@ -57,6 +57,13 @@ pub(crate) struct Locals {
     untold: Vec<(Slot, Events)>,
 }
 
+/// By which peers wake this process.
+struct Notifier {
+    wake_receiver: WakeReceiver,
+    /// What peers know it by.
+    number: u64,
+}
+
 struct LocalSlot {
     id: SessionId,
     end: Local,
@@ -75,8 +82,8 @@ pub(crate) fn open(memory: Option<OwnedFd>, side: Side) -> Result<Local, i32> {
 impl Locals {
     pub(crate) fn new(notifier: OwnedFd, number: u64) -> Locals {
         Locals {
-            wake_receiver: WakeReceiver::from_fd(table::hide(notifier)),
-            number,
+            notifier: Notifier::new(notifier, number),
+            earlier: Vec::new(),
             ends: Vec::new(),
             count: 0,
             active: Vec::new(),
@@ -92,6 +99,23 @@ impl Locals {
             corked: Vec::new(),
             untold: Vec::new(),
         }
+    }
+
+    /// Another server has given another notifier. That of the one before goes with the last session whose peer knows it.
+    pub(crate) fn renew(&mut self, notifier: OwnedFd, number: u64) {
+        let before = std::mem::replace(&mut self.notifier, Notifier::new(notifier, number));
+        self.earlier.push(before);
+        self.prune();
+    }
+
+    fn prune(&mut self) {
+        if self.is_empty() {
+            self.earlier.drain(..).for_each(Notifier::close);
+        }
+    }
+
+    fn notifiers(&self) -> impl Iterator<Item = &Notifier> {
+        std::iter::once(&self.notifier).chain(&self.earlier)
     }
 
     /// Changes whenever a look finds something. Who has found nothing to do and sees it changed
@@ -124,6 +148,7 @@ impl Locals {
         self.count -= 1;
         self.active.retain(|active| *active != slot);
         self.corked.retain(|corked| *corked != slot);
+        self.prune();
         Some(held)
     }
 
@@ -154,17 +179,19 @@ impl Locals {
         })
     }
 
-    /// Becomes readable when something has come while asleep; polls ignore it while the notifier is not heard.
-    pub(crate) fn pollfd(&self) -> libc::pollfd {
-        match self.deaf_until {
-            Some(_) => pollfd(-1, 0),
-            None => pollfd(self.wake_receiver.as_fd().as_raw_fd(), libc::POLLIN),
-        }
+    /// One becomes readable when something has come while asleep; none while the notifier is not heard.
+    pub(crate) fn pollfds(&self) -> impl Iterator<Item = libc::pollfd> {
+        let heard = self.notifiers().filter(|_| self.deaf_until.is_none());
+        heard.map(|notifier| {
+            let receiver = notifier.wake_receiver.as_fd();
+            pollfd(receiver.as_raw_fd(), libc::POLLIN)
+        })
     }
 
     /// A peer has woken us. Peers that do so again and again without news cost no more than a look each millisecond.
     pub(crate) fn hear(&mut self, now: Instant, by: WakeBy) {
-        if by == WakeBy::Notifier && !self.wake_receiver.drain() {
+        let drained = || self.notifiers().filter(|it| it.wake_receiver.drain());
+        if by == WakeBy::Notifier && drained().count() == 0 {
             return;
         }
         self.was_rung = true;
@@ -225,7 +252,7 @@ impl Locals {
 
     /// Wakes the peer of `slot`, if it is not awake by now. True if it is here, too.
     fn notify(&mut self, slot: Slot, wake: Wake) -> bool {
-        if wake.holder() == self.number {
+        if self.notifiers().any(|it| it.number == wake.holder()) {
             return true;
         }
         let (Some(number), Some(Some(held))) =
@@ -288,6 +315,19 @@ impl Locals {
             (held.is_active || held.end.was_rung()).then_some(Slot(slot))
         })
         .collect()
+    }
+}
+
+impl Notifier {
+    fn new(notifier: OwnedFd, number: u64) -> Notifier {
+        Notifier {
+            wake_receiver: WakeReceiver::from_fd(table::hide(notifier)),
+            number,
+        }
+    }
+
+    fn close(self) {
+        drop(InternalFd::hidden(self.wake_receiver.into()));
     }
 }
 
@@ -477,9 +517,8 @@ mod tests {
     }
 
     fn is_woken(locals: &Locals) -> bool {
-        let mut fds = [locals.pollfd()];
-        ppoll(&mut fds, Some(Instant::ZERO), None).expect("ppoll");
-        fds[0].revents != 0
+        let mut fds: Vec<_> = locals.pollfds().collect();
+        ppoll(&mut fds, Some(Instant::ZERO), None).expect("ppoll") > 0
     }
 
     /// A turn of a leader that the notifier may have woken. True if it had news.
@@ -546,6 +585,22 @@ mod tests {
             let _ = end.publish();
             peer.look(now);
         }
+    }
+
+    #[test]
+    fn the_notifier_of_a_server_before_is_heard_while_a_session_has_it() {
+        let (mut locals, _peer, earlier) = scene();
+        let (wake_receiver, wake_sender) = wake_pair().expect("a socket");
+        locals.renew(wake_receiver.into(), 8);
+        for sender in [&earlier, &wake_sender] {
+            assert!(!is_woken(&locals));
+            sender.wake();
+            assert!(is_woken(&locals));
+            locals.hear(Instant::ZERO, WakeBy::Notifier);
+        }
+        locals.remove(SLOT);
+        earlier.wake();
+        assert!(!is_woken(&locals), "it is closed");
     }
 
     #[test]

@@ -27,6 +27,8 @@ const FOREIGN: u8 = 0;
 const OURS: u8 = 1;
 /// The library's own: the channel, the control connection.
 const INTERNAL: u8 = 2;
+/// The same, and of use to children of fork, too.
+const INHERITED: u8 = 3;
 
 static KINDS: [AtomicU8; MOST] = [const { AtomicU8::new(FOREIGN) }; MOST];
 static FILES: RwLock<Vec<Option<File>>> = RwLock::new(Vec::new());
@@ -57,7 +59,7 @@ pub(crate) fn is_ours(fd: RawFd) -> bool {
 }
 
 pub(crate) fn is_internal(fd: RawFd) -> bool {
-    kind(fd) == INTERNAL
+    matches!(kind(fd), INTERNAL | INHERITED)
 }
 
 pub(crate) fn can_hold(fd: RawFd) -> bool {
@@ -200,6 +202,18 @@ impl InternalFd {
     pub(crate) fn new(fd: OwnedFd) -> InternalFd {
         InternalFd(ManuallyDrop::new(hide(fd)))
     }
+
+    /// One that was hidden before, to be closed.
+    pub(crate) fn hidden(fd: OwnedFd) -> InternalFd {
+        InternalFd(ManuallyDrop::new(fd))
+    }
+
+    /// One that children of fork keep.
+    pub(crate) fn inherited(fd: OwnedFd) -> InternalFd {
+        let own = InternalFd::new(fd);
+        set_kind(&own, INHERITED);
+        own
+    }
 }
 
 impl AsFd for InternalFd {
@@ -213,7 +227,8 @@ impl Drop for InternalFd {
         let fd = self.0.as_raw_fd();
         let cell = usize::try_from(fd).ok().and_then(|fd| KINDS.get(fd));
         // In a child of fork it has been closed already: see `take_hidden`.
-        if cell.is_none_or(|kind| kind.swap(FOREIGN, Ordering::AcqRel) == INTERNAL) {
+        let is_own = |kind| matches!(kind, INTERNAL | INHERITED);
+        if cell.is_none_or(|kind| is_own(kind.swap(FOREIGN, Ordering::AcqRel))) {
             descriptor::close(fd);
         }
     }
@@ -235,10 +250,23 @@ pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
 }
 
 fn note_internal(fd: &OwnedFd) {
-    let number = usize::try_from(fd.as_raw_fd()).ok();
-    if let Some(kind) = number.and_then(|number| KINDS.get(number)) {
-        kind.store(INTERNAL, Ordering::Release);
+    set_kind(fd, INTERNAL);
+}
+
+fn set_kind(fd: impl AsFd, kind: u8) {
+    let number = usize::try_from(fd.as_fd().as_raw_fd()).ok();
+    if let Some(cell) = number.and_then(|number| KINDS.get(number)) {
+        cell.store(kind, Ordering::Release);
     }
+}
+
+/// What `onto`, one of the library's own, refers to is from now on what `from` does: whoever has its number
+/// goes on with that.
+pub(crate) fn renumber(
+    from: BorrowedFd<'_>,
+    onto: BorrowedFd<'_>,
+) -> Result<(), rustix::io::Errno> {
+    descriptor::replace(from, onto.as_raw_fd(), true)
 }
 
 /// A copy of a descriptor that is the library's own, out of the program's way if that is possible.

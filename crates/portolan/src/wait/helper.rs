@@ -25,6 +25,7 @@ use crate::posix;
 use crate::process::control::Control;
 use crate::process::inside;
 use crate::process::report;
+use crate::process::successor;
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::Socket;
@@ -372,6 +373,7 @@ impl Process {
         if !self.control.has_hung_up() {
             return;
         }
+        successor::watch();
         self.lock().stop_awaiting_tx_queues(clock::now());
         if self.is_cut_off() {
             self.lock().end_all(clock::now());
@@ -382,7 +384,10 @@ impl Process {
         self.publish(&core);
         self.helper.is_resting.store(true, Ordering::Release);
         drop(core);
-        self.pause(Vec::new(), Some(clock::now() + REST));
+        // Of a hang-up `poll` tells unasked.
+        let control = pollfd(self.control.as_fd().as_raw_fd(), 0);
+        let watched = (!self.control.is_lost()).then_some(control);
+        self.pause(watched.into_iter().collect(), Some(clock::now() + REST));
         self.look_for_server();
         self.helper.is_resting.store(false, Ordering::Release);
     }
@@ -391,20 +396,20 @@ impl Process {
     pub(crate) fn publish(&self, core: &Core) {
         for (slot, session) in core.stack.iter() {
             let spent = core.channel.accounts.spent(slot);
-            self.statistics.publish(slot, &report::row(session, spent));
+            core.statistics.publish(slot, &report::row(session, spent));
         }
         for (slot, id, end) in core.locals.iter() {
-            self.statistics.publish(slot, &report::stream_row(id, end));
+            core.statistics.publish(slot, &report::stream_row(id, end));
         }
         for (slot, row) in core.delegations.rows() {
-            self.statistics.publish(slot, &row);
+            core.statistics.publish(slot, &row);
         }
         for (row, figures) in core.inboxes.rows() {
-            self.statistics.publish_raw(row, &figures);
+            core.statistics.publish_raw(row, &figures);
         }
         let mut counters = core.stack.counters();
         counters[SPUN_US] = u64::try_from(self.spinner.spun().as_micros()).unwrap_or(u64::MAX);
-        self.statistics.publish_counters(&counters);
+        core.statistics.publish_counters(&counters);
     }
 }
 
@@ -420,6 +425,8 @@ struct Unattended {
     /// An epoll set; none without descriptors to be had: there are ticks.
     set: Option<InternalFd>,
     rings: usize,
+    /// Whose rings they are, as the channel counts.
+    renewals: u32,
 }
 
 impl Unattended {
@@ -427,13 +434,20 @@ impl Unattended {
         Unattended {
             set: descriptor::epoll_create(true).ok().map(InternalFd::new),
             rings: 0,
+            renewals: 0,
         }
     }
 
-    /// Rings are added to a channel, and never removed.
+    /// Rings are added to a channel, and none is removed before all are, with their server.
     fn watch(&mut self, core: &Core) {
-        let Some(set) = &self.set else { return };
         let channel = &core.channel;
+        if channel.renewals() != self.renewals {
+            *self = Unattended {
+                renewals: channel.renewals(),
+                ..Unattended::new()
+            };
+        }
+        let Some(set) = &self.set else { return };
         let rings = std::iter::once(channel.ring_fd()).chain(channel.own_ring_fds());
         for ring in rings.skip(self.rings) {
             let event = libc::epoll_event {

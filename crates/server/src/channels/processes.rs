@@ -190,6 +190,7 @@ impl Server {
         ];
         let body = ReplyBody::Welcome {
             channel,
+            incarnation: self.incarnation,
             notifier: notifier.number,
             ring_size: self.config.ring_size,
             tap: tap.ifindex,
@@ -235,7 +236,10 @@ impl Server {
                     .known
                     .get_or_insert_with(|| registry.known_to(channel));
                 match known.pop() {
-                    Some(id) => registry.disentitle(id, channel),
+                    Some(id) => {
+                        registry.disentitle(id, channel);
+                        self.leave_rejoined(id, channel);
+                    }
                     None => {
                         self.ending.pop_front();
                         self.free_channel(channel);
@@ -335,6 +339,7 @@ impl Server {
             .listener
             .and_then(|id| self.control.registry.session(id));
         Some(Probed {
+            incarnation: self.incarnation,
             session: session.id,
             standing,
             is_v6: listener.unwrap_or(session).local.is_ipv6(),

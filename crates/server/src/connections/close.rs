@@ -143,8 +143,13 @@ impl Server {
 
     /// `Release`: the process gives up a session without state.
     pub fn release(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
-        let session = self.control.registry.admit(channel, Command::Release, id)?;
-        match session.phase() {
+        let phase = self
+            .control
+            .registry
+            .admit(channel, Command::Release, id)?
+            .phase();
+        self.leave_rejoined(id, channel);
+        match phase {
             // Segments that come from now on must not find it, though its hang-up is not read yet.
             SessionPhase::Listening if self.has_hung_up(id) => self.on_hangup(id),
             SessionPhase::Listening => {}

@@ -17,10 +17,11 @@ use portolan_tcp::Connection;
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, canonical};
 use tracing::debug;
 
+use crate::connections::rejoin::Rejoining;
 use crate::connections::rights::PortRight;
 use crate::random::{random_u32, random_u64};
 use crate::requests::{Answer, BindRequest, NewDescriptor, Target};
-use crate::reservation::PortReservation;
+use crate::reservation::{PortReservation, Taking};
 use crate::server::Server;
 
 /// Ephemeral ports that are tried when the kernel turns out to have one in use.
@@ -36,17 +37,26 @@ impl Server {
         slot: Slot,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        let known = match session {
-            SessionRef::Known(id) => {
-                self.control.registry.admit(channel, Command::Bind, id)?;
-                Some(id)
-            }
+        if let SessionRef::Again(id) = session
+            && let Some(rejoined) = self.rejoin(channel, id)?
+        {
+            return Ok(rejoined);
+        }
+        if let SessionRef::Known(id) = session {
+            self.control.registry.admit(channel, Command::Bind, id)?;
+        }
+        self.check_port(channel, request.local)?;
+        let number = match session {
+            SessionRef::Known(id) => return self.bind_again(channel, id, request),
+            SessionRef::Again(id) => Some(id),
             SessionRef::New => None,
         };
-        self.check_port(channel, request.local)?;
-        if let Some(id) = known {
-            return self.bind_again(channel, id, request);
-        }
+        let near = match (number, request.protocol, fds.get(1)) {
+            (Some(_), Protocol::Tcp, Some(near)) => {
+                Some(near.try_clone().map_err(|_| Errno::NOBUFS)?)
+            }
+            _ => None,
+        };
         let descriptor = self.take_new_descriptor(fds)?;
         self.control.registry.has_room(channel)?;
         // What holds a UDP port may become the program's own socket.
@@ -55,8 +65,14 @@ impl Server {
             local: canonical(request.local),
             ..request
         };
-        match self.bind_new(channel, (request, is_v6), slot, descriptor) {
-            Ok(answer) => Ok(answer),
+        match self.bind_new(channel, (request, is_v6), slot, (descriptor, number)) {
+            Ok((id, answer)) => {
+                self.control.counters.reopened += u64::from(number.is_some());
+                if let Some(near) = near {
+                    self.handles.of(id).rejoining = Some(Rejoining::new(near, channel));
+                }
+                Ok(answer)
+            }
             Err(fallback) => self.fallback(None, fallback),
         }
     }
@@ -77,7 +93,7 @@ impl Server {
             ..request
         };
         let taken = check_local(&self.routes, request.protocol, request.local)
-            .and_then(|()| Ok(self.take_endpoint(channel, request, false)?));
+            .and_then(|()| Ok(self.take_endpoint(channel, request, (false, Taking::First))?));
         let (claim, local, reservation) = match taken {
             Ok(taken) => taken,
             Err(fallback) => return self.fallback(Some(id), fallback),
@@ -102,7 +118,7 @@ impl Server {
         &mut self,
         channel: ChannelId,
         request: BindRequest,
-        is_v6: bool,
+        (is_v6, taking): (bool, Taking),
     ) -> Result<(ClaimId, SocketAddr, PortReservation), Errno> {
         let process = self.control.registry.process(channel).ok_or(Errno::PERM)?;
         let claim = PortClaim {
@@ -112,7 +128,7 @@ impl Server {
             v6_only: request.v6_only,
             uid: process.uid,
         };
-        self.reserve(claim, is_v6)
+        self.reserve_as(taking, claim, is_v6)
     }
 
     /// May the process bind the port, as the kernel has it for this namespace? What it has shown holds for
@@ -137,8 +153,8 @@ impl Server {
         channel: ChannelId,
         (request, is_v6): (BindRequest, bool),
         slot: Slot,
-        descriptor: NewDescriptor,
-    ) -> Result<Answer, Fallback> {
+        (descriptor, number): (NewDescriptor, Option<SessionId>),
+    ) -> Result<(SessionId, Answer), Fallback> {
         check_local(&self.routes, request.protocol, request.local)?;
         let uid = self
             .control
@@ -146,7 +162,12 @@ impl Server {
             .process(channel)
             .ok_or(Errno::PERM)?
             .uid;
-        let (claim_id, local, reservation) = self.take_endpoint(channel, request, is_v6)?;
+        let taking = match number {
+            Some(_) => Taking::Again,
+            None => Taking::First,
+        };
+        let (claim_id, local, reservation) =
+            self.take_endpoint(channel, request, (is_v6, taking))?;
         let opening = Opening {
             reuse: request.reuse,
             v6_only: request.v6_only,
@@ -154,7 +175,7 @@ impl Server {
             claim: Some(claim_id),
             ..Opening::new(request.protocol, local, uid)
         };
-        let id = self.enter(channel, opening, Some(descriptor.far))?;
+        let id = self.enter_as(channel, opening, (Some(descriptor.far), number))?;
         if let Some(session) = self.control.registry.session_mut(id) {
             session.has_chosen_port = request.local.port() != 0;
         }
@@ -166,12 +187,12 @@ impl Server {
             Protocol::Udp => self.steer(id, Holder::Process(channel, slot)),
             Protocol::Tcp => Default::default(),
         };
-        Ok(ReplyBody::Bound {
+        let bound = ReplyBody::Bound {
             session: id,
             local,
             generation,
-        }
-        .into())
+        };
+        Ok((id, bound.into()))
     }
 
     /// Takes a port in the table and binds a kernel socket to it.
@@ -180,10 +201,19 @@ impl Server {
         claim: PortClaim,
         is_v6: bool,
     ) -> Result<(ClaimId, SocketAddr, PortReservation), Errno> {
+        self.reserve_as(Taking::First, claim, is_v6)
+    }
+
+    fn reserve_as(
+        &mut self,
+        taking: Taking,
+        claim: PortClaim,
+        is_v6: bool,
+    ) -> Result<(ClaimId, SocketAddr, PortReservation), Errno> {
         let mut last = Errno::ADDRINUSE;
         for _ in 0..PORT_ATTEMPTS {
             let (id, local) = self.claim_port(claim)?;
-            match PortReservation::take(&PortClaim { local, ..claim }, is_v6) {
+            match taking.take(&PortClaim { local, ..claim }, is_v6) {
                 Ok(reservation) => return Ok((id, local, reservation)),
                 Err(errno) => {
                     self.control.ports.release(id);
@@ -213,7 +243,19 @@ impl Server {
         opening: Opening,
         far: Option<OwnedFd>,
     ) -> Result<SessionId, Errno> {
-        let id = self.control.enter(Some(channel), opening, random_u64)?;
+        self.enter_as(channel, opening, (far, None))
+    }
+
+    /// The same under the number that it had before, which no other has.
+    fn enter_as(
+        &mut self,
+        channel: ChannelId,
+        opening: Opening,
+        (far, number): (Option<OwnedFd>, Option<SessionId>),
+    ) -> Result<SessionId, Errno> {
+        let mut number = number.map(|id| id.0);
+        let numbers = || number.take().unwrap_or_else(random_u64);
+        let id = self.control.enter(Some(channel), opening, numbers)?;
         let kept = self.charge_udp_rows(id).and_then(|()| match far {
             Some(far) => self.watch_peer_end(id, far),
             None => Ok(()),
@@ -262,6 +304,7 @@ impl Server {
                 self.control.registry.has_room(channel)?;
                 None
             }
+            SessionRef::Again(_) => return Err(Errno::INVAL),
         };
         let descriptor = match known {
             Some(_) => None,

@@ -1,6 +1,5 @@
 //! Rights to low ports, which sockets of programs show. To ask such a socket where it is bound waits for its lock, and whoever
 //! sends by it from memory of a file system of his own holds that for as long as he likes: threads ask, and close it.
-//! Requests about ports of the connection that brought it wait for the answer.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -31,10 +30,13 @@ pub enum PortRight {
     To(SocketAddr),
 }
 
+/// A connection, and its request.
+type Asker = (ClientId, u32);
+
 #[derive(Debug)]
 pub struct PortRights {
     budget: Budget,
-    asked: HashMap<u64, (ClientId, Charge)>,
+    asked: HashMap<u64, (Asker, Charge)>,
     next: u64,
     tell: Sender<(u64, Option<SocketAddr>)>,
     told: Receiver<(u64, Option<SocketAddr>)>,
@@ -55,17 +57,14 @@ impl PortRights {
     }
 
     /// Has a thread ask the socket, and close it. Gives it back if too many of the user's are asked.
-    pub fn ask(
-        &mut self,
-        client: ClientId,
-        uid: u32,
-        socket: OwnedFd,
-    ) -> Result<PortRight, OwnedFd> {
+    pub fn ask(&mut self, asker: Asker, uid: u32, socket: OwnedFd) -> Result<(), OwnedFd> {
         let Ok(charge) = self.budget.charge(uid, 1) else {
             return Err(socket);
         };
         let number = self.next;
         let (tell, notifier) = (self.tell.clone(), Arc::clone(&self.notifier));
+        self.next += 1;
+        self.asked.insert(number, (asker, charge));
         let asks = move || {
             let shown = port_right::shown_address(&socket).ok().flatten();
             // So that the port is free.
@@ -74,22 +73,22 @@ impl PortRights {
             let _ = tell.send((number, shown));
             notifier.notify();
         };
+        // Where the kernel has no thread, the socket went with it, and shows nothing.
         if thread::Builder::new().spawn(asks).is_err() {
-            return Ok(PortRight::Nothing);
+            let _ = self.tell.send((number, None));
+            self.notifier.notify();
         }
-        self.next += 1;
-        self.asked.insert(number, (client, charge));
-        Ok(PortRight::Asking)
+        Ok(())
     }
 
     /// Whose sockets have answered, and what.
-    pub fn answered(&mut self) -> Vec<(ClientId, Option<SocketAddr>)> {
+    pub fn answered(&mut self) -> Vec<(Asker, Option<SocketAddr>)> {
         self.notifier.drain();
         let told: Vec<_> = self.told.try_iter().collect();
-        let of_client = |(number, shown)| {
-            let (client, _charge) = self.asked.remove(&number)?;
-            Some((client, shown))
+        let of_asker = |(number, shown)| {
+            let (asker, _charge) = self.asked.remove(&number)?;
+            Some((asker, shown))
         };
-        told.into_iter().filter_map(of_client).collect()
+        told.into_iter().filter_map(of_asker).collect()
     }
 }

@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_control::{Charge, ClientId};
-use portolan_proto::control::Request;
 use portolan_sys::unix::{Connection, Credentials};
 use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
@@ -22,8 +21,6 @@ pub struct Client {
     pub channel: Option<ChannelId>,
     /// As `ShowRight` brought it.
     pub right: PortRight,
-    /// Requests about ports that wait for the right's answer.
-    pub parked: Vec<(Request, Vec<OwnedFd>)>,
     /// `Hello` is said, and not answered.
     pub is_registering: bool,
     /// Its user has had its share of the time.

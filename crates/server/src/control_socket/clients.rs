@@ -34,9 +34,6 @@ const ACCEPTED_PER_TURN: usize = 64;
 /// The allocator keeps what programs used that have gone, until the server has nothing to do.
 const MEMORY_KEPT: Duration = Duration::from_secs(5);
 
-/// Requests of one connection that wait for the answer of a right.
-const PARKED_MAX: usize = 16;
-
 /// Number of a request whose sender does not wait.
 const NO_REPLY: u32 = 0;
 
@@ -86,7 +83,6 @@ impl Server {
                 credentials,
                 channel: None,
                 right: PortRight::Nothing,
-                parked: Vec::new(),
                 is_registering: false,
                 is_throttled: false,
                 waiting: VecDeque::new(),
@@ -210,16 +206,6 @@ impl Server {
     }
 
     fn handle(&mut self, id: ClientId, request: Request, fds: Vec<OwnedFd>) {
-        if let Some(client) = self.clients.get_mut(&id)
-            && client.right == PortRight::Asking
-            && is_about_ports(&request.body)
-        {
-            if client.parked.len() < PARKED_MAX {
-                // The copies of the descriptors go with the message at hand.
-                return client.parked.push((request, fds));
-            }
-            return self.refuse(id, request.id, Errno::AGAIN);
-        }
         let Request { id: number, body } = request;
         let answer = self.perform(id, number, body, fds);
         let (body, fds) = match answer {
@@ -281,7 +267,7 @@ impl Server {
         }
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
-            RequestBody::ShowRight => self.keep_right(id, fds),
+            RequestBody::ShowRight => self.keep_right(id, number, fds),
             RequestBody::Relay { session, reader } => self.relay(id, session, reader, &fds),
             RequestBody::Share {
                 session,
@@ -315,29 +301,38 @@ impl Server {
         client.is_some_and(|client| !client.waiting.is_empty() || client.connection.has_unread())
     }
 
-    /// `ShowRight`: what the socket says is known when its thread has answered.
-    fn keep_right(&mut self, id: ClientId, mut fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
+    /// `ShowRight`: the reply comes when the socket has answered the thread that asks it.
+    fn keep_right(
+        &mut self,
+        id: ClientId,
+        number: u32,
+        mut fds: Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
         let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
         client.right = PortRight::Nothing;
         // The other end of the connection itself would keep it.
-        if let Some(socket) = fds.pop().filter(|right| port_right::could_be(right)) {
-            let uid = client.credentials.uid;
-            match self.port_rights.ask(id, uid, socket) {
-                Ok(right) => client.right = right,
-                Err(socket) => self.sink.close_of(uid, socket),
+        let Some(socket) = fds.pop().filter(|right| port_right::could_be(right)) else {
+            return Ok(ReplyBody::Done.into());
+        };
+        let uid = client.credentials.uid;
+        match self.port_rights.ask((id, number), uid, socket) {
+            Ok(()) => {
+                client.right = PortRight::Asking;
+                Ok(Answer::Silence)
+            }
+            Err(socket) => {
+                self.sink.close_of(uid, socket);
+                Err(Errno::AGAIN)
             }
         }
-        Ok(Answer::Silence)
     }
 
     /// Sockets have said where they are bound.
     pub fn on_rights(&mut self) {
-        for (id, shown) in self.port_rights.answered() {
+        for ((id, request), shown) in self.port_rights.answered() {
             if let Some(client) = self.clients.get_mut(&id) {
                 client.right = shown.map_or(PortRight::Nothing, PortRight::To);
-                for (request, fds) in std::mem::take(&mut client.parked) {
-                    self.handle(id, request, fds);
-                }
+                self.reply(id, request, ReplyBody::Done, Vec::new());
             }
         }
     }
@@ -400,6 +395,7 @@ impl Server {
                 };
                 self.listen(channel, session, request, &mut fds)
             }
+            RequestBody::PortToken { session } => self.hand_out_port_token(channel, session),
             RequestBody::ReplaceDescriptor { session } => {
                 self.replace_descriptor(channel, session, &mut fds)
             }
@@ -559,9 +555,6 @@ impl Server {
         let idle = self.now + MEMORY_KEPT;
         self.control.timers.arm_once(Timer::FreeMemory, idle);
         let uid = client.credentials.uid;
-        for fd in client.parked.into_iter().flat_map(|(_, fds)| fds) {
-            self.sink.close_of(uid, fd);
-        }
         // Messages that nobody has read may carry descriptors.
         self.sink.close_of(uid, client.connection);
         if client.is_registering {
@@ -587,14 +580,6 @@ impl Server {
     }
 }
 
-/// Does what it brings, or does, depend on the right to a port that the connection has shown?
-fn is_about_ports(body: &RequestBody) -> bool {
-    matches!(
-        body,
-        RequestBody::ShowRight | RequestBody::Bind { .. } | RequestBody::ClaimProtocol { .. }
-    )
-}
-
 /// Is the answer of a size that its asker decides?
 fn is_list(body: &RequestBody) -> bool {
     matches!(
@@ -610,9 +595,11 @@ fn is_list(body: &RequestBody) -> bool {
 fn takes_descriptors(body: &RequestBody) -> bool {
     match body {
         RequestBody::Bind { session, .. } | RequestBody::Connect { session, .. } => {
-            matches!(session, SessionRef::New)
+            matches!(session, SessionRef::New | SessionRef::Again(_))
         }
-        RequestBody::Listen { .. } | RequestBody::RegisterAccepted { .. } => true,
+        RequestBody::Listen { .. }
+        | RequestBody::PortToken { .. }
+        | RequestBody::RegisterAccepted { .. } => true,
         _ => false,
     }
 }

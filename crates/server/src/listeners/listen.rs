@@ -81,6 +81,7 @@ impl Server {
                 id
             }
             SessionRef::New => return self.listen_unbound(channel, backlog, fds),
+            SessionRef::Again(_) => return Err(Errno::INVAL),
         };
         let descriptor = match fds.is_empty() {
             true => self.check_carries_messages(id).map(|()| None)?,
@@ -205,7 +206,10 @@ impl Server {
             .ports
             .listen(claim)
             .map_err(|error| error.errno())?;
+        // Without one the program listens by itself when there is no server, if it may.
+        port.token_socket = port.socket.token().ok();
         if let Err(errno) = port.socket.listen_except_by(&managed, backlog) {
+            port.token_socket = None;
             self.control.ports.stop_listening(claim);
             return Err(errno);
         }
@@ -281,8 +285,11 @@ impl Server {
 
     fn stop_listening_at_kernel(&mut self, id: SessionId) {
         self.handles.of(id).kernel_connections.clear();
+        let session = self.control.registry.session(id);
+        let shares_address = session.is_some_and(|session| session.reuse.address);
         if let Some(port) = self.handles.port_mut(id) {
-            port.socket.stop_listening();
+            port.token_socket = None;
+            port.socket.stop_listening(shares_address);
             if let Some(token) = port.token.take() {
                 self.poll.remove(&port.socket, token);
             }

@@ -189,6 +189,9 @@ impl Server {
         if let Some(port) = handles.port {
             self.watch_port_no_longer(&port);
         }
+        if let Some(rejoining) = handles.rejoining {
+            self.sink.close(rejoining.into_near());
+        }
         if let Some(ring) = handles.ring {
             self.directs.free(ring);
         }
@@ -196,8 +199,7 @@ impl Server {
 
     /// Holds the claim's port on the kernel's side.
     pub fn keep_reservation(&mut self, id: SessionId, socket: PortReservation) {
-        let token = None;
-        self.handles.of(id).port = Some(HeldPort { socket, token });
+        self.handles.of(id).port = Some(HeldPort::new(socket, None));
     }
 
     pub fn drop_reservation(&mut self, id: SessionId) -> Option<PortReservation> {

@@ -57,10 +57,7 @@ impl Server {
             .poll
             .add_to_crowd(&reservation, Source::Reservation(id), interest)
             .ok();
-        self.handles.of(id).port = Some(HeldPort {
-            socket: reservation,
-            token,
-        });
+        self.handles.of(id).port = Some(HeldPort::new(reservation, token));
         if self.has_reservations() {
             self.classify_kernel_socket(id);
         }
@@ -100,7 +97,7 @@ impl Server {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(PAYLOAD_MAX.max(buffer.len()), 0);
         for turn in 0..=DATAGRAMS_PER_TURN {
-            let (Some(HeldPort { socket, token }), Some(session)) =
+            let (Some(HeldPort { socket, token, .. }), Some(session)) =
                 (self.handles.port(id), self.control.registry.session(id))
             else {
                 break;

@@ -21,7 +21,7 @@ fn bind(
     shown: Option<BorrowedFd<'_>>,
 ) -> (ReplyBody, Near) {
     if let Some(shown) = shown {
-        library.client.send(RequestBody::ShowRight, &[shown]);
+        show(library, shown);
     }
     library.bind(protocol, SocketAddr::new(Bed::A4, PORT), Slot(0))
 }
@@ -38,6 +38,12 @@ pub fn try_to_bind(library: &mut Library, shown: BorrowedFd<'_>) {
         slot: Slot(0),
     };
     library.client.send(bind, &[]);
+}
+
+/// Whether that is a right or not, the answer says no more than that it was looked at.
+fn show(library: &mut Library, socket: BorrowedFd<'_>) {
+    let (reply, _) = library.client.ask_with(RequestBody::ShowRight, &[socket]);
+    assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
 }
 
 pub fn assert_refused(library: &mut Library, shown: Option<BorrowedFd<'_>>) {
@@ -117,10 +123,8 @@ fn a_socket_bound_to_the_port_shows_the_right_to_it() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let local = SocketAddr::new(Bed::A4, PORT);
         let right = bed.a.enter(|| port_right::show(local)).unwrap();
-        library
-            .client
-            .send(RequestBody::ShowRight, &[right.as_fd()]);
-        // The port is free once the server has closed its copy.
+        show(&mut library, right.as_fd());
+        // The server has closed its copy.
         drop(right);
         let (reply, near) = bind(&mut library, protocol, None);
         assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");

@@ -27,6 +27,7 @@ mod meter;
 mod offloads;
 mod own_protocols;
 mod raw;
+mod rejoining;
 mod relays;
 mod sending;
 mod snooping;

@@ -316,8 +316,7 @@ fn a_connection_that_is_shown_as_a_right_ends_all_the_same() {
     for _ in 0..10 {
         let mut client = as_nobody(|| Client::connect(&path));
         let own = client.as_fd().try_clone_to_owned().unwrap();
-        client.send(RequestBody::ShowRight, &[own.as_fd()]);
-        client.ask(RequestBody::ReadStatus);
+        client.ask_with(RequestBody::ShowRight, &[own.as_fd()]);
     }
     await_closes(&server, before);
     victim.assert_unharmed();

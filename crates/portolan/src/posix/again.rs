@@ -1,0 +1,468 @@
+//! Sockets that outlive their server: the kernel listens for listeners meanwhile, and the next server is
+//! asked for what was open. Sessions keep their numbers, by which it knows the descriptor of a listener that several
+//! processes share: the first of them has it listen again, and the others get its descriptor.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::sync::Arc;
+
+use portolan_proto::control::{
+    DescriptorEvent, FastOpenMode, GroupAction, GroupChange, HandshakeOptions, ReplyBody,
+    RequestBody, SessionRef,
+};
+use portolan_proto::encode;
+use portolan_sys::unix::{self, PairKind, socket_pair};
+use portolan_sys::{descriptor, socket_filter, wait};
+use portolan_types::{Generation, Instant, Protocol, SessionId};
+use rustix::io::Errno;
+use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, listen, shutdown, sockopt};
+
+use super::Stop;
+use super::asking::refusal;
+use super::connect::retarget;
+use super::delegate::{self, ListenerSlot};
+use super::fallback::{
+    accept_kernel, new_kernel_socket, replace_listener, set_options, wake_sleepers,
+};
+use super::lifecycle::replace_fds;
+use super::socket_options::tell_priority;
+use crate::process::settings::{Mode, settings};
+use crate::process::{Process, successor};
+use crate::socket::table::{self, File, InternalFd};
+use crate::socket::{Setup, Socket, SocketPhase};
+use crate::wait::pollfd;
+
+/// Connections that the kernel has accepted while there was no server, and that are handed on.
+const HANDED_ON: usize = 4096;
+
+/// Where a namespace has another, those ports are asked for as any program asks for them.
+const FIRST_UNPRIVILEGED: u16 = 1024;
+
+/// What has become of the sockets that a server before this one had.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Opened {
+    All,
+    Some,
+}
+
+/// Has the server know all sockets of this process that the one before it knew, connections aside.
+pub(crate) fn open_again(process: &'static Process) -> Opened {
+    let mut seen: Vec<Arc<Socket>> = Vec::new();
+    let mut opened = Opened::All;
+    for (_, file) in table::all() {
+        let File::Socket(socket) = file else { continue };
+        if seen.iter().any(|known| Arc::ptr_eq(known, &socket)) {
+            continue;
+        }
+        let outcome = match (socket.protocol, socket.phase()) {
+            (Protocol::Tcp, SocketPhase::Listening) => open_listener(process, &socket).map(drop),
+            (Protocol::Tcp, SocketPhase::Idle) => bind_stream(process, &socket),
+            (Protocol::Udp, SocketPhase::Cached) => bind_datagrams(process, &socket),
+            _ => Ok(()),
+        };
+        if outcome.is_err() {
+            opened = Opened::Some;
+        }
+        seen.push(socket);
+    }
+    opened
+}
+
+/// Was it opened under a server before the one that this process is registered with?
+pub(super) fn is_of_before(process: &Process, socket: &Socket) -> bool {
+    is_old(process, &socket.setup())
+}
+
+fn is_old(process: &Process, setup: &Setup) -> bool {
+    setup.session.is_some() && setup.incarnation != process.incarnation()
+}
+
+// Without a server.
+
+/// The kernel listens, on the socket that the server has given for that or else on one of the process's own.
+pub(super) fn stand_in(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
+    if setup.port_token.is_none() {
+        setup.port_token = Some(own_token(listener, setup)?);
+    }
+    let token = setup.port_token.as_ref().ok_or(Errno::INVAL)?;
+    set_options(listener, token);
+    listen(token, backlog(setup))?;
+    put_descriptor(listener, token)?;
+    // Whoever shares it may have connections taken before.
+    descriptor::set_nonblocking(token, true)?;
+    setup.silent_far = None;
+    listener.set_stands_in(true);
+    Ok(())
+}
+
+/// Of a listener that came here without one.
+fn own_token(listener: &Socket, setup: &Setup) -> Result<InternalFd, Errno> {
+    let local = setup.local.ok_or(Errno::INVAL)?;
+    let kernel = new_kernel_socket(listener)?;
+    set_options(listener, &kernel);
+    sockopt::set_socket_reuseaddr(&kernel, true)?;
+    if listener.is_shared() {
+        // Each of the processes that accept may have one.
+        sockopt::set_socket_reuseport(&kernel, true)?;
+    }
+    rustix::net::bind(&kernel, &listener.shown(local))?;
+    Ok(InternalFd::inherited(kernel))
+}
+
+fn backlog(setup: &Setup) -> i32 {
+    i32::try_from(setup.backlog).unwrap_or(i32::MAX)
+}
+
+/// `near` becomes the descriptor of a listener, which blocks or not as its program has said.
+fn put_descriptor(listener: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
+    replace_listener(listener, &near)?;
+    descriptor::set_nonblocking(&near, listener.is_nonblocking())
+}
+
+/// Nobody comes before there is a server, and the descriptor says nothing.
+pub(super) fn fall_silent(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
+    let (near, far) = socket_pair(PairKind::SeqPacket)?;
+    put_descriptor(listener, &near)?;
+    setup.silent_far = Some(InternalFd::new(far));
+    listener.set_stands_in(false);
+    Ok(())
+}
+
+/// The next connection that the kernel has accepted for a listener without a server.
+pub(super) fn accept_from_kernel(
+    fd: RawFd,
+    listener: &Arc<Socket>,
+    flags: i32,
+) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
+    let mut polled = [pollfd(fd, libc::POLLIN)];
+    if wait::ppoll(&mut polled, Some(Instant::ZERO), None)? == 0 {
+        return Ok(None);
+    }
+    match acceptfrom_with(descriptor::borrow(fd)?, SocketFlags::CLOEXEC) {
+        Ok((connection, remote)) => {
+            let remote = remote.and_then(|remote| SocketAddr::try_from(remote).ok());
+            let remote = remote.ok_or(Errno::CONNABORTED)?;
+            Ok(Some((accept_kernel(connection, flags)?, remote)))
+        }
+        // Another thread or process was faster.
+        Err(Errno::AGAIN | Errno::CONNABORTED) => Ok(None),
+        // Another process has given it up, since there is a server.
+        Err(Errno::INVAL) => {
+            let mut setup = listener.setup();
+            if listener.stands_in() {
+                fall_silent(listener, &mut setup)?;
+            }
+            drop(setup);
+            successor::watch();
+            Ok(None)
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+// With the next one.
+
+/// Keeps a kernel socket on a listener's port, for the time when there is no server.
+pub(super) fn fetch_token(process: &Process, setup: &mut Setup) {
+    let Some(session) = setup.session else { return };
+    if setup.port_token.is_some() {
+        return;
+    }
+    // Without one the process listens by itself, if it may.
+    if let Ok((ReplyBody::PortToken, fds)) = process
+        .control
+        .call(RequestBody::PortToken { session }, &[])
+    {
+        setup.port_token = fds.into_iter().next().map(InternalFd::inherited);
+    }
+}
+
+/// Has a listener of the server before listen again. False if it is none.
+pub(super) fn open_listener(
+    process: &'static Process,
+    listener: &Arc<Socket>,
+) -> Result<bool, Stop> {
+    let mut setup = listener.setup();
+    if listener.phase() != SocketPhase::Listening || !is_old(process, &setup) {
+        return Ok(false);
+    }
+    let opened = listen_again(process, listener, &mut setup);
+    if opened.is_err() && is_silent_for_want(listener, &setup) {
+        // The port stays this program's, and the next attempt may do better.
+        let _ = stand_in(listener, &mut setup);
+    }
+    drop(setup);
+    wake_sleepers(listener);
+    opened.map(|()| true)
+}
+
+/// Has it given up what the kernel did for it?
+fn is_silent_for_want(listener: &Socket, setup: &Setup) -> bool {
+    !listener.stands_in() && setup.port_token.is_some() && !is_required()
+}
+
+fn is_required() -> bool {
+    settings().mode == Mode::Require
+}
+
+fn listen_again(
+    process: &'static Process,
+    listener: &Arc<Socket>,
+    setup: &mut Setup,
+) -> Result<(), Stop> {
+    let session = setup.session.ok_or(Errno::INVAL)?;
+    let (near, far) = process.control.replacing_pair(PairKind::SeqPacket)?;
+    let waiting = give_up_kernels(process, listener, setup)?;
+    put_descriptor(listener, &near)?;
+    listener.set_stands_in(false);
+    let near = match bind_again(process, listener, setup, (&near, &far))? {
+        Bound::First { .. } => {
+            hand_on(&far, waiting);
+            near
+        }
+        Bound::Rejoined(near) => {
+            put_descriptor(listener, &near)?;
+            near
+        }
+    };
+    drop(far);
+    let place = ListenerSlot::new(process);
+    let known = SessionRef::Known(session);
+    let request = delegate::request(process, listener, known, setup.backlog, &place);
+    let answer = process.control.call(request, &[]);
+    let Ok((ReplyBody::Listening { local, rules, .. }, mut fds)) = answer else {
+        return Err(refusal(answer));
+    };
+    drop(near);
+    setup.set_local(local);
+    setup.carries_messages = true;
+    setup.silent_far = None;
+    setup.incarnation = process.incarnation();
+    let whose = (session, setup.backlog);
+    delegate::heed(process, listener, whose, (place, fds.pop()), rules);
+    fetch_token(process, setup);
+    Ok(())
+}
+
+/// The kernel listens no longer, so that the server can; the socket that did shows the right to the port. Returns the
+/// connections that nobody has accepted.
+fn give_up_kernels(
+    process: &Process,
+    listener: &Socket,
+    setup: &Setup,
+) -> Result<Vec<(OwnedFd, SocketAddr)>, Errno> {
+    let Some(token) = &setup.port_token else {
+        return Ok(Vec::new());
+    };
+    if !listener.stands_in() {
+        let port = setup.local.map_or(0, |local| local.port());
+        if port >= FIRST_UNPRIVILEGED {
+            return Ok(Vec::new());
+        }
+        // Only what listens shows it.
+        if is_required() {
+            socket_filter::nothing(token)?;
+        }
+        if listen(token, backlog(setup)).is_err() {
+            // The server does already, for another process of this program.
+            return Ok(Vec::new());
+        }
+    }
+    process.show_right_by(token.as_fd());
+    let mut waiting = Vec::new();
+    descriptor::set_nonblocking(token, true)?;
+    while waiting.len() < HANDED_ON
+        && let Ok((connection, Some(remote))) = acceptfrom_with(token, SocketFlags::CLOEXEC)
+    {
+        if let Ok(remote) = SocketAddr::try_from(remote) {
+            waiting.push((connection, remote));
+        }
+    }
+    // Another process of the program may have done so.
+    let _ = shutdown(token, Shutdown::Read);
+    let _ = socket_filter::lift(token);
+    Ok(waiting)
+}
+
+/// Leaves connections of the kernel's on a listener's descriptor, as the server does. Who finds no room is reset.
+fn hand_on(far: &OwnedFd, waiting: Vec<(OwnedFd, SocketAddr)>) {
+    for (connection, remote) in waiting {
+        // As the server names peers.
+        let remote = portolan_types::canonical(remote);
+        let event = encode(&DescriptorEvent::AcceptedKernel { remote });
+        if unix::send(far, &event, &[connection.as_fd()]).is_err() {
+            return;
+        }
+    }
+}
+
+enum Bound {
+    First {
+        local: SocketAddr,
+        generation: Generation,
+    },
+    /// Another process has brought it: its descriptor.
+    Rejoined(OwnedFd),
+}
+
+/// Asks for the session's port by its number, with a new descriptor.
+fn bind_again(
+    process: &Process,
+    socket: &Socket,
+    setup: &Setup,
+    (near, far): (&OwnedFd, &OwnedFd),
+) -> Result<Bound, Stop> {
+    let session = setup.session.ok_or(Errno::INVAL)?;
+    let local = setup.local.ok_or(Errno::INVAL)?;
+    let (reuse, v6_only) = {
+        let options = socket.options();
+        (options.reuse(), options.v6_only())
+    };
+    let request = || RequestBody::Bind {
+        session: SessionRef::Again(session),
+        protocol: socket.protocol,
+        local: socket.shown(local),
+        reuse,
+        v6_only,
+        slot: socket.slot(),
+    };
+    let ask = || {
+        process
+            .control
+            .call(request(), &[far.as_fd(), near.as_fd()])
+    };
+    let answer = match ask() {
+        Ok((ReplyBody::Error { errno }, _)) if errno == libc::EACCES => {
+            process.show_right_to(local)?;
+            ask()
+        }
+        answer => answer,
+    };
+    match answer {
+        Ok((
+            ReplyBody::Bound {
+                local, generation, ..
+            },
+            _,
+        )) => Ok(Bound::First { local, generation }),
+        Ok((ReplyBody::Rejoined { .. }, fds)) => {
+            let near = fds.into_iter().next().ok_or(Errno::MFILE)?;
+            Ok(Bound::Rejoined(near))
+        }
+        refused => Err(refusal(refused)),
+    }
+}
+
+/// A socket of TCP that is bound and does nothing yet.
+fn bind_stream(process: &'static Process, socket: &Arc<Socket>) -> Result<(), Stop> {
+    let mut setup = socket.setup();
+    if socket.phase() != SocketPhase::Idle || !is_old(process, &setup) {
+        return Ok(());
+    }
+    if !setup.has_port() {
+        // It is as one that no server knows.
+        setup.session = None;
+        setup.carries_messages = false;
+        return Ok(());
+    }
+    let (near, far) = process.control.replacing_pair(PairKind::SeqPacket)?;
+    let near = match bind_again(process, socket, &setup, (&near, &far))? {
+        Bound::First { local, .. } => {
+            setup.set_local(local);
+            near
+        }
+        Bound::Rejoined(near) => near,
+    };
+    replace_fds(socket, &near)?;
+    setup.carries_messages = true;
+    setup.incarnation = process.incarnation();
+    Ok(())
+}
+
+/// A socket of UDP with its port, its peer and its groups. What it has not read stays.
+fn bind_datagrams(process: &'static Process, socket: &Arc<Socket>) -> Result<(), Stop> {
+    if !is_of_before(process, socket) {
+        return Ok(());
+    }
+    // It is on the same port.
+    socket.datagrams().kernel_socket = None;
+    let mut setup = socket.setup();
+    if socket.phase() != SocketPhase::Cached || !is_old(process, &setup) {
+        return Ok(());
+    }
+    let session = setup.session.ok_or(Errno::INVAL)?;
+    let (near, far) = process.control.replacing_pair(PairKind::SeqPacket)?;
+    let Bound::First { local, generation } = bind_again(process, socket, &setup, (&near, &far))?
+    else {
+        return Err(Errno::PROTO.into());
+    };
+    replace_fds(socket, &near)?;
+    let slot = socket.slot();
+    setup.set_local(local);
+    setup.incarnation = process.incarnation();
+    let remote = setup.remote;
+    retarget(process, slot, local, None, generation);
+    if let Some(remote) = remote {
+        connect_datagrams(process, socket, session, remote)?;
+    }
+    drop(setup);
+    if socket.options().priority() > 0 {
+        tell_priority(process, socket, session);
+    }
+    join_again(process, socket, session);
+    Ok(())
+}
+
+fn connect_datagrams(
+    process: &Process,
+    socket: &Socket,
+    session: SessionId,
+    remote: SocketAddr,
+) -> Result<(), Stop> {
+    let slot = socket.slot();
+    let chosen = socket.options().delivery();
+    let request = RequestBody::Connect {
+        session: SessionRef::Known(session),
+        protocol: Protocol::Udp,
+        remote,
+        slot,
+        options: HandshakeOptions {
+            delivery: chosen.or(Some(process.delivery())),
+            priority: socket.options().priority(),
+            ..HandshakeOptions::default()
+        },
+        early: FastOpenMode::No,
+    };
+    match process.control.call(request, &[]) {
+        Ok((
+            ReplyBody::Connected {
+                local, generation, ..
+            },
+            _,
+        )) => {
+            retarget(process, slot, local, Some(remote), generation);
+            Ok(())
+        }
+        other => Err(refusal(other)),
+    }
+}
+
+fn join_again(process: &Process, socket: &Socket, session: SessionId) {
+    let joins = {
+        let mut core = process.lock();
+        let udp = core.stack.udp(socket.slot());
+        udp.map_or_else(Vec::new, |udp| udp.memberships.joins())
+    };
+    for (group, interface, source) in joins {
+        let change = GroupChange {
+            action: GroupAction::Join,
+            group,
+            interface,
+            source,
+        };
+        // The program has been told that it is a member; there is no call left to tell otherwise.
+        let _ = process
+            .control
+            .call(RequestBody::Group { session, change }, &[]);
+    }
+}

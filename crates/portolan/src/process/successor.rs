@@ -1,0 +1,163 @@
+//! Looks for the server that takes the place of one that has gone, on a thread of its own, which there is only until then.
+//! Nothing else may: who waits for connections or datagrams sleeps, and a child of fork that has never registered has
+//! no other thread.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use portolan_sys::{clock, thread};
+
+use crate::posix::{self, Opened};
+use crate::process::settings::complain_of;
+use crate::process::{NotRegistered, Process, inside};
+
+/// Between two looks, by how long it has looked already.
+const LOOKS: [(Duration, Duration); 2] = [
+    (Duration::from_secs(2), Duration::from_millis(10)),
+    (Duration::from_secs(30), Duration::from_millis(50)),
+];
+/// Later.
+const RARELY: Duration = Duration::from_millis(250);
+/// After a server that does not take this process.
+const REFUSED: Duration = Duration::from_secs(2);
+
+/// How long sockets that cannot be opened again are tried: another process of this program may have their port still.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+static IS_WATCHING: AtomicBool = AtomicBool::new(false);
+static IS_STOPPING: AtomicBool = AtomicBool::new(false);
+static THREAD: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
+
+/// From now on another server is looked for, and what was open under the one before is opened again under that.
+pub(crate) fn watch() {
+    if posix::shares_memory() || IS_WATCHING.swap(true, Ordering::AcqRel) {
+        return;
+    }
+    let started = thread::spawn_masked("portolan-wait", || {
+        let _inside = inside::enter();
+        loop {
+            look();
+            IS_WATCHING.store(false, Ordering::Release);
+            // Whoever found it gone again a moment ago has left that to this thread.
+            let is_lost = Process::running().is_some_and(|process| process.control.is_lost());
+            let is_stopping = IS_STOPPING.load(Ordering::Acquire);
+            if !is_lost || is_stopping || IS_WATCHING.swap(true, Ordering::AcqRel) {
+                break;
+            }
+        }
+    });
+    match started {
+        Ok(started) => *thread_handle() = Some(started),
+        // The next call that finds the server gone tries again.
+        Err(_) => IS_WATCHING.store(false, Ordering::Release),
+    }
+}
+
+pub(crate) fn is_watching() -> bool {
+    IS_WATCHING.load(Ordering::Acquire)
+}
+
+/// Ends the thread, and returns when neither libc nor the kernel knows of it. True if it ran: then [`watch`] is to
+/// follow. Not with a lock held.
+pub(crate) fn stop() -> bool {
+    let Some(thread) = thread_handle().take() else {
+        return false;
+    };
+    let was_watching = is_watching();
+    IS_STOPPING.store(true, Ordering::Release);
+    thread.thread().unpark();
+    // It may wait for a fork, which waits for who is inside.
+    let outside = inside::leave();
+    // One that has panicked has ended, too.
+    let _ = thread.join();
+    drop(outside);
+    IS_STOPPING.store(false, Ordering::Release);
+    IS_WATCHING.store(false, Ordering::Release);
+    was_watching
+}
+
+/// In a child of fork, which has not got the thread. The next call that finds the server gone starts one.
+pub(crate) fn forget() {
+    std::mem::forget(thread_handle().take());
+    IS_WATCHING.store(false, Ordering::Release);
+}
+
+fn thread_handle() -> MutexGuard<'static, Option<JoinHandle<()>>> {
+    THREAD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn look() {
+    let start = clock::now();
+    let mut until = None;
+    let mut refusal = None;
+    while !IS_STOPPING.load(Ordering::Acquire) {
+        let mut next = interval(clock::now().since(start));
+        match try_once() {
+            Look::Done => return,
+            Look::Absent => {}
+            Look::Refused(reason) => {
+                next = REFUSED;
+                if refusal.as_ref() != Some(&reason) {
+                    complain_of(&format!("no way back to Portolan yet: {reason}"));
+                }
+                refusal = Some(reason);
+            }
+            Look::Partly => {
+                let until = *until.get_or_insert_with(|| clock::now() + PATIENCE);
+                if clock::now() >= until {
+                    return;
+                }
+            }
+        }
+        let outside = inside::leave();
+        std::thread::park_timeout(next);
+        drop(outside);
+    }
+}
+
+fn interval(looked_for: Duration) -> Duration {
+    let of = LOOKS.iter().find(|(until, _)| looked_for < *until);
+    of.map_or(RARELY, |(_, interval)| *interval)
+}
+
+enum Look {
+    Done,
+    Absent,
+    Refused(String),
+    /// Some sockets could not be opened again.
+    Partly,
+}
+
+fn try_once() -> Look {
+    let process = match Process::running() {
+        Some(process) => process,
+        // A child of fork.
+        None => match Process::start_after(Duration::ZERO) {
+            Ok(process) => process,
+            Err(_) => return Look::Absent,
+        },
+    };
+    match process.renew() {
+        Ok(()) => {}
+        Err(NotRegistered::Absent(_)) => return Look::Absent,
+        Err(NotRegistered::Refused(reason)) => return Look::Refused(reason),
+    }
+    match posix::open_again(process) {
+        Opened::All => Look::Done,
+        Opened::Some => Look::Partly,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_does_not_come_is_looked_for_ever_more_rarely() {
+        assert_eq!(interval(Duration::ZERO), Duration::from_millis(10));
+        assert_eq!(interval(Duration::from_secs(3)), Duration::from_millis(50));
+        assert_eq!(interval(Duration::from_secs(3600)), RARELY);
+    }
+}

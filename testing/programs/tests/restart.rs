@@ -1,0 +1,391 @@
+//! Programs under servers that come and go: what listens and what is bound is Portolan's again with the next server,
+//! whether the last one was stopped or killed.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::Background;
+use portolan_programs::{
+    PYTHON, Steps, bed, counter, eventually, file, live_sessions, public_programs, serve,
+    sessions_in,
+};
+use rustix::process::{Pid, Signal, kill_process};
+
+const REDIS: u16 = 6379;
+const NGINX: u16 = 8084;
+const PORT: u16 = 7090;
+const RESTARTS: usize = 20;
+const SOON: Duration = Duration::from_secs(10);
+/// How long after a server is ready a new connection may take to be Portolan's.
+const AT_ONCE: Duration = Duration::from_millis(500);
+
+/// Ends the server of the host that is served, and starts the next.
+fn restart(bed: &mut Bed, end: Signal) {
+    stop(bed, end);
+    bed.start_daemon(Side::Server)
+        .unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn stop(bed: &mut Bed, end: Signal) {
+    let mut daemon = bed.daemon(Side::Server).take().expect("it runs");
+    daemon.signal(end).expect("it runs");
+    assert!(daemon.wait(SOON), "the server does not end");
+}
+
+/// What a client on the kernel's stack of the other host gets for a line.
+fn ask(bed: &Bed, port: u16, line: &str) -> std::io::Result<String> {
+    let endpoint = bed.endpoint(port);
+    bed.namespace(Side::Client).enter(|| {
+        let mut stream = TcpStream::connect_timeout(&endpoint, AT_ONCE)?;
+        stream.set_read_timeout(Some(SOON))?;
+        stream.write_all(line.as_bytes())?;
+        let mut answer = [0; 4096];
+        let length = stream.read(&mut answer)?;
+        Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+    })
+}
+
+fn accepted(bed: &Bed) -> u64 {
+    let counts = ["passive_opens", "connections_claimed"];
+    counts
+        .map(|name| counter(bed, Side::Server, "server", name))
+        .iter()
+        .sum()
+}
+
+/// Asks until an answer has come by Portolan; how long that took.
+fn until_portolans(bed: &Bed, (port, line, answer): (u16, &str, &str)) -> Duration {
+    let before = accepted(bed);
+    let start = Instant::now();
+    loop {
+        let said = ask(bed, port, line);
+        let took = start.elapsed();
+        if said.as_ref().is_ok_and(|said| said.contains(answer)) && accepted(bed) > before {
+            return took;
+        }
+        assert!(start.elapsed() < SOON, "port {port}: {said:?}");
+    }
+}
+
+fn descriptors(pid: u32) -> usize {
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
+    open.count()
+}
+
+/// The processes of a program: itself and its children.
+fn family(pid: u32) -> Vec<u32> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+    let children = children.expect("it runs");
+    let children = children
+        .split_whitespace()
+        .map(|it| it.parse().expect("a number"));
+    std::iter::once(pid).chain(children).collect()
+}
+
+fn nginx_config(bed: &Bed, port: u16, user: &str) -> String {
+    let text = format!(
+        "user {user}; daemon off; worker_processes 2; pid {}; error_log stderr crit;\n\
+         events {{}}\nhttp {{ access_log off; server {{ listen {};\n\
+         location / {{ return 200 \"served\\n\"; }} }} }}\n",
+        bed.file("nginx.pid").display(),
+        bed.endpoint(port),
+    );
+    file(bed, "nginx.conf", text)
+}
+
+fn redis(bed: &Bed) -> Background {
+    let address = bed.server.address.to_string();
+    let port = REDIS.to_string();
+    let arguments = ["--bind", &address, "--port", &port, "--save", ""];
+    let unprotected = ["--protected-mode", "no"];
+    serve(
+        bed,
+        Stack::Portolan,
+        REDIS,
+        "redis-server",
+        &[&arguments[..], &unprotected].concat(),
+    )
+}
+
+const PING: (u16, &str, &str) = (REDIS, "PING\r\n", "+PONG");
+const GET: (u16, &str, &str) = (NGINX, "GET / HTTP/1.0\r\n\r\n", "served");
+
+#[test]
+fn services_are_portolans_again_after_each_of_twenty_restarts() {
+    let mut bed = bed();
+    let redis = redis(&bed);
+    let config = nginx_config(&bed, NGINX, "root");
+    let nginx = serve(&bed, Stack::Portolan, NGINX, "nginx", &["-c", &config]);
+    for service in [PING, GET] {
+        until_portolans(&bed, service);
+    }
+    let pids: Vec<u32> = [redis.pid(), nginx.pid()]
+        .into_iter()
+        .flat_map(family)
+        .collect();
+    let mut before = Vec::new();
+    let mut slowest = Duration::ZERO;
+    for turn in 0..RESTARTS {
+        let end = [Signal::TERM, Signal::KILL][turn % 2];
+        // Clients are connected, and some idle, when it goes.
+        let endpoint = bed.endpoint(REDIS);
+        let idle = bed
+            .namespace(Side::Client)
+            .enter(|| TcpStream::connect(endpoint));
+        restart(&mut bed, end);
+        for service in [PING, GET] {
+            slowest = slowest.max(until_portolans(&bed, service));
+        }
+        drop(idle);
+        if turn == 1 {
+            before = pids.iter().map(|pid| descriptors(*pid)).collect();
+        }
+    }
+    assert!(slowest < AT_ONCE, "{slowest:?} until Portolan's");
+    let settled = eventually(SOON, || {
+        let after: Vec<usize> = pids.iter().map(|pid| descriptors(*pid)).collect();
+        let is_same = after
+            .iter()
+            .zip(&before)
+            .all(|(after, before)| after <= before);
+        // The two that listen are left.
+        is_same && live_sessions(&bed, Side::Server) == 2
+    });
+    let after: Vec<usize> = pids.iter().map(|pid| descriptors(*pid)).collect();
+    let sessions = bed.portolan(Side::Server, &["ss", "-a"]);
+    assert!(
+        settled,
+        "{before:?} descriptors, then {after:?}; {sessions:?}"
+    );
+}
+
+fn reload_nginx(bed: &Bed) {
+    let pid = fs::read_to_string(bed.file("nginx.pid")).expect("a process number");
+    let pid = Pid::from_raw(pid.trim().parse().expect("a number")).expect("a process");
+    kill_process(pid, Signal::HUP).expect("it runs");
+}
+
+/// The parent of the workers never accepts: what its new children inherit is older than the server.
+#[test]
+fn workers_that_are_forked_after_a_restart_accept_on_the_same_listener() {
+    let mut bed = bed();
+    let config = nginx_config(&bed, NGINX, "root");
+    let nginx = serve(&bed, Stack::Portolan, NGINX, "nginx", &["-c", &config]);
+    until_portolans(&bed, GET);
+    for end in [Signal::TERM, Signal::KILL] {
+        restart(&mut bed, end);
+        until_portolans(&bed, GET);
+        let old = family(nginx.pid());
+        reload_nginx(&bed);
+        let replaced = eventually(SOON, || {
+            let now = family(nginx.pid());
+            now.len() == 3 && now[1..].iter().all(|pid| !old.contains(pid))
+        });
+        assert!(replaced, "{old:?}, then {:?}", family(nginx.pid()));
+        until_portolans(&bed, GET);
+        assert_eq!(sessions_in(&bed, Side::Server, "LISTEN"), 1);
+    }
+}
+
+/// Binds a port as root, and accepts as nobody.
+const UNPRIVILEGED: &str = r#"
+import os, socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+if os.fork() == 0:
+    os.setuid(65534)
+    while True:
+        connection, _ = listener.accept()
+        connection.recv(100)
+        connection.sendall(b"by nobody")
+        connection.close()
+os.wait()
+"#;
+
+#[test]
+fn a_low_port_stays_with_those_who_could_not_bind_it() {
+    const LOW: u16 = 87;
+    let mut bed = bed();
+    // Nobody may open what is root's.
+    let programs = public_programs(&bed);
+    let launcher = programs.join("portolan").display().to_string();
+    let endpoint = bed.endpoint(LOW);
+    let mut command = bed.command(Side::Server, Stack::Kernel, &launcher);
+    command.args(["run", "--", PYTHON, "-c", UNPRIVILEGED]);
+    command.args([endpoint.ip().to_string(), LOW.to_string()]);
+    let _service = bed
+        .serve_command(LOW, "python", &mut command)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let by_nobody = (LOW, "who\n", "by nobody");
+    until_portolans(&bed, by_nobody);
+    for end in [Signal::TERM, Signal::KILL] {
+        restart(&mut bed, end);
+        until_portolans(&bed, by_nobody);
+    }
+    stop(&mut bed, Signal::TERM);
+    let answers = || ask(&bed, LOW, "who\n").is_ok_and(|said| said == "by nobody");
+    assert!(
+        eventually(SOON, answers),
+        "the kernel does not listen meanwhile"
+    );
+}
+
+/// Accepts by calls that block.
+const BLOCKING: &str = r#"
+import socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+while True:
+    connection, _ = listener.accept()
+    connection.recv(100)
+    connection.sendall(b"accepted")
+    connection.close()
+"#;
+
+fn blocking(bed: &Bed, options: &[&str]) -> Background {
+    let launcher = bed.tools().portolan.display().to_string();
+    let endpoint = bed.endpoint(PORT);
+    let mut command = bed.command(Side::Server, Stack::Kernel, &launcher);
+    command
+        .arg("run")
+        .args(options)
+        .args(["--", PYTHON, "-c", BLOCKING]);
+    command.args([endpoint.ip().to_string(), PORT.to_string()]);
+    bed.serve_command(PORT, "python", &mut command)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+const LINE: (u16, &str, &str) = (PORT, "line\n", "accepted");
+
+#[test]
+fn a_call_of_accept_that_waits_wakes_for_the_next_servers_connections() {
+    for options in [&[][..], &["--require"], &["--delegate"]] {
+        eprintln!("{options:?}");
+        let mut bed = bed();
+        let _service = blocking(&bed, options);
+        until_portolans(&bed, LINE);
+        for end in [Signal::TERM, Signal::KILL] {
+            restart(&mut bed, end);
+            until_portolans(&bed, LINE);
+        }
+        assert_eq!(sessions_in(&bed, Side::Server, "LISTEN"), 1, "{options:?}");
+    }
+}
+
+#[test]
+fn what_the_kernel_has_queued_meanwhile_is_accepted() {
+    let mut bed = bed();
+    let service = blocking(&bed, &[]);
+    until_portolans(&bed, LINE);
+    stop(&mut bed, Signal::TERM);
+    let pid = Pid::from_raw(service.pid().cast_signed()).expect("a process");
+    assert!(eventually(SOON, || ask(&bed, PORT, "line\n").is_ok()));
+    // It cannot take back what the kernel listens for while it is stopped.
+    kill_process(pid, Signal::STOP).expect("it runs");
+    let endpoint = bed.endpoint(PORT);
+    let mut queued: Vec<TcpStream> = bed.namespace(Side::Client).enter(|| {
+        (0..3)
+            .map(|_| TcpStream::connect_timeout(&endpoint, SOON).expect("the kernel listens"))
+            .collect()
+    });
+    bed.start_daemon(Side::Server)
+        .unwrap_or_else(|error| panic!("{error}"));
+    kill_process(pid, Signal::CONT).expect("it is there");
+    for stream in &mut queued {
+        stream.write_all(b"line\n").expect("it is connected");
+        let mut said = String::new();
+        stream.read_to_string(&mut said).expect("it is served");
+        assert_eq!(said, "accepted");
+    }
+    until_portolans(&bed, LINE);
+}
+
+/// Answers datagrams, and tells of its peer if it has one.
+const DATAGRAMS: &str = r#"
+import socket, sys
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind((sys.argv[1], int(sys.argv[2])))
+print("bound", flush=True)
+while True:
+    data, peer = sock.recvfrom(100)
+    sock.sendto(data.upper(), peer)
+"#;
+
+#[test]
+fn a_bound_socket_of_datagrams_is_portolans_again() {
+    let mut bed = bed();
+    let launcher = bed.tools().portolan.display().to_string();
+    let endpoint = bed.endpoint(PORT);
+    let mut command = bed.command(Side::Server, Stack::Kernel, &launcher);
+    command.args(["run", "--", PYTHON, "-c", DATAGRAMS]);
+    command.args([endpoint.ip().to_string(), PORT.to_string()]);
+    let mut service = Steps::start(&mut command);
+    service.await_line("bound");
+    let before = descriptors(service.id());
+    for end in [Signal::TERM, Signal::KILL, Signal::TERM, Signal::KILL] {
+        restart(&mut bed, end);
+        assert!(eventually(SOON, || live_sessions(&bed, Side::Server) == 1));
+        assert!(eventually(SOON, || echoes(&bed, endpoint)), "{end:?}");
+        let by_kernel = counter(&bed, Side::Server, "server", "kernel_datagrams");
+        assert_eq!(by_kernel, 0);
+    }
+    let is_same = || descriptors(service.id()) <= before;
+    assert!(eventually(SOON, is_same), "descriptors leak");
+}
+
+fn echoes(bed: &Bed, endpoint: SocketAddr) -> bool {
+    bed.namespace(Side::Client).enter(|| {
+        let socket = UdpSocket::bind("0.0.0.0:0").expect("a socket");
+        let second = Some(Duration::from_millis(100));
+        socket.set_read_timeout(second).expect("a time");
+        socket.send_to(b"word", endpoint).expect("it is sent");
+        let mut answer = [0; 10];
+        socket
+            .recv(&mut answer)
+            .is_ok_and(|length| &answer[..length] == b"WORD")
+    })
+}
+
+/// Opens one connection each time that it is told, on a new socket.
+const OPENER: &str = r#"
+import socket, sys
+for line in sys.stdin:
+    with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as opened:
+        opened.sendall(b"line\n")
+        print(opened.recv(100).decode(), flush=True)
+"#;
+
+#[test]
+fn a_program_with_nothing_open_is_registered_anew_with_its_next_socket() {
+    let mut bed = bed();
+    let mut listener = bed.command(Side::Server, Stack::Kernel, PYTHON);
+    let endpoint = bed.endpoint(PORT);
+    let address = [endpoint.ip().to_string(), PORT.to_string()];
+    listener.args(["-c", BLOCKING]).args(&address);
+    let _listener = bed
+        .serve_command(PORT, "python", &mut listener)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let launcher = bed.tools().portolan.display().to_string();
+    let mut opener = bed.command(Side::Client, Stack::Kernel, &launcher);
+    opener
+        .args(["run", "--", PYTHON, "-c", OPENER])
+        .args(&address);
+    let mut opener = Steps::start(&mut opener);
+    let opened = |bed: &Bed| counter(bed, Side::Client, "server", "active_opens");
+    opener.say("open");
+    opener.await_line("accepted");
+    assert_eq!(opened(&bed), 1);
+    for end in [Signal::TERM, Signal::KILL] {
+        let mut daemon = bed.daemon(Side::Client).take().expect("it runs");
+        daemon.signal(end).expect("it runs");
+        assert!(daemon.wait(SOON));
+        bed.start_daemon(Side::Client)
+            .unwrap_or_else(|error| panic!("{error}"));
+        opener.say("open");
+        opener.await_line("accepted");
+        assert_eq!(opened(&bed), 1);
+    }
+    assert!(Path::new(&format!("/proc/{}", opener.id())).exists());
+}
