@@ -16,6 +16,7 @@ mod metrics;
 mod nstat;
 mod ps;
 mod qos;
+mod reload;
 mod run;
 mod server;
 mod ss;
@@ -111,6 +112,11 @@ enum Command {
     /// Shows its version, process, interfaces, processes and sessions, and how the packet filter works; while
     /// the sysctl kernel.bpf_stats_enabled is 1, also the filter's mean time for a packet.
     Status(status::Arguments),
+    /// Have the server take up its configuration file as it is now. Needs root.
+    ///
+    /// All of it or nothing: what takes a restart is named with the reason, and the old configuration stays. What
+    /// programs are told holds for those that start from then on.
+    Reload(reload::Arguments),
     /// Reserve rates and CPU time, limit what is received, and show guarantees.
     ///
     /// The server admits or refuses each request; a refusal says why.
@@ -173,6 +179,7 @@ fn main() -> ExitCode {
         Command::Ps(arguments) => ps::run(&arguments),
         Command::Why(arguments) => ps::why(&arguments),
         Command::Status(arguments) => status::status(&arguments),
+        Command::Reload(arguments) => reload::run(&arguments),
         Command::Qos(arguments) => qos::run(&arguments),
         Command::Ext(arguments) => ext::run(&arguments),
         Command::Doctor(arguments) => doctor::run(&arguments),

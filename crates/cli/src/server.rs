@@ -1,6 +1,6 @@
 //! Asks the server: one request, one reply, over its SEQPACKET control socket.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -85,9 +85,26 @@ impl ServerAddress {
         })
     }
 
+    /// As [`ServerAddress::ask`], of a request that brings descriptors.
+    pub fn ask_showing(
+        &self,
+        body: RequestBody,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<ReplyBody, Failure> {
+        Ok(self.exchange(body, fds)?.0)
+    }
+
     fn ask_with_fds(&self, body: RequestBody) -> Result<(ReplyBody, Vec<OwnedFd>), Failure> {
+        self.exchange(body, &[])
+    }
+
+    fn exchange(
+        &self,
+        body: RequestBody,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(ReplyBody, Vec<OwnedFd>), Failure> {
         let path = self.path()?;
-        exchange(&path, body)
+        exchange(&path, body, fds)
             .with_context(|| path.display().to_string())
             .map_err(Failure::NoServer)
     }
@@ -98,14 +115,18 @@ fn unpack<T: DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> Result<T, 
     decode(&bytes).map_err(|_| unexpected())
 }
 
-fn exchange(path: &Path, body: RequestBody) -> anyhow::Result<(ReplyBody, Vec<OwnedFd>)> {
+fn exchange(
+    path: &Path,
+    body: RequestBody,
+    fds: &[BorrowedFd<'_>],
+) -> anyhow::Result<(ReplyBody, Vec<OwnedFd>)> {
     let connection = Connection::connect(path)?;
     connection.send(
         &encode(&Request {
             id: REQUEST_ID,
             body,
         }),
-        &[],
+        fds,
     )?;
     let patience = Timespec::try_from(PATIENCE)?;
     if poll(

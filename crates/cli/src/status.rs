@@ -37,6 +37,8 @@ pub struct StatusView {
     /// In hexadecimal; libraries must have the same.
     pub protocol: String,
     pub pid: u32,
+    /// The configuration file.
+    pub config: Option<String>,
     pub interfaces: Vec<String>,
     pub processes: u32,
     pub sessions: u32,
@@ -77,6 +79,7 @@ impl From<&StatusReport> for StatusView {
             version: status.version.clone(),
             protocol: format!("{:08x}", status.protocol),
             pid: status.pid,
+            config: status.config.clone(),
             interfaces: status.interfaces.clone(),
             processes: status.processes,
             sessions: status.sessions,
@@ -145,6 +148,7 @@ mod tests {
             version: "0.1.0 (1a2b)".into(),
             protocol: 7,
             pid: 7,
+            config: None,
             interfaces: vec!["eth0".into(), "eth1".into()],
             processes: 2,
             sessions: 3,

@@ -135,6 +135,11 @@ impl Budget {
         })))
     }
 
+    /// What is charged stays so, also where that is more than the limit now.
+    pub fn set_limit(&self, limit: Limit) {
+        self.0.borrow_mut().limit = limit;
+    }
+
     /// Charges a user; a refusal is counted.
     pub fn charge(&self, uid: u32, amount: u64) -> Result<Charge, Exhausted> {
         let mut ledger = self.0.borrow_mut();

@@ -242,6 +242,14 @@ impl Control {
         }
     }
 
+    /// Other limits from now on, for what is asked for next.
+    pub fn set_limits(&mut self, limits: &ControlLimits) {
+        self.registry.set_limits(&limits.registry);
+        self.orphans.set_limits(&limits.orphans);
+        self.relays.memory.set_limit(limits.relay_memory);
+        self.time_wait_max = limits.time_wait;
+    }
+
     pub fn handle(&mut self, input: Input, now: Instant) -> Effects {
         let mut effects = Effects::new();
         let out = &mut effects;

@@ -42,6 +42,12 @@ impl Orphans {
         }
     }
 
+    pub(crate) fn set_limits(&mut self, limits: &OrphanLimits) {
+        self.number.set_limit(limits.number);
+        self.memory.set_limit(limits.memory);
+        self.patience = limits.patience;
+    }
+
     pub(crate) fn admit(
         &mut self,
         id: SessionId,

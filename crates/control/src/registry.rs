@@ -80,6 +80,14 @@ impl Registry {
         }
     }
 
+    /// Other limits from now on. There are as many channels as before.
+    pub fn set_limits(&mut self, limits: &Limits) {
+        self.sessions_per_process = limits.sessions_per_process;
+        self.process_budget.set_limit(limits.processes);
+        self.session_budget.set_limit(limits.sessions);
+        self.binding_budget.set_limit(limits.bindings);
+    }
+
     /// Channels that no process has, the lowest first.
     pub fn free_channels(&self) -> impl Iterator<Item = ChannelId> + '_ {
         (1..=self.channels)

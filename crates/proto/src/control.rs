@@ -220,6 +220,9 @@ pub enum RequestBody {
     ReadCounters,
     /// For commands; needs no `Hello`. Reply: `Status`.
     ReadStatus,
+    /// For root's commands; needs no `Hello`. The text of a configuration, which takes the place of the server's. Reply:
+    /// `Reloaded` or `Error`.
+    Reload { text: Blob },
 }
 
 /// Options that concern the handshakes the server does for a socket.
@@ -550,12 +553,22 @@ pub enum ReplyBody {
     /// An encoded list of [`CounterReport`](crate::report::CounterReport).
     Counters(Blob),
     Status(StatusReport),
+    Reloaded(Reloaded),
     Qos(QosReply),
     Extension(ExtensionReply),
     /// An errno value of Linux.
     Error {
         errno: i32,
     },
+}
+
+/// What has become of a new configuration.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Reloaded {
+    /// It holds, with other values of these keys.
+    Changed(Vec<String>),
+    /// The old one stays, for these reasons.
+    Refused(Vec<String>),
 }
 
 /// What a process sends through. Of each transmit queue is said how much is to be handed over at once, in bytes,

@@ -331,6 +331,8 @@ pub struct StatusReport {
     /// What libraries must have, too: [`PROTOCOL`](crate::PROTOCOL).
     pub protocol: u32,
     pub pid: u32,
+    /// The configuration file.
+    pub config: Option<String>,
     pub interfaces: Vec<String>,
     pub processes: u32,
     pub sessions: u32,

@@ -11,6 +11,7 @@ use portolan_proto::raw::Guard;
 use portolan_tcp::{CongestionKind, EcnMode};
 use serde::Deserialize;
 
+mod change;
 mod cpu;
 mod delivery;
 mod demux;
@@ -19,9 +20,11 @@ mod filter;
 mod limits;
 mod qos;
 mod raw;
+mod source;
 #[cfg(test)]
 mod tests;
 
+pub use change::Change;
 use cpu::CpuClass;
 pub use delivery::DeliveryConfig;
 use delivery::check_ring_size;
@@ -31,6 +34,7 @@ pub use filter::FilterConfig;
 pub use limits::{FLOWS, LimitsConfig};
 pub use qos::{LinkConfig, Policy, QosConfig, Whom};
 pub use raw::RawRule;
+pub use source::ConfigSource;
 
 /// No configuration is longer.
 const LONGEST_FILE: u64 = 1 << 20;
@@ -218,16 +222,21 @@ impl Config {
         file.take(LONGEST_FILE + 1)
             .read_to_string(&mut text)
             .map_err(refused)?;
+        Config::parse(path, &text)
+    }
+
+    /// The same of a text that came from there.
+    fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         if text.len() as u64 > LONGEST_FILE {
             return Err(ConfigError::Long(path.to_owned()));
         }
-        toml::from_str(&text).map_err(|error| ConfigError::Parse {
+        toml::from_str(text).map_err(|error| ConfigError::Parse {
             path: path.to_owned(),
             message: error.to_string(),
         })
     }
 
-    pub fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> Result<(), ConfigError> {
         self.check_interfaces()?;
         check_ring_size("ring_size", self.ring_size)?;
         let [first, last] = self.ephemeral_ports;

@@ -5,11 +5,12 @@
 mod calls;
 mod files;
 
+use landlock::AccessFs;
 use portolan_sys::capability::Capability;
 use portolan_sys::refused_calls;
 use tracing::{info, warn};
 
-use crate::config::Config;
+use crate::config::{Config, ConfigSource};
 use crate::instance::Instance;
 
 /// Why the server stays as it was in a part.
@@ -26,10 +27,10 @@ enum ConfineError {
 }
 
 /// Of the calling thread, and of all that it starts. What the kernel does not have is missing, and said.
-pub fn confine(config: &Config, instance: &Instance) {
+pub fn confine(config: &Config, source: &ConfigSource, instance: &Instance) {
     let parts = [
         Capability::renounce_others().map_err(ConfineError::Capabilities),
-        restrict_files(config, instance),
+        restrict_files(config, source, instance),
         filter_calls(),
     ];
     for error in parts.into_iter().filter_map(Result::err) {
@@ -37,8 +38,16 @@ pub fn confine(config: &Config, instance: &Instance) {
     }
 }
 
-fn restrict_files(config: &Config, instance: &Instance) -> Result<(), ConfineError> {
-    match files::restrict(&files::rules(config, instance))? {
+fn restrict_files(
+    config: &Config,
+    source: &ConfigSource,
+    instance: &Instance,
+) -> Result<(), ConfineError> {
+    let mut rules = files::rules(config, instance);
+    // Read again by SIGHUP. One that takes its place is read by `portolan reload`.
+    let file = source.file.iter();
+    rules.extend(file.map(|file| files::rule(file, AccessFs::ReadFile)));
+    match files::restrict(&rules)? {
         landlock::RulesetStatus::FullyEnforced => {}
         status => info!(?status, "files are not restricted in full"),
     }

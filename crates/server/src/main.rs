@@ -22,6 +22,7 @@ mod priorities;
 mod qos;
 mod random;
 mod raw;
+mod reload;
 mod report;
 mod requests;
 mod reservation;
@@ -44,7 +45,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{Config, ConfigError};
+use crate::config::{ConfigError, ConfigSource};
 use crate::confine::confine;
 use crate::instance::{Instance, InstanceError};
 use crate::log_limit::LogLimit;
@@ -194,8 +195,8 @@ fn print_manual(args: &Args) -> Option<ExitCode> {
 }
 
 fn run(args: Args) -> Result<(), Failure> {
-    let mut config = configuration(&args)?;
-    config.check()?;
+    let source = configuration(&args);
+    let mut config = source.read()?;
     if args.check {
         println!("configuration is sound");
         return Ok(());
@@ -209,8 +210,8 @@ fn run(args: Args) -> Result<(), Failure> {
     config.spin_us.get_or_insert_with(longest_spin);
     raise_descriptor_limit();
     widen_descriptor_table();
-    confine(&config, &instance);
-    let mut server = Server::start(config, &instance)?;
+    confine(&config, &source, &instance);
+    let mut server = Server::start(config, source, &instance)?;
     server.run().map_err(Failure::Loop)?;
     server.stop();
     Ok(())
@@ -224,19 +225,13 @@ fn longest_spin() -> u32 {
 }
 
 /// The file's words, then the command line's.
-fn configuration(args: &Args) -> Result<Config, ConfigError> {
-    let mut config = match &args.config {
-        Some(path) => Config::read(path)?,
-        None => Config::default(),
-    };
-    if !args.interfaces.is_empty() {
-        config.interfaces.clone_from(&args.interfaces);
-    }
+fn configuration(args: &Args) -> ConfigSource {
     let from_environment = || std::env::var_os("PORTOLAN_SOCKET").map(PathBuf::from);
-    if let Some(socket) = args.socket.clone().or_else(from_environment) {
-        config.socket = Some(socket);
+    ConfigSource {
+        file: args.config.clone(),
+        interfaces: args.interfaces.clone(),
+        socket: args.socket.clone().or_else(from_environment),
     }
-    Ok(config)
 }
 
 fn check_privileges() -> Result<(), Failure> {

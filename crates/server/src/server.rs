@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::path::Path as FilePath;
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
@@ -36,7 +37,7 @@ use tracing::{info, warn};
 use crate::channels::channel::{Channel, Ending};
 use crate::channels::pool::ChannelPool;
 use crate::channels::rings::{self, Directs};
-use crate::config::{Config, FLOWS};
+use crate::config::{Config, ConfigSource, FLOWS};
 use crate::confine::RefusedCalls;
 use crate::connections::rights::PortRights;
 use crate::control_socket::client::{Client, Listings};
@@ -144,6 +145,7 @@ pub enum StartError {
 /// Everything the network server of one namespace owns.
 pub struct Server {
     pub(crate) config: Config,
+    pub(crate) source: ConfigSource,
     pub(crate) started: Instant,
     /// Tells libraries this run of the server from those before.
     pub(crate) incarnation: u64,
@@ -151,6 +153,7 @@ pub struct Server {
     pub(crate) now: Instant,
     stopping: bool,
     supervisor: Supervisor,
+    pub(crate) socket: PathBuf,
 
     pub(crate) control: Control,
     /// What the server has open for sessions.
@@ -239,7 +242,11 @@ pub struct Server {
 
 impl Server {
     /// Takes everything the server needs; gives it back if something is missing.
-    pub fn start(config: Config, instance: &Instance) -> Result<Server, StartError> {
+    pub fn start(
+        config: Config,
+        source: ConfigSource,
+        instance: &Instance,
+    ) -> Result<Server, StartError> {
         let now = clock::now();
         let signals = Signals::watch(&[Signal::TERM, Signal::INT, Signal::HUP])?;
         let managed = config
@@ -266,7 +273,7 @@ impl Server {
         let hooks = HookWatch::start().map_err(StartError::HookWatch)?;
         let reserved = Some(reserve_ports(first..=last, instance)?);
         let listener = ControlSocket::bind(instance.socket())?;
-        set_permissions(&config, instance)?;
+        set_permissions(&config, instance.socket())?;
 
         let mut poll = Poller::new()?;
         let control_token = poll.add(&listener, Source::Control, EventFlags::IN)?;
@@ -362,6 +369,8 @@ impl Server {
             shortage: Shortage::default(),
             refused_calls: RefusedCalls::default(),
             supervisor: Supervisor::new(),
+            socket: instance.socket().to_owned(),
+            source,
             config,
         };
         server.await_first_spare();
@@ -484,7 +493,7 @@ impl Server {
     fn on_signal(&mut self) {
         while let Some(signal) = self.signals.next() {
             match signal {
-                Signal::HUP => info!("SIGHUP ignored: restart to read the configuration again"),
+                Signal::HUP => self.reload_file(),
                 signal => {
                     info!(?signal, "stopping");
                     self.stopping = true;
@@ -671,9 +680,8 @@ pub fn raise_descriptor_limit() {
 }
 
 /// Who may connect to the control socket.
-fn set_permissions(config: &Config, instance: &Instance) -> Result<(), StartError> {
+pub(crate) fn set_permissions(config: &Config, path: &FilePath) -> Result<(), StartError> {
     use std::os::unix::fs::{PermissionsExt, chown};
-    let path = instance.socket();
     let failed = |what, reason: String| StartError::Permissions {
         what,
         path: path.display().to_string(),

@@ -3,11 +3,13 @@
 
 use std::fs;
 use std::process::Command;
+use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{connect, exchange};
 use portolan_programs::{PYTHON, bed, eventually};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const PORT: u16 = 7090;
@@ -271,4 +273,70 @@ for line in open(sys.argv[3]).read().split('\\0'):
         validate.args(["-c", VALIDATE, SCHEMA, command]).arg(&file);
         run(&mut validate).unwrap_or_else(|error| panic!("{line}: {error}\n{said}"));
     }
+}
+
+/// What sockets start with that a program opens now.
+fn congestion(bed: &Bed) -> String {
+    const SCRIPT: &str = "import socket; s = socket.socket(); \
+                          print(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())";
+    let mut program = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    let said = run(program.args(["-c", SCRIPT])).expect("python");
+    said.trim().to_owned()
+}
+
+#[test]
+fn a_changed_configuration_is_taken_up_as_a_whole_or_refused() {
+    let mut bed = bed();
+    let file = bed.file("server.toml");
+    let before = fs::read_to_string(&file).expect("the server has it");
+    let set = |lines: &str| fs::write(&file, format!("{lines}\n{before}")).expect("it is ours");
+    let reload = |bed: &Bed| bed.portolan(Side::Server, &["reload"]);
+    assert_eq!(
+        reload(&bed).expect("root asks").trim(),
+        "nothing has changed"
+    );
+    set("congestion = \"bbr\"\n");
+    assert_eq!(
+        reload(&bed).expect("it may change").trim(),
+        "changed: congestion"
+    );
+    assert_eq!(congestion(&bed), "bbr");
+
+    set("congestion = \"reno\"\nring_size = 1048576\n");
+    let refused = reload(&bed).expect_err("it may not").to_string();
+    assert!(
+        refused.contains("`ring_size` takes a restart: channels"),
+        "{refused}"
+    );
+    set("congestion = \"vegas\"\n");
+    let refused = reload(&bed).expect_err("there is none").to_string();
+    assert!(refused.contains("\"vegas\" is unknown"), "{refused}");
+    set("socket_group = \"nosuchgroup\"\n");
+    let refused = reload(&bed).expect_err("there is none").to_string();
+    assert!(refused.contains("no group is named"), "{refused}");
+    assert_eq!(congestion(&bed), "bbr", "the one before stays");
+
+    set("congestion = \"reno\"\n");
+    let daemon = bed.daemon(Side::Server).as_ref().expect("it runs");
+    daemon.signal(Signal::HUP).expect("it runs");
+    assert!(eventually(Duration::from_secs(10), || congestion(&bed) == "reno"));
+    assert!(bed.daemon_log(Side::Server).contains("reloaded"));
+
+    // As editors do it: another file in its place.
+    let other = bed.file("other.toml");
+    fs::write(&other, format!("congestion = \"cubic\"\n{before}")).expect("it is ours");
+    fs::rename(&other, &file).expect("the same folder");
+    assert_eq!(
+        reload(&bed).expect("it may change").trim(),
+        "changed: congestion"
+    );
+    assert_eq!(congestion(&bed), "cubic");
+
+    let mut stranger = bed.command(Side::Server, Stack::Kernel, "setpriv");
+    stranger.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]);
+    let programs = portolan_programs::public_programs(&bed);
+    stranger.arg(programs.join("portolan"));
+    let refused = run(stranger.args(["reload", "--config", "/dev/null"]));
+    let refused = refused.expect_err("it is not root's").to_string();
+    assert!(refused.contains("not permitted"), "{refused}");
 }

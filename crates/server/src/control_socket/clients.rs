@@ -282,6 +282,7 @@ impl Server {
             RequestBody::ListRawFlows => self.list_raw_flows(),
             RequestBody::ReadCounters => self.read_counters(),
             RequestBody::ReadStatus => Ok(self.read_status()),
+            RequestBody::Reload { text } => self.reload_text(id, (text, fds)),
             RequestBody::Qos(request) => Ok(self.qos(id, request)),
             RequestBody::Extension(request) => Ok(self.extension(id, number, request)),
             RequestBody::Direct { session } => self.map_directly(id, number, session),
@@ -494,6 +495,7 @@ impl Server {
             | RequestBody::ListRawFlows
             | RequestBody::ReadCounters
             | RequestBody::ReadStatus
+            | RequestBody::Reload { .. }
             | RequestBody::Direct { .. }
             | RequestBody::Qos(_)
             | RequestBody::Extension(_) => Err(Errno::INVAL),

@@ -183,6 +183,11 @@ impl Server {
             version: portolan_manual::release(),
             protocol: portolan_proto::PROTOCOL,
             pid: std::process::id(),
+            config: self
+                .source
+                .file
+                .as_ref()
+                .map(|path| path.display().to_string()),
             interfaces: self.config.interfaces.clone(),
             processes: count(self.control.registry.process_count()),
             sessions: count(self.control.registry.session_count()),

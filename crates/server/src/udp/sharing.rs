@@ -79,6 +79,10 @@ struct Binding {
 }
 
 impl Sharing {
+    pub fn set_limit(&self, deals: Limit) {
+        self.deals.set_limit(deals);
+    }
+
     pub fn new(deals: Limit) -> Sharing {
         Sharing {
             bindings: HashMap::new(),
