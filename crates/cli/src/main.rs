@@ -110,7 +110,8 @@ enum Command {
     /// Show the server of this network namespace.
     ///
     /// Shows its version, process, interfaces, processes and sessions, and how the packet filter works; while
-    /// the sysctl kernel.bpf_stats_enabled is 1, also the filter's mean time for a packet.
+    /// the sysctl kernel.bpf_stats_enabled is 1, also the filter's mean time for a packet. What is wrong is named, and the
+    /// exit status is 1 then.
     Status(status::Arguments),
     /// Have the server take up its configuration file as it is now. Needs root.
     ///

@@ -24,9 +24,13 @@ pub fn status(arguments: &Arguments) -> Result<(), Failure> {
         return Err(unexpected());
     };
     if arguments.json {
-        print_json(&StatusView::from(&status))
+        print_json(&StatusView::from(&status))?;
     } else {
-        print(describe(&status))
+        print(describe(&status))?;
+    }
+    match status.faults.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Shown),
     }
 }
 
@@ -46,6 +50,8 @@ pub struct StatusView {
     pub direct: u32,
     pub uptime_s: u64,
     pub filter: FilterView,
+    /// What is wrong at this moment, a sentence each.
+    pub faults: Vec<String>,
 }
 
 /// How the packet filter works, and what it took while the kernel counted.
@@ -91,11 +97,19 @@ impl From<&StatusReport> for StatusView {
                 nanoseconds: status.filter.nanoseconds,
                 driver_hooks: hooks.collect(),
             },
+            faults: status.faults.clone(),
         }
     }
 }
 
 fn describe(status: &StatusReport) -> String {
+    let faults = status.faults.iter();
+    faults.fold(describe_server(status), |text, fault| {
+        format!("{text}\nfault       {fault}")
+    })
+}
+
+fn describe_server(status: &StatusReport) -> String {
     format!(
         "portoland {}, protocol {:08x}, pid {}, up {}\ninterfaces  {}\nprocesses   {}\nsessions    {}\nfilter      {}",
         status.version,
@@ -160,11 +174,13 @@ mod tests {
                 nanoseconds: 0,
                 driver_hooks: Vec::new(),
             },
+            faults: vec!["device eth1 is gone".into()],
         };
         assert_eq!(
             describe(&status),
             "portoland 0.1.0 (1a2b), protocol 00000007, pid 7, up 1:02:05\ninterfaces  eth0 eth1\nprocesses   2\nsessions    3, 1 with a ring of its own\n\
-             filter      hash"
+             filter      hash\n\
+             fault       device eth1 is gone"
         );
     }
 

@@ -340,6 +340,8 @@ pub struct StatusReport {
     pub direct: u32,
     pub uptime_s: u64,
     pub filter: FilterReport,
+    /// What is wrong at this moment, a sentence each.
+    pub faults: Vec<String>,
 }
 
 /// How the packet filter works, and what it took while the kernel counted (`kernel.bpf_stats_enabled`).

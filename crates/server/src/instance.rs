@@ -1,4 +1,4 @@
-//! One server per control socket: a lock on a file beside the socket says whether one runs, also
+//! One server per network namespace, and one per control socket: a lock on a file beside the socket says whether one runs, also
 //! when the last one died without a word. What a server changed on the host stands in that file, so
 //! that the next one can undo it if this one cannot.
 
@@ -9,19 +9,38 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use portolan_sys::namespace_lock::{self, ClaimError, NamespaceLock};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
+use tracing::warn;
 
 /// Why this server cannot be the one.
 #[derive(Debug, thiserror::Error)]
 pub enum InstanceError {
     #[error("a server is running already (pid {pid}, lock {path})")]
     Running { pid: String, path: PathBuf },
+    #[error("a server runs already in this network namespace (pid {0})")]
+    RunningHere(u32),
     #[error("cannot create {path}: {source}")]
     Create {
         path: PathBuf,
         source: std::io::Error,
     },
+}
+
+/// The name of the lock that a network namespace has one of, however servers' sockets are named.
+const NAMESPACE: &str = "portolan/server";
+
+/// Takes the namespace's lock; none where another user's process keeps it from servers, or the kernel does not tell.
+pub fn claim_namespace() -> Result<Option<NamespaceLock>, InstanceError> {
+    match namespace_lock::claim(NAMESPACE) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(ClaimError::Held(pid)) => Err(InstanceError::RunningHere(pid)),
+        Err(error) => {
+            warn!(%error, "a second server in this network namespace would not be noticed");
+            Ok(None)
+        }
+    }
 }
 
 /// Held while the server runs.

@@ -38,16 +38,17 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, ValueEnum};
-use portolan_sys::{capability::Capability, namespace, wake_cost};
+use portolan_sys::device::{self, DeviceError};
+use portolan_sys::{accounts, capability::Capability, namespace, wake_cost};
 use tracing::error;
 use tracing_journald::{Priority, PriorityMappings};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{ConfigError, ConfigSource};
+use crate::config::{Config, ConfigError, ConfigSource};
 use crate::confine::confine;
-use crate::instance::{Instance, InstanceError};
+use crate::instance::{Instance, InstanceError, claim_namespace};
 use crate::log_limit::LogLimit;
 use crate::server::{Server, StartError, raise_descriptor_limit, widen_descriptor_table};
 
@@ -63,7 +64,7 @@ struct Args {
     /// Configuration file, see portoland.toml(5)
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// Check configuration and command line, then exit
+    /// Check configuration and command line, and that the devices and the group are there, then exit
     #[arg(long)]
     check: bool,
     /// Device to manage; may be repeated; replaces the list of the configuration file
@@ -136,6 +137,10 @@ enum Exit {
 enum Failure {
     #[error(transparent)]
     Config(#[from] ConfigError),
+    #[error("`interfaces`: {0}")]
+    Device(#[from] DeviceError),
+    #[error("`socket_group`: no group is named {0:?}")]
+    Group(String),
     #[error(transparent)]
     Instance(#[from] InstanceError),
     #[error("missing {0}: run as root, or grant it with `setcap` or systemd's AmbientCapabilities")]
@@ -151,8 +156,10 @@ enum Failure {
 impl Failure {
     fn exit(&self) -> Exit {
         match self {
-            Failure::Config(_) => Exit::Configuration,
-            Failure::Instance(InstanceError::Running { .. }) => Exit::AlreadyRunning,
+            Failure::Config(_) | Failure::Device(_) | Failure::Group(_) => Exit::Configuration,
+            Failure::Instance(InstanceError::Running { .. } | InstanceError::RunningHere(_)) => {
+                Exit::AlreadyRunning
+            }
             Failure::Privileges(_) => Exit::Privileges,
             _ => Exit::Failure,
         }
@@ -197,6 +204,7 @@ fn print_manual(args: &Args) -> Option<ExitCode> {
 fn run(args: Args) -> Result<(), Failure> {
     let source = configuration(&args);
     let mut config = source.read()?;
+    check_host(&config)?;
     if args.check {
         println!("configuration is sound");
         return Ok(());
@@ -207,6 +215,7 @@ fn run(args: Args) -> Result<(), Failure> {
         None => namespace::control_path().map_err(Failure::Namespace)?,
     };
     let instance = Instance::claim(&socket)?;
+    let _namespace = claim_namespace()?;
     config.spin_us.get_or_insert_with(longest_spin);
     raise_descriptor_limit();
     widen_descriptor_table();
@@ -231,6 +240,17 @@ fn configuration(args: &Args) -> ConfigSource {
         file: args.config.clone(),
         interfaces: args.interfaces.clone(),
         socket: args.socket.clone().or_else(from_environment),
+    }
+}
+
+/// What the configuration names must be there, and be what it can be used for.
+fn check_host(config: &Config) -> Result<(), Failure> {
+    for name in &config.interfaces {
+        device::by_name(name)?;
+    }
+    match &config.socket_group {
+        Some(group) if accounts::gid_of(group).is_none() => Err(Failure::Group(group.clone())),
+        _ => Ok(()),
     }
 }
 

@@ -41,6 +41,11 @@ impl Qos {
         }
     }
 
+    /// Managed devices that are not there at the moment.
+    pub fn gone_devices(&self) -> impl Iterator<Item = &str> {
+        self.transmit.gone()
+    }
+
     /// The name of a managed device.
     pub fn device(&self, ifindex: u32) -> String {
         self.transmit.device(ifindex)

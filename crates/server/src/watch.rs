@@ -1,5 +1,6 @@
 //! What the host decides: routes, neighbours, addresses, devices and kernel parameters.
 
+pub mod faults;
 pub mod hooks;
 pub mod metastate;
 pub mod network;

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use portolan_types::MacAddr;
 use rustix::io::Errno;
 use rustix::ioctl::{Opcode, Updater, ioctl};
+use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 /// A device as it was when asked.
@@ -43,6 +44,14 @@ pub fn by_name(name: &str) -> Result<Device, DeviceError> {
         mac,
         mtu: device.mtu().map_err(ask)?,
     })
+}
+
+/// Is there a device of that number in the calling thread's network namespace? What cannot be asked is taken to be there.
+pub fn exists(index: u32) -> bool {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None);
+    let name = socket.and_then(|socket| index_to_name(socket, index));
+    !matches!(name, Err(Errno::NODEV))
 }
 
 /// Rate of a device in bits per second; none if it does not say.
@@ -214,6 +223,9 @@ mod tests {
             assert_eq!(device.mac, MacAddr([2, 0, 0, 0, 0, 7]));
             assert_eq!(device.mtu, 1400);
             assert_ne!(device.index, 0);
+            assert!(exists(device.index));
+            ip("link del p0");
+            assert!(!exists(device.index));
         });
     }
 

@@ -16,6 +16,7 @@ pub mod map;
 mod mapping;
 pub mod memory;
 pub mod namespace;
+pub mod namespace_lock;
 pub mod netlink;
 pub mod owner;
 pub mod pi;

@@ -340,3 +340,90 @@ fn a_changed_configuration_is_taken_up_as_a_whole_or_refused() {
     let refused = refused.expect_err("it is not root's").to_string();
     assert!(refused.contains("not permitted"), "{refused}");
 }
+
+/// How `portoland` ends that is not to run: its exit status, and what it says.
+fn refused_server(bed: &Bed, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut server = Command::new("nsenter");
+    server.arg(format!("--net={}", bed.namespace(Side::Server).path()));
+    server.arg(&bed.tools().portoland).args(arguments);
+    let output = server.output().expect("nsenter");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), said)
+}
+
+#[test]
+fn a_network_namespace_has_one_server_whatever_its_socket() {
+    let mut bed = bed();
+    let other = bed.file("another/control").display().to_string();
+    let arguments = ["--interface", "eth0", "--socket", &other];
+    let (code, said) = refused_server(&bed, &arguments);
+    let daemon = bed.daemon(Side::Server).as_ref().expect("it runs").pid();
+    assert_eq!(code, Some(3), "{said}");
+    assert!(
+        said.contains(&format!(
+            "runs already in this network namespace (pid {daemon})"
+        )),
+        "{said}"
+    );
+    assert!(portolan(&bed, "status").contains("interfaces  eth0"));
+}
+
+#[test]
+fn a_check_finds_what_a_start_would() {
+    let bed = bed();
+    for (arguments, expected) in [
+        (&["--interface", "eth0"][..], ""),
+        (&["--interface", "nosuch"], "cannot ask about device nosuch"),
+        (&["--interface", "lo"], "device lo is not Ethernet"),
+    ] {
+        let (code, said) = refused_server(&bed, &[&["--check"], arguments].concat());
+        let is_sound = expected.is_empty();
+        assert_eq!(
+            code,
+            Some(if is_sound { 0 } else { 2 }),
+            "{arguments:?}: {said}"
+        );
+        assert!(said.contains(expected), "{said}");
+    }
+    let file = portolan_programs::file(
+        &bed,
+        "group.toml",
+        "interfaces = ['eth0']\nsocket_group = 'nosuch'\n",
+    );
+    let (code, said) = refused_server(&bed, &["--check", "--config", &file]);
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("no group is named \"nosuch\""), "{said}");
+}
+
+#[test]
+fn what_the_server_has_lost_shows_in_its_status() {
+    let bed = bed();
+    assert!(!portolan(&bed, "status").contains("fault"));
+    let namespace = bed.namespace(Side::Server);
+    let links = namespace.enter(|| fs::read_to_string("/proc/thread-self/net/dev").expect("proc"));
+    let own = links.lines().find_map(|line| {
+        let name = line.split(':').next()?.trim();
+        name.starts_with("ptl-srv").then(|| name.to_owned())
+    });
+    let own = own.expect("the server has it");
+    namespace.ip(&format!("link del {own}"));
+    let fault = || {
+        let status = bed.portolan(Side::Server, &["status"]);
+        status.err().map(|error| error.to_string())
+    };
+    assert!(eventually(Duration::from_secs(10), || fault().is_some()));
+    let said = fault().expect("it stays");
+    assert!(said.contains("exit status: 1"), "{said}");
+    let mut status = bed.own_command(Side::Server);
+    let status = status.arg("status").output().expect("it runs");
+    let said = String::from_utf8_lossy(&status.stdout);
+    assert!(
+        said.contains("fault       the device by which the server answers was deleted"),
+        "{said}"
+    );
+    let mut doctor = bed.own_command(Side::Server);
+    let doctor = doctor.arg("doctor").output().expect("it runs");
+    assert_eq!(doctor.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&doctor.stdout);
+    assert!(said.contains("server answers was deleted"), "{said}");
+}

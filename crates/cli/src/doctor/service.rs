@@ -99,6 +99,11 @@ pub(super) fn checks(server: &ServerAddress, status: &Result<StatusReport, Silen
             .ok()
             .and_then(|status| open_files(status.pid)),
     );
+    let faults = status.iter().flat_map(|status| &status.faults);
+    checks.extend(faults.map(|fault| {
+        let (what, advice) = fault.split_once(": ").unwrap_or((fault, ""));
+        Check::fail("server's work", what, advice)
+    }));
     checks.push(preload());
     checks
 }

@@ -36,7 +36,7 @@ impl Config {
         let same_forms = super::DeliveryConfig {
             form: db.form,
             mapping: db.mapping,
-            ..da.clone()
+            ..*da
         };
         [
             ("interfaces", a.interfaces != b.interfaces, Some(DEVICES)),

@@ -199,6 +199,7 @@ impl Server {
                 nanoseconds: run_time.nanoseconds,
                 driver_hooks: self.report_driver_hooks(),
             },
+            faults: self.faults(),
         })
         .into()
     }

@@ -30,7 +30,10 @@ pub struct HookWatch {
 #[derive(Debug, Default)]
 struct Devices {
     filtered: BTreeSet<u32>,
+    /// Not taken yet.
     lost: BTreeSet<u32>,
+    /// As of the last look.
+    missing: BTreeSet<u32>,
 }
 
 impl HookWatch {
@@ -54,6 +57,11 @@ impl HookWatch {
 
     pub fn remove(&self, ifindex: u32) {
         lock(&self.devices).filtered.remove(&ifindex);
+    }
+
+    /// Devices that are to have the filter, and had it not at the last look.
+    pub fn missing(&self) -> BTreeSet<u32> {
+        lock(&self.devices).missing.clone()
     }
 
     fn take_lost(&self) -> BTreeSet<u32> {
@@ -88,7 +96,9 @@ fn look(devices: &Mutex<Devices>) -> bool {
         .filter(|ifindex| is_attached(*ifindex).is_ok_and(|is_there| !is_there))
         .collect();
     let is_missing = !lost.is_empty();
-    lock(devices).lost = lost;
+    let mut devices = lock(devices);
+    devices.missing.clone_from(&lost);
+    devices.lost = lost;
     is_missing
 }
 

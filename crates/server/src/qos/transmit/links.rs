@@ -123,6 +123,13 @@ impl Reservations {
         terms.min_by_key(|terms| terms.rate)
     }
 
+    /// Managed devices that are not there at the moment.
+    pub(in crate::qos) fn gone(&self) -> impl Iterator<Item = &str> {
+        let gone = |link: &&Link| link.presence == Presence::Gone;
+        let links = self.links.values().filter(gone);
+        links.map(|link| link.config.device.as_str())
+    }
+
     pub(in crate::qos) fn device(&self, ifindex: u32) -> String {
         let link = self.links.get(&ifindex);
         link.map(|link| link.config.device.clone())
