@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
-use std::path::Path as FilePath;
+use std::path::{Path as FilePath, PathBuf};
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};

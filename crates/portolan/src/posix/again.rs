@@ -17,7 +17,7 @@ use portolan_types::{Generation, Instant, Protocol, SessionId};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, listen, shutdown, sockopt};
 
-use super::Stop;
+use super::Outcome;
 use super::asking::refusal;
 use super::connect::retarget;
 use super::delegate::{self, ListenerSlot};
@@ -133,7 +133,7 @@ pub(super) fn accept_from_kernel(
     fd: RawFd,
     listener: &Arc<Socket>,
     flags: i32,
-) -> Result<Option<(RawFd, SocketAddr)>, Stop> {
+) -> Outcome<Option<(RawFd, SocketAddr)>> {
     let mut polled = [pollfd(fd, libc::POLLIN)];
     if wait::ppoll(&mut polled, Some(Instant::ZERO), None)? == 0 {
         return Ok(None);
@@ -178,10 +178,7 @@ pub(super) fn fetch_token(process: &Process, setup: &mut Setup) {
 }
 
 /// Has a listener of the server before listen again. False if it is none.
-pub(super) fn open_listener(
-    process: &'static Process,
-    listener: &Arc<Socket>,
-) -> Result<bool, Stop> {
+pub(super) fn open_listener(process: &'static Process, listener: &Arc<Socket>) -> Outcome<bool> {
     let mut setup = listener.setup();
     if listener.phase() != SocketPhase::Listening || !is_old(process, &setup) {
         return Ok(false);
@@ -209,7 +206,7 @@ fn listen_again(
     process: &'static Process,
     listener: &Arc<Socket>,
     setup: &mut Setup,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let session = setup.session.ok_or(Errno::INVAL)?;
     let (near, far) = process.control.replacing_pair(PairKind::SeqPacket)?;
     let waiting = give_up_kernels(process, listener, setup)?;
@@ -311,7 +308,7 @@ fn bind_again(
     socket: &Socket,
     setup: &Setup,
     (near, far): (&OwnedFd, &OwnedFd),
-) -> Result<Bound, Stop> {
+) -> Outcome<Bound> {
     let session = setup.session.ok_or(Errno::INVAL)?;
     let local = setup.local.ok_or(Errno::INVAL)?;
     let (reuse, v6_only) = {
@@ -354,7 +351,7 @@ fn bind_again(
 }
 
 /// A socket of TCP that is bound and does nothing yet.
-fn bind_stream(process: &'static Process, socket: &Arc<Socket>) -> Result<(), Stop> {
+fn bind_stream(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     let mut setup = socket.setup();
     if socket.phase() != SocketPhase::Idle || !is_old(process, &setup) {
         return Ok(());
@@ -380,7 +377,7 @@ fn bind_stream(process: &'static Process, socket: &Arc<Socket>) -> Result<(), St
 }
 
 /// A socket of UDP with its port, its peer and its groups. What it has not read stays.
-fn bind_datagrams(process: &'static Process, socket: &Arc<Socket>) -> Result<(), Stop> {
+fn bind_datagrams(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     if !is_of_before(process, socket) {
         return Ok(());
     }
@@ -418,7 +415,7 @@ fn connect_datagrams(
     socket: &Socket,
     session: SessionId,
     remote: SocketAddr,
-) -> Result<(), Stop> {
+) -> Outcome<()> {
     let slot = socket.slot();
     let chosen = socket.options().delivery();
     let request = RequestBody::Connect {

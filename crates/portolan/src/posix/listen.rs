@@ -21,7 +21,6 @@ use super::lifecycle::{enter, replace_fds};
 use super::migrate::fetch;
 use super::{CallError, Outcome, Watching, deadline_after, find, restarts};
 use crate::process::{Absent, Process, successor};
-use crate::socket::table::InternalFd;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
 use crate::wait::{Sleep, Woken, outside, pollfd};
 
