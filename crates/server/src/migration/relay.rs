@@ -3,7 +3,7 @@
 //! copy of the descriptor goes with bytes that nobody has read, the connection is reset (RFC 2525
 //! §2.17).
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use portolan_control::{Holder, Input, Interest, Life, Relay, RelayProgress};
 use portolan_local::Stream;
@@ -20,8 +20,7 @@ use crate::server::Server;
 const TURN: usize = 256 * 1024;
 const CHUNK: usize = 64 * 1024;
 
-/// Bytes that are taken out of a descriptor in each direction when a relay ends: more than its buffers hold, of which
-/// nobody sends more meanwhile unless he means harm.
+/// Bytes that are taken out of a descriptor in each direction when a relay ends, however many its buffers hold.
 const DRAINED: usize = 16 << 20;
 
 impl Server {
@@ -168,19 +167,22 @@ impl Server {
             return false;
         }
         let mut chunk = vec![0; CHUNK];
-        for _ in 0..DRAINED / CHUNK {
+        let mut left = waiting_in(&far.fd);
+        loop {
             // Looks first: what the session cannot take stays where it is.
             let look = RecvFlags::DONTWAIT | RecvFlags::PEEK;
             match recv(&far.fd, &mut chunk[..], look) {
-                Ok((count @ 1.., _)) if session.connection.send_whole(&chunk[..count]) => {
+                Ok((count @ 1.., _))
+                    if left > 0 && session.connection.send_whole(&chunk[..count]) =>
+                {
                     // It was there a moment ago.
                     let _ = recv(&far.fd, &mut chunk[..count], RecvFlags::DONTWAIT);
+                    left = left.saturating_sub(count);
                 }
                 Err(rustix::io::Errno::AGAIN) => return true,
                 _ => return false,
             }
         }
-        false
     }
 
     /// From the peer to the descriptor. True if the descriptor is full.
@@ -241,12 +243,19 @@ fn held<'a>(
     }
 }
 
+/// Bytes that are in a stream now. Nobody sends more while a relay ends, unless he means harm: that is left where it is.
+fn waiting_in(stream: impl AsFd) -> usize {
+    let there = rustix::io::ioctl_fionread(stream).unwrap_or(0);
+    usize::try_from(there).map_or(DRAINED, |there| there.min(DRAINED))
+}
+
 /// What the application has not read yet.
 fn unread(near: &OwnedFd) -> Vec<u8> {
-    let mut bytes = Vec::new();
+    let there = waiting_in(near);
+    let mut bytes = Vec::with_capacity(there);
     let mut chunk = vec![0; CHUNK];
     // It ends, or fails, when nothing is left.
-    while bytes.len() < DRAINED
+    while bytes.len() < there
         && let Ok((count @ 1.., _)) = recv(near, &mut chunk[..], RecvFlags::DONTWAIT)
     {
         bytes.extend_from_slice(&chunk[..count]);
