@@ -39,7 +39,7 @@ const BETWEEN_PAGES: Duration = Duration::from_millis(25);
 /// at once. A page opens a connection: some exchanges with the server, each of which has its turn after one of every other
 /// user's.
 const GET_FLOOR: Duration = Duration::from_millis(50);
-const PAGE_FLOOR: Duration = Duration::from_millis(100);
+pub const PAGE_FLOOR: Duration = Duration::from_millis(100);
 
 /// Of an answer that is wrong.
 const SHOWN: usize = 400;
