@@ -3,7 +3,8 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, copy_nonoverlapping, null_mut};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
 
 use rustix::io::Errno;
 use rustix::mm::{
@@ -16,10 +17,16 @@ pub(crate) fn page_size() -> usize {
     rustix::param::page_size()
 }
 
+fn own_number() -> i32 {
+    rustix::process::getpid().as_raw_pid()
+}
+
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     length: usize,
+    /// The process that alone has it, if it is kept from children; else 0.
+    kept_by: AtomicI32,
 }
 
 // SAFETY: a mapping belongs to the process, not to a thread, and `Mapping` gives access to it
@@ -65,12 +72,16 @@ impl Mapping {
             )?
         };
         let start = NonNull::new(start.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Mapping { start, length })
+        Ok(Mapping {
+            start,
+            length,
+            kept_by: AtomicI32::new(0),
+        })
     }
 
-    /// A child of `fork` does not have it: it must neither use nor drop its copy of the `Mapping`. Its page tables are not
-    /// copied then.
+    /// A child of `fork` does not have it, and must not use its copy of the `Mapping`. Its page tables are not copied then.
     pub(crate) fn keep_from_children(&self) {
+        self.kept_by.store(own_number(), Relaxed);
         // SAFETY: exactly the range that `shared` mapped; this process has it as before.
         let kept = unsafe {
             madvise(
@@ -146,6 +157,10 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if ![0, own_number()].contains(self.kept_by.get_mut()) {
+            // In the child something else may lie there by now. What was made private it has, and keeps.
+            return;
+        }
         // SAFETY: exactly the range that `shared` mapped; every borrow of it has ended.
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
         debug_assert!(unmapped.is_ok());

@@ -212,6 +212,14 @@ fn other_threads_give_pieces_back() {
 }
 
 #[test]
+fn a_child_has_the_pieces_and_the_rest_of_the_stream() {
+    over_both_families(|bed| {
+        let said = play(bed, "fork", "1");
+        assert!(said.contains("all "), "{said}");
+    });
+}
+
+#[test]
 fn socket_calls_see_what_has_stayed_in_the_ring() {
     over_both_families(|bed| {
         let said = play(bed, "mixed", "0.7");
