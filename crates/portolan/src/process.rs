@@ -26,7 +26,6 @@ use portolan_sys::ring::Ring;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
-use portolan_sys::unix::Connection;
 use portolan_sys::wait::WakeReceiver;
 use portolan_sys::{clock, namespace, owner, port_right, thread};
 use portolan_tcp::CongestionKind;
@@ -306,11 +305,10 @@ impl Process {
     }
 
     /// Does no filter send packets here any more? A server that stops takes its filter along and
-    /// removes its socket; one that starts replaces both. A server that died has left them, and
-    /// the sessions go on.
+    /// removes its socket. A server that died has left both, and the sessions go on until another
+    /// answers: who listens meanwhile may be the one that dies.
     pub(crate) fn is_cut_off(&self) -> bool {
-        server()
-            .is_ok_and(|Server { path, .. }| !path.exists() || Connection::connect(&path).is_ok())
+        server().is_ok_and(|Server { path, .. }| !path.exists())
     }
 
     /// What the process has here is left to itself, and nothing more is opened.

@@ -11,11 +11,12 @@ use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
 /// Round trips that are looked at.
 const ROUND_TRIPS: usize = 64;
-/// On a machine that has other things to do there are fewer.
+/// Fewer say nothing: the machine had other things to do.
+const ROUND_TRIPS_MIN: usize = 9;
 const TIME_LIMIT: Duration = Duration::from_millis(30);
 
 /// Two threads on two processors wake each other in turns: half of the median round trip. Fails where there is one
-/// processor only.
+/// processor only, and with `EAGAIN` where the machine did not let them in time.
 pub fn measure() -> Result<Duration, Errno> {
     let [there, back] = [
         eventfd(0, EventfdFlags::CLOEXEC)?,
@@ -49,10 +50,11 @@ pub fn measure() -> Result<Duration, Errno> {
         times
     });
     times.sort_unstable();
-    times
-        .get(times.len() / 2)
-        .map(|median| *median / 2)
-        .ok_or(Errno::IO)
+    match times.len() {
+        0 => Err(Errno::IO),
+        few if few < ROUND_TRIPS_MIN => Err(Errno::AGAIN),
+        enough => Ok(times[enough / 2] / 2),
+    }
 }
 
 /// Sends the calling thread to the other processors.
@@ -83,10 +85,14 @@ fn take(fd: &impl AsFd) -> Result<u64, Errno> {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     #[test]
-    fn a_wake_up_costs_something_and_no_millisecond() {
-        let cost = super::measure().unwrap();
-        assert!(cost.as_nanos() > 200, "{cost:?}");
-        assert!(cost.as_millis() < 30, "{cost:?}");
+    fn a_wake_up_costs_something_and_few_milliseconds() {
+        match super::measure() {
+            Ok(cost) => assert!((200..10_000_000).contains(&cost.as_nanos()), "{cost:?}"),
+            // It did not run for long.
+            Err(errno) => assert_eq!(errno, Errno::AGAIN),
+        }
     }
 }

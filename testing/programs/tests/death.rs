@@ -162,8 +162,6 @@ fn a_transfer_outlives_both_servers() {
         Background::start_with_output(&mut command).unwrap_or_else(|error| panic!("{error}"));
     await_one_in("ESTAB", &bed, Side::Client);
     await_one_in("ESTAB", &bed, Side::Server);
-    // It is under way.
-    std::thread::sleep(Duration::from_millis(500));
     kill_daemon(&mut bed, Side::Client);
     kill_daemon(&mut bed, Side::Server);
     assert!(bulk.wait(Duration::from_secs(10)), "the transfer hangs");

@@ -430,7 +430,8 @@ fn send_tcp(
             return Some(some(done.get()).map_or_else(|| gone(socket), Ok));
         };
         if connection.is_send_closed() {
-            return Some(some(done.get()).ok_or(Errno::PIPE.into()));
+            let mut why = || socket.take_error(Some(core)).unwrap_or(Errno::PIPE);
+            return Some(some(done.get()).ok_or_else(|| why().into()));
         }
         connection.options().more = more;
         let copy = layers::enter(Layer::Copy);

@@ -301,9 +301,8 @@ pub fn forget(fd: RawFd) {
     if !table::is_ours(fd) || shares_memory() {
         return;
     }
-    // A connection that has come to stand without anybody's looking ends by FIN.
     if let (Some(socket), Some(process)) = (table::socket(fd), Process::running()) {
-        complete_connect(process, fd, &socket);
+        settle_open(process, fd, &socket);
     }
     match table::remove(fd) {
         Some(File::Socket(socket)) => {
@@ -325,6 +324,23 @@ pub fn forget(fd: RawFd) {
             None => leave_all(&epoll),
         },
         None => {}
+    }
+}
+
+/// A connection that has come to stand without anybody's looking ends by FIN: so nobody leaves one whose outcome is under
+/// way. The server gives up an open that has none; where it gives up nothing, the outcome lies on the descriptor.
+fn settle_open(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
+    complete_connect(process, fd, socket);
+    let is_left = table::numbers_of(socket) == [fd] && !socket.is_shared();
+    if socket.phase() != SocketPhase::Connecting || !is_left {
+        return;
+    }
+    let Some(session) = socket.setup().session else {
+        return;
+    };
+    let released = process.control.call(RequestBody::Release { session }, &[]);
+    if matches!(released, Ok((ReplyBody::Error { .. }, _))) {
+        complete_connect(process, fd, socket);
     }
 }
 

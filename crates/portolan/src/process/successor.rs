@@ -142,7 +142,11 @@ fn try_once() -> Look {
     match process.renew() {
         Ok(()) => {}
         Err(NotRegistered::Absent(_)) => return Look::Absent,
-        Err(NotRegistered::Refused(reason)) => return Look::Refused(reason),
+        Err(NotRegistered::Refused(reason)) => {
+            // Its filter has taken the place of the one that sent packets here.
+            process.lock().end_all(clock::now());
+            return Look::Refused(reason);
+        }
     }
     match posix::open_again(process) {
         Opened::All => Look::Done,
