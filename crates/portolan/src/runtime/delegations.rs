@@ -9,7 +9,7 @@ use portolan_proto::encode;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::StatisticsRow;
 use portolan_stack::passive::Rules;
-use portolan_stack::{DelegateInput, Delegation, FloodReport, Session, Stack, TcpSession};
+use portolan_stack::{Delegation, FloodReport, Session, Stack, TcpSession};
 use portolan_sys::unix;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
@@ -210,16 +210,4 @@ impl Core {
             }));
         }
     }
-}
-
-/// Takes a frame in if it is for a delegated listener's port; none if it is not.
-pub(crate) fn input(
-    delegations: &mut Delegations,
-    with: (&mut Stack, &portolan_stack::Routes),
-    now: Instant,
-    record: &RecordHeader,
-    frame: &[u8],
-) -> Option<DelegateInput> {
-    let handshakes = delegations.of(record)?;
-    Some(handshakes.input(with, now, record, frame))
 }
