@@ -223,14 +223,13 @@ type Choice = ([u8; 16], [bool; 5], Option<u16>, Option<u32>, u8, u8);
 
 fn flow_of(&(is_ipv6, bytes, port, ..): &Peer) -> FlowKey {
     let flow = flows(Protocol::Tcp)[usize::from(is_ipv6)];
-    let address: IpAddr = match is_ipv6 {
+    let address: IpAddr = if is_ipv6 {
         // Of somebody on the network, whatever the rest.
-        true => {
-            let mut address = [0x20; 16];
-            address[2..].copy_from_slice(&bytes);
-            address.into()
-        }
-        false => [11, bytes[0], bytes[1], bytes[2]].into(),
+        let mut address = [0x20; 16];
+        address[2..].copy_from_slice(&bytes);
+        address.into()
+    } else {
+        [11, bytes[0], bytes[1], bytes[2]].into()
     };
     FlowKey {
         remote: SocketAddr::new(address, port.max(1)),

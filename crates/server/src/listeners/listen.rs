@@ -78,9 +78,10 @@ impl Server {
             SessionRef::New => return self.listen_unbound(channel, backlog, fds),
             SessionRef::Again(_) => return Err(Errno::INVAL),
         };
-        let descriptor = match fds.is_empty() {
-            true => self.check_carries_messages(id).map(|()| None)?,
-            false => Some(self.take_new_descriptor(fds)?),
+        let descriptor = if fds.is_empty() {
+            self.check_carries_messages(id).map(|()| None)?
+        } else {
+            Some(self.take_new_descriptor(fds)?)
         };
         self.become_listener(id, backlog, descriptor)
     }
@@ -88,9 +89,10 @@ impl Server {
     /// May the connections to accept come on the descriptor that a bound session has? Whoever shares it accepts, too.
     fn check_carries_messages(&self, id: SessionId) -> Result<(), Errno> {
         let far = self.handles.peer_end(id).ok_or(Errno::INVAL)?;
-        match unix::carries_messages(&far.fd) {
-            true => Ok(()),
-            false => Err(Errno::INVAL),
+        if unix::carries_messages(&far.fd) {
+            Ok(())
+        } else {
+            Err(Errno::INVAL)
         }
     }
 

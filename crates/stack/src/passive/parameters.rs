@@ -29,9 +29,10 @@ pub struct Rules {
 
 /// What the path to a peer says.
 pub fn path_config(base: &Config, path: &Path, flow: &FlowKey, secret: &Secret) -> Config {
-    let (headers, assumed_mss) = match flow.remote.is_ipv4() {
-        true => (40, ASSUMED_MSS_V4),
-        false => (60, ASSUMED_MSS_V6),
+    let (headers, assumed_mss) = if flow.remote.is_ipv4() {
+        (40, ASSUMED_MSS_V4)
+    } else {
+        (60, ASSUMED_MSS_V6)
     };
     Config {
         assumed_mss,
