@@ -3,11 +3,6 @@
  * where the kernel put them; pieces to send are filled in place, and leave from there. For sockets of TCP and UDP that are
  * Portolan's.
  *
- * The functions are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in
- * a program that runs without it, which it has to look at once:
- *
- *     ssize_t count = portolan_buf_receive ? portolan_buf_receive(fd, pieces, 16, NULL, NULL) : -1;
- *
  * A piece is the program's until it is given back, also when its socket is closed or its session has gone to another
  * process; a child of fork has a copy of its own. Pieces are given back in any order and by any thread. Received bytes count
  * against the receive window until then: who keeps them is sent no more at some point.
@@ -23,18 +18,9 @@
 #ifndef PORTOLAN_BUF_H
 #define PORTOLAN_BUF_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/socket.h>
-#include <sys/types.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-#ifndef PORTOLAN_WEAK
-#define PORTOLAN_WEAK __attribute__((weak))
-#endif
+PORTOLAN_BEGIN
 
 /* Received bytes; not to be written to. */
 struct portolan_piece {
@@ -71,8 +57,6 @@ PORTOLAN_WEAK ssize_t portolan_buf_send(int fd, uint64_t number, size_t length);
 /* Gives a piece back, received or reserved. */
 PORTOLAN_WEAK int portolan_buf_give_back(uint64_t number);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

@@ -2,11 +2,6 @@
  * Protocol extensions of a program: it installs what <portolan/extension.h> describes for sockets, or flows
  * (<portolan/raw.h>), of its own, and shares maps with it.
  *
- * The functions are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in
- * a program that runs without it, which it has to look at once:
- *
- *     int number = portolan_extension_install ? portolan_extension_install(&spec, &listener, 1) : -1;
- *
  * Functions return -1 with errno set when something is refused; portolan_refusal() then says why. Among the errors are
  *
  *     EINVAL        the object is none of an extension; a descriptor is not a bound socket on Portolan, or one that does
@@ -23,16 +18,9 @@
 #ifndef PORTOLAN_INSTALL_H
 #define PORTOLAN_INSTALL_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-#ifndef PORTOLAN_WEAK
-#define PORTOLAN_WEAK __attribute__((weak))
-#endif
+PORTOLAN_BEGIN
 
 /* What is to be installed. To be zeroed before it is filled in. */
 struct portolan_spec {
@@ -74,8 +62,6 @@ PORTOLAN_WEAK int portolan_map_remove(int extension, const char *map, const void
 /* A new descriptor of the map, for bpf(2): the way to the values of each processor, and to rings. */
 PORTOLAN_WEAK int portolan_map_descriptor(int extension, const char *map);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

@@ -2,12 +2,6 @@
  * Guarantees for programs on Portolan: rates for what they send, budgets for what they receive, time for their threads,
  * and groups that share a reserved rate.
  *
- * The functions are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in
- * a program that runs without it, which it has to look at once:
- *
- *     if (portolan_transmit_reserve && portolan_transmit_reserve(fd, &spec) < 0)
- *         fprintf(stderr, "%s\n", portolan_refusal());
- *
  * Functions return 0 unless they say otherwise, and -1 with errno set when the request is refused; portolan_refusal() then
  * says why, with the numbers. Among the errors are
  *
@@ -30,13 +24,9 @@
 #ifndef PORTOLAN_QOS_H
 #define PORTOLAN_QOS_H
 
-#include <stdint.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-#define PORTOLAN_WEAK __attribute__((weak))
+PORTOLAN_BEGIN
 
 /* Instead of a descriptor: all that this process has. */
 #define PORTOLAN_PROCESS (-1)
@@ -138,8 +128,6 @@ PORTOLAN_WEAK int portolan_group_leave(uint32_t key, uint32_t member);
 /* Ends the group, and the rates of its members with it. */
 PORTOLAN_WEAK int portolan_group_delete(uint32_t key);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

@@ -3,11 +3,6 @@
  * host. A flow has all frames of one EtherType, or all packets of one IP protocol, or those for one port, and sends such
  * frames; what goes through it are whole Ethernet frames.
  *
- * The functions are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in
- * a program that runs without it, which it has to look at once:
- *
- *     int flow = portolan_raw_ethertype ? portolan_raw_ethertype(0x88b5) : -1;
- *
  * Functions return -1 with errno set when something is refused. Among the errors are
  *
  *     EINVAL        the stacks of this host live by that protocol; or the frame has no Ethernet header
@@ -25,18 +20,9 @@
 #ifndef PORTOLAN_RAW_H
 #define PORTOLAN_RAW_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/socket.h>
-#include <sys/types.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-#ifndef PORTOLAN_WEAK
-#define PORTOLAN_WEAK __attribute__((weak))
-#endif
+PORTOLAN_BEGIN
 
 /* Takes a protocol for this program; returns the flow's number, which is no descriptor. */
 PORTOLAN_WEAK int portolan_raw_ethertype(uint16_t number);
@@ -89,8 +75,6 @@ PORTOLAN_WEAK int portolan_raw_hop(int flow, int family, const void *address, in
 /* Frames that came while too many were unread. */
 PORTOLAN_WEAK int64_t portolan_raw_dropped(int flow);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

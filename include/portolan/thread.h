@@ -3,11 +3,6 @@
  * the packet filter may (<portolan/extension.h>), or needs more than that has. They see what handlers in the filter leave
  * to the owner; what they pass or deliver the program gets by portolan_thread_recv().
  *
- * The functions are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in
- * a program that runs without it, which it has to look at once:
- *
- *     int thread = portolan_thread_start ? portolan_thread_start(socket, handlers, 1) : -1;
- *
  * Functions return -1 with errno set when something is refused. Among the errors are
  *
  *     EINVAL        the descriptor is not a bound UDP socket on Portolan; a handler without function or name, or none
@@ -19,18 +14,9 @@
 #ifndef PORTOLAN_THREAD_H
 #define PORTOLAN_THREAD_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/socket.h>
-#include <sys/types.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-#ifndef PORTOLAN_WEAK
-#define PORTOLAN_WEAK __attribute__((weak))
-#endif
+PORTOLAN_BEGIN
 
 /* What a handler returns; anything else is as the first. */
 #define PORTOLAN_THREAD_PASS 0    /* to the next handler; after the last one, to the program */
@@ -78,8 +64,6 @@ PORTOLAN_WEAK int64_t portolan_thread_dropped(int thread);
 /* Ends the thread and closes the socket: no handler runs when this returns. Not from a handler. */
 PORTOLAN_WEAK int portolan_thread_stop(int thread);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

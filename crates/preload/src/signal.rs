@@ -43,9 +43,10 @@ unsafe extern "C-unwind" fn arrived(signal: c_int, info: *mut siginfo_t, context
     // SAFETY: these are what the kernel gave, by `replaced`.
     let arrival = unsafe { SignalInfo::new(signal, info, context) };
     // No thread-local memory is used for these: any code of the program's may have faulted.
-    let is_for_us = match posix::is_of_memory(signal) {
-        true => arrival.is_recovered(),
-        false => posix::defer(&arrival),
+    let is_for_us = if posix::is_of_memory(signal) {
+        arrival.is_recovered()
+    } else {
+        posix::defer(&arrival)
     };
     if is_for_us {
         return;

@@ -484,9 +484,10 @@ fn may_be_sent(buffers: &[IoSlice<'_>], skip: usize, mut room: usize) -> bool {
 /// Refuses buffers that are taken whole and cannot be read.
 pub(super) fn are_readable(buffers: &[IoSlice<'_>]) -> Result<(), Errno> {
     let is_good = |buffer: &IoSlice<'_>| memory::readable(buffer).len() == buffer.len();
-    match buffers.iter().all(is_good) {
-        true => Ok(()),
-        false => Err(Errno::FAULT),
+    if buffers.iter().all(is_good) {
+        Ok(())
+    } else {
+        Err(Errno::FAULT)
     }
 }
 
