@@ -66,6 +66,13 @@ struct Mark {
     taken: bool,
 }
 
+/// For a writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    New,
+    More,
+}
+
 /// In which state a TCP connection would be left by an end that was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remains {
@@ -101,6 +108,8 @@ pub struct Local {
     has_grown: bool,
     /// What happened in a call of this end.
     events: Events,
+    /// When what the last look has found arose.
+    news_at: Instant,
     send_limit: u64,
     options: Options,
     /// Nothing is held back, whatever the options say.
@@ -126,7 +135,7 @@ impl Local {
         let mut progress = Progress {
             sent: own.sent.0.bytes.load(Acquire),
             shown: own.sent.0.shown.load(Acquire),
-            taken: own.taken.0.load(Acquire),
+            taken: own.taken.0.bytes.load(Acquire),
             flags: own.sent.0.flags.load(Acquire),
         };
         let is_possible = progress.sent.max(progress.taken) <= POSITION_MAX;
@@ -157,6 +166,7 @@ impl Local {
             is_blocked: false,
             has_grown: false,
             events: Events::NONE,
+            news_at: Instant::ZERO,
             send_limit: u64::from(kept.send_limit.load(Relaxed)),
             options: Options::default(),
             is_pushed: false,
@@ -220,6 +230,7 @@ impl Local {
 
     /// Takes note of what the peer has done since the last look, and tells what it means here.
     pub fn look(&mut self, now: Instant) -> Events {
+        self.news_at = now;
         let mut events = std::mem::take(&mut self.events);
         let theirs = self.rings.ends().of(self.side.other());
         // The end of the stream is told after its last byte: looked at in the other order, the
@@ -229,7 +240,7 @@ impl Local {
         let seen = Progress {
             sent: shown,
             shown,
-            taken: theirs.taken.0.load(Acquire),
+            taken: theirs.taken.0.bytes.load(Acquire),
             flags,
         };
         if self.has_failed {
@@ -243,6 +254,8 @@ impl Local {
         let base = theirs.sent.0.base.load(Relaxed);
         let cycle = theirs.sent.0.cycle.load(Relaxed);
         let urgent = theirs.sent.0.urgent.load(Relaxed);
+        let shown_at = [&theirs.sent.0.first_at, &theirs.sent.0.last_at];
+        let shown_at = shown_at.map(|at| Instant::from_nanos(at.load(Relaxed)));
         if !self.is_possible(&seen) {
             self.own.flags |= flags::RESET;
             return events | self.fail(Error::Aborted);
@@ -250,6 +263,9 @@ impl Local {
         let before = std::mem::replace(&mut self.peer, seen);
         self.peer_base = base;
         self.peer_cycle = checked_cycle(&self.rings, cycle);
+        if (seen.sent, seen.flags) != (before.sent, before.flags) {
+            self.note_news(shown_at);
+        }
         if seen.sent != before.sent {
             events = events | Events::READABLE;
             self.last_in = now;
@@ -264,7 +280,24 @@ impl Local {
             return Events::NONE;
         }
         self.is_blocked = false;
+        let room_at = self.theirs().taken.0.room_at.load(Relaxed);
+        self.news_at = self.news_at.min(Instant::from_nanos(room_at));
         Events::WRITABLE
+    }
+
+    /// What the peer showed for the first time since this end was empty may have been seen by a look before: then the last
+    /// it has shown says more.
+    fn note_news(&mut self, [first_at, last_at]: [Instant; 2]) {
+        let arose = match first_at < self.last_in {
+            true => last_at,
+            false => first_at,
+        };
+        self.news_at = self.news_at.min(arose);
+    }
+
+    /// When what the last look has found arose, as the peer says: a claim that is good for nothing but an order.
+    pub fn news_at(&self) -> Instant {
+        self.news_at
     }
 
     /// May an honest peer have come to that?
@@ -367,7 +400,7 @@ impl Local {
     // ---- what the peer is told ----
 
     /// Lets the peer see what this end has done, and wakes it, but for its notifier, if it sleeps and waits for it.
-    pub fn publish(&mut self) -> Option<Wake> {
+    pub fn publish(&mut self, now: Instant) -> Option<Wake> {
         self.own.shown = self.own.sent - self.held_back();
         let before = std::mem::replace(&mut self.published, self.own);
         let has_grown = std::mem::take(&mut self.has_grown);
@@ -375,23 +408,33 @@ impl Local {
             return None;
         }
         let own = &self.own;
+        let shows = own.shown != before.shown || own.flags != before.flags;
+        let leaves_room = self.leaves_room(&before, has_grown);
         pause();
         let mine = self.mine();
+        if shows {
+            let at = now.as_nanos();
+            if self.is_first_unseen(&before) {
+                mine.sent.0.first_at.store(at, Relaxed);
+            }
+            mine.sent.0.last_at.store(at, Relaxed);
+        }
+        if leaves_room == Some(Room::New) {
+            mine.taken.0.room_at.store(now.as_nanos(), Relaxed);
+        }
         mine.sent.0.base.store(self.base, Relaxed);
         mine.sent.0.cycle.store(self.cycle, Relaxed);
         mine.sent.0.urgent.store(self.urgent_out, Relaxed);
         mine.sent.0.bytes.store(own.sent, Relaxed);
         mine.sent.0.shown.store(own.shown, Release);
-        mine.taken.0.store(own.taken, Release);
+        mine.taken.0.bytes.store(own.taken, Release);
         mine.sent.0.flags.store(own.flags, Release);
         pause();
         let mut due = 0;
-        if own.shown != before.shown || own.flags != before.flags {
+        if shows {
             due |= wants::INPUT;
         }
-        if own.flags != before.flags
-            || (own.taken != before.taken || has_grown) && self.has_left_room()
-        {
+        if own.flags != before.flags || leaves_room.is_some() {
             due |= wants::OUTPUT;
         }
         if due == 0 {
@@ -415,11 +458,26 @@ impl Local {
             .then(|| self.held_since + HOLDS_BACK)
     }
 
-    /// Is a good deal of what this end reads from free for its writer?
-    fn has_left_room(&self) -> bool {
+    /// Has what this end has taken since `before`, or have its grown buffers, left a good deal free for the writer?
+    fn leaves_room(&self, before: &Progress, has_grown: bool) -> Option<Room> {
+        if self.own.taken == before.taken && !has_grown {
+            return None;
+        }
         let sender = u64::from(self.theirs().kept.0.send_limit.load(Relaxed));
         let limit = self.limit_of(sender, self.mine()).min(self.peer_cycle);
-        self.queued() * 3 <= limit * 2
+        let is_room = |taken| (self.peer.sent - taken) * 3 <= limit * 2;
+        is_room(self.own.taken).then(|| match has_grown || !is_room(before.taken) {
+            true => Room::New,
+            false => Room::More,
+        })
+    }
+
+    /// Is what is shown now the first that the peer has not seen: has it read all, or slept, since what was shown `before`?
+    fn is_first_unseen(&self, before: &Progress) -> bool {
+        let theirs = self.theirs();
+        before.shown == self.peer.taken
+            || before.shown == theirs.taken.0.bytes.load(Relaxed)
+            || theirs.notifier.0.wants.load(Relaxed) & wants::INPUT != 0
     }
 
     /// Takes the peer's request away and says what fulfils it.

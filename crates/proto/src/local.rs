@@ -69,6 +69,19 @@ pub struct Sent {
     pub urgent: AtomicU64,
     /// [`flags`]; the last word to be written.
     pub flags: AtomicU32,
+    /// When something was shown first since the peer had read all, or had fallen asleep, and when last: nanoseconds of the
+    /// monotonic clock, for the order in which the peer's program is told of several ends and for nothing else.
+    pub first_at: AtomicU64,
+    pub last_at: AtomicU64,
+}
+
+/// What an end has read.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Taken {
+    pub bytes: AtomicU64,
+    /// When that left room for a good deal, as [`Sent::first_at`]; written before `bytes`.
+    pub room_at: AtomicU64,
 }
 
 /// What wakes an end. The peer takes a bit of `wants` away and then notifies the holder, or wakes who sleeps
@@ -106,8 +119,7 @@ pub struct EndState {
 #[repr(C)]
 pub struct End {
     pub sent: Line<Sent>,
-    /// Bytes that this end has read.
-    pub taken: Line<AtomicU64>,
+    pub taken: Line<Taken>,
     pub notifier: Line<NotifyWord>,
     pub kept: Line<EndState>,
 }
@@ -152,7 +164,7 @@ pub const fn size(ring: usize) -> usize {
 
 const _: () = {
     assert!(
-        size_of::<Sent>() == 48 && size_of::<NotifyWord>() == 16 && size_of::<EndState>() == 32
+        size_of::<Sent>() == 64 && size_of::<NotifyWord>() == 16 && size_of::<EndState>() == 32
     );
     assert!(size_of::<End>() == 512 && align_of::<End>() == 128);
     assert!(offset_of!(End, taken) == 128 && offset_of!(End, notifier) == 256);

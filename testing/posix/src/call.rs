@@ -671,17 +671,24 @@ pub fn epoll_control(set: Fd, operation: c_int, fd: Fd, events: c_int, data: u64
 
 /// The events and data of each, in the order of the data.
 pub fn epoll_wait(set: Fd, maximum: usize, milliseconds: c_int) -> Answer<Vec<(u64, u32)>> {
+    let mut told = epoll_wait_in_order(set, maximum, milliseconds)?;
+    told.sort_unstable();
+    Ok(told)
+}
+
+/// In the order in which they are told.
+pub fn epoll_wait_in_order(
+    set: Fd,
+    maximum: usize,
+    milliseconds: c_int,
+) -> Answer<Vec<(u64, u32)>> {
     let mut events = vec![epoll_event { events: 0, u64: 0 }; maximum];
     // SAFETY: the array's own length.
     let ready =
         unsafe { libc::epoll_wait(set, events.as_mut_ptr(), maximum as c_int, milliseconds) };
     let ready = number(ready)? as usize;
-    let mut told: Vec<_> = events[..ready]
-        .iter()
-        .map(|event| (event.u64, event.events))
-        .collect();
-    told.sort_unstable();
-    Ok(told)
+    let told = events[..ready].iter();
+    Ok(told.map(|event| (event.u64, event.events)).collect())
 }
 
 /// A call by number with four integers.

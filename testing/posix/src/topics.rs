@@ -18,6 +18,7 @@ mod listeners;
 mod loops;
 mod names;
 mod options;
+mod order;
 mod owners;
 mod poll;
 mod receive;
@@ -42,7 +43,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 33] = [
+pub static TOPICS: [Topic; 34] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -174,5 +175,9 @@ pub static TOPICS: [Topic; 33] = [
     Topic {
         name: "listeners",
         run: listeners::run,
+    },
+    Topic {
+        name: "order",
+        run: order::run,
     },
 ];

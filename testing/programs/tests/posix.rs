@@ -71,7 +71,7 @@ fn streams_within_one_host_behave_as_the_kernels_do_over_ipv6() {
 }
 
 fn assert_alike_within_one_host(address: &str, more: &'static str) {
-    const TOPICS: [&str; 23] = [
+    const TOPICS: [&str; 24] = [
         "connect",
         "accept",
         "receive",
@@ -95,6 +95,7 @@ fn assert_alike_within_one_host(address: &str, more: &'static str) {
         "owners",
         "endings",
         "listeners",
+        "order",
     ];
     let bed = begun(bed);
     let account = |stack| -> Vec<String> {

@@ -259,11 +259,15 @@ fn take_from_kernel_epolls(
 
 /// A listener's descriptor was replaced, and it listens no longer: its events are the library's again.
 pub(super) fn return_from_kernel_epolls(socket: &Arc<Socket>) {
+    // It would not have listened without.
+    let Some(process) = Process::running() else {
+        return;
+    };
     for (epoll, (fd, interest)) in take_from_kernel_epolls(socket) {
         socket.join_epoll(&epoll, fd);
         // Sleepers of the set are signalled with the core held.
-        let _core = Process::running().map(Process::lock);
-        epoll.set(fd, socket, interest);
+        let mut core = process.lock();
+        epoll.set(&mut core, (fd, socket), interest);
     }
 }
 

@@ -222,8 +222,12 @@ fn control(
                 socket.join_epoll(epoll, fd);
             }
             // Sleepers of the set are signalled with the core held.
-            let _core = process.lock();
-            epoll.set(fd, &socket, event);
+            let mut core = process.lock();
+            if socket.readiness(&mut core) & event.events != 0 {
+                // It is told of after those that became ready before.
+                core.look_at_locals(clock::now());
+            }
+            epoll.set(&mut core, (fd, &socket), event);
             Ok(())
         }
         _ => Err(Errno::INVAL.into()),

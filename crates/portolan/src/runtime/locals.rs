@@ -54,7 +54,7 @@ pub(crate) struct Locals {
     /// Ends that hold bytes back.
     corked: Vec<Slot>,
     /// What they found, until nothing is locked but the core: who is to be told may be asking.
-    untold: Vec<(Slot, Events)>,
+    untold: Vec<(Slot, Events, Instant)>,
 }
 
 /// By which peers wake this process.
@@ -340,7 +340,7 @@ impl Core {
     /// The stream at `slot`, whatever its kind. After changing it, call [`Core::touch`].
     pub(crate) fn stream(&mut self, slot: Slot) -> Option<&mut dyn Stream> {
         if self.is_local(slot) {
-            self.look_at(slot);
+            self.look_at(slot, clock::now());
             return Some(&mut self.locals.mark_active(slot)?.end);
         }
         self.settle_lending(slot);
@@ -368,7 +368,8 @@ impl Core {
         let Some(held) = self.locals.mark_active(slot) else {
             return self.stack.touch(slot);
         };
-        let wake = held.end.publish();
+        let now = clock::now();
+        let wake = held.end.publish(now);
         if held.is_corked != held.end.pushes_at().is_some() {
             self.locals.note_corked(slot);
         }
@@ -377,11 +378,11 @@ impl Core {
         {
             // The other end is here, too.
             self.locals.was_rung = true;
-            for slot in self.locals.due(clock::now()) {
-                self.look_at(slot);
+            for slot in self.locals.due(now) {
+                self.look_at(slot, now);
             }
         }
-        self.look_at(slot);
+        self.look_at(slot, now);
     }
 
     /// Takes the local end at `slot` out, closed or for its next holder.
@@ -419,7 +420,7 @@ impl Core {
             self.push_late(now);
         }
         for slot in self.locals.due(now) {
-            self.look_at(slot);
+            self.look_at(slot, now);
         }
         self.tell_of_locals();
     }
@@ -443,22 +444,26 @@ impl Core {
         both.into_iter().flatten().min()
     }
 
-    fn look_at(&mut self, slot: Slot) {
+    fn look_at(&mut self, slot: Slot, now: Instant) {
         let Some(held) = self.locals.mark_active(slot) else {
             return;
         };
-        let events = held.end.look(clock::now());
+        let events = held.end.look(now);
         if events != Events::NONE {
+            let arose = held.end.news_at();
             self.locals.news += 1;
-            self.locals.untold.push((slot, events));
+            self.locals.untold.push((slot, events, arose));
         }
     }
 
     /// Tells whoever watches local sessions what looks have found.
     pub(crate) fn tell_of_locals(&mut self) {
-        // In the order in which it was found, which is that in which events are reported.
+        // Events are reported in the order in which they are told.
+        if self.locals.untold.len() > 1 {
+            self.locals.untold.sort_by_key(|(_, _, arose)| *arose);
+        }
         for next in 0..self.locals.untold.len() {
-            let (slot, events) = self.locals.untold[next];
+            let (slot, events, _) = self.locals.untold[next];
             self.tell(slot, events);
         }
         self.locals.untold.clear();
@@ -486,9 +491,10 @@ impl Core {
             held.end.arm(by);
             let events = held.end.look(clock::now());
             if events != Events::NONE {
+                let arose = held.end.news_at();
                 has_news = true;
                 self.locals.mark_active(slot);
-                self.locals.untold.push((slot, events));
+                self.locals.untold.push((slot, events, arose));
             }
         }
         self.tell_of_locals();
@@ -554,7 +560,7 @@ mod tests {
         assert!(!is_woken(&locals));
         // What is written meanwhile is found when it is heard again.
         peer.send(start, b"news");
-        let _ = peer.publish();
+        let _ = peer.publish(start);
         let until = start + DEAF_FOR;
         assert_eq!(locals.deadline(), Some(until));
         assert!(turn(&mut locals, until));
@@ -571,7 +577,7 @@ mod tests {
         let now = Instant::ZERO + Duration::from_secs(1);
         for round in 0..1000 {
             peer.send(now, b"x");
-            let _ = peer.publish();
+            let _ = peer.publish(now);
             wake_sender.wake();
             assert!(is_woken(&locals), "{round}");
             turn(&mut locals, now);
@@ -583,7 +589,7 @@ mod tests {
             }
             let end = &mut locals.mark_active(SLOT).expect("it is there").end;
             end.recv(now, &mut [0; 8]);
-            let _ = end.publish();
+            let _ = end.publish(now);
             peer.look(now);
         }
     }
@@ -611,12 +617,12 @@ mod tests {
         let held = locals.mark_active(SLOT).expect("it is there");
         held.end.options().cork = true;
         held.end.send(now, b"x");
-        let _ = held.end.publish();
+        let _ = held.end.publish(now);
         locals.note_corked(SLOT);
         assert_eq!(locals.deadline(), Some(now + Duration::from_millis(200)));
         let held = locals.mark_active(SLOT).expect("it is there");
         held.end.push();
-        let _ = held.end.publish();
+        let _ = held.end.publish(now);
         locals.note_corked(SLOT);
         assert_eq!(locals.deadline(), None);
         assert!(locals.corked.is_empty());

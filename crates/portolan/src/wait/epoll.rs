@@ -152,23 +152,27 @@ impl Epoll {
         self.state().interests.contains_key(&fd)
     }
 
-    /// Adds or replaces a member; it is looked at in the next wait.
-    pub(crate) fn set(&self, fd: RawFd, socket: &Arc<Socket>, event: libc::epoll_event) {
+    /// Adds or replaces a member. One that is not ready yet has its place among the others once it is.
+    pub(crate) fn set(
+        &self,
+        core: &mut Core,
+        (fd, socket): (RawFd, &Arc<Socket>),
+        event: libc::epoll_event,
+    ) {
         let mut state = self.state();
         let was_candidate = state.interests.get(&fd).is_some_and(|i| i.is_candidate);
-        state.interests.insert(
-            fd,
-            Interest {
-                socket: Arc::clone(socket),
-                events: event.events,
-                data: event.u64,
-                is_armed: true,
-                is_candidate: true,
-            },
-        );
-        if !was_candidate {
+        let mut interest = Interest {
+            socket: Arc::clone(socket),
+            events: event.events,
+            data: event.u64,
+            is_armed: true,
+            is_candidate: was_candidate,
+        };
+        if !was_candidate && interest.ready(core) != 0 {
+            interest.is_candidate = true;
             state.candidates.push_back(fd);
         }
+        state.interests.insert(fd, interest);
         state.wake();
         self.notify(&state);
     }

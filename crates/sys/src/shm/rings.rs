@@ -155,8 +155,8 @@ mod tests {
     #[test]
     fn both_see_the_words() {
         let (a, b) = pair();
-        a.ends().of(Side::Accepter).taken.0.store(7, Relaxed);
-        assert_eq!(b.ends().accepter.taken.0.load(Relaxed), 7);
+        a.ends().of(Side::Accepter).taken.0.bytes.store(7, Relaxed);
+        assert_eq!(b.ends().accepter.taken.0.bytes.load(Relaxed), 7);
     }
 
     #[test]
