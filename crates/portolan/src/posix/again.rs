@@ -73,6 +73,11 @@ pub(super) fn is_of_before(process: &Process, socket: &Socket) -> bool {
     is_old(process, &socket.setup())
 }
 
+/// Does the server that this process is registered with know it, and is it there?
+pub(super) fn is_open(process: &Process, setup: &Setup) -> bool {
+    !process.control.is_lost() && setup.session.is_some() && !is_old(process, setup)
+}
+
 fn is_old(process: &Process, setup: &Setup) -> bool {
     setup.session.is_some() && setup.incarnation != process.incarnation()
 }

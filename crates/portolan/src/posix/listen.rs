@@ -323,12 +323,14 @@ fn accept_from(
 /// comes before there is another, and the descriptor says nothing.
 fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
     let mut setup = listener.setup();
-    if listener.phase() != SocketPhase::Listening || listener.stands_in() {
+    let process = Process::running();
+    // The next server may have it already.
+    let listens = process.is_some_and(|process| again::is_open(process, &setup));
+    if listener.phase() != SocketPhase::Listening || listener.stands_in() || listens {
         // Another thread was faster.
         return Ok(());
     }
     successor::watch();
-    let process = Process::running();
     if let (Some(process), Some(session)) = (process, setup.session) {
         process.lock().abort_delegation(clock::now(), session);
     }
