@@ -1,5 +1,5 @@
-//! Passive opens: what the owner of a port answers to segments that belong to no session. The
-//! server does this for its listeners, and a library for those that are delegated to it (ADR 15).
+//! Passive opens: how the owner of a port answers segments that belong to no session. The server does
+//! this for its listeners, and a library for delegated listeners (ADR 15).
 
 use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::Flood;
@@ -17,43 +17,43 @@ use core::time::Duration;
 use crate::backlog::CookieUse;
 use crate::routes::Path;
 
-/// Twice the age at which the engine refuses a cookie.
+/// Twice the age at which the TCP engine rejects a cookie.
 const COOKIE_LIFETIME: Duration = Duration::from_secs(240);
 
-/// The least receive buffer that a connection starts with.
+/// Smallest initial receive buffer of a connection.
 const RECEIVE_BUFFER_MIN: u32 = 4096;
 
-/// What holds for all handshakes of a host, as the server tells it to a library that performs some.
+/// Parameters of all handshakes of a host, which the server sends to libraries that perform some.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Rules {
-    /// Of connections before their path and their listener are known.
+    /// Parameters of connections before their path and their listener are known.
     pub config: Config,
     pub cookies: CookieUse,
     pub syn_ack_retries: u8,
-    /// For cookies and initial numbers of the port. The server knows it, and goes on with it.
+    /// For cookies and initial sequence numbers of the port. The server knows it, and continues to use it.
     pub secret: [u8; 16],
 }
 
-/// What a segment without a session wants.
+/// Kinds of segments without a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ListenerSegment {
-    /// Nothing that is answered.
+    /// A segment that gets no answer.
     Noise,
     Syn,
     /// It returns a cookie.
     Cookie(Decoded),
-    /// It acknowledges what nobody sent; while cookies are about, it may be a guess at one.
+    /// It acknowledges something never sent; while cookies are in use, it may be a forged one.
     Stray {
         is_forgery: bool,
     },
 }
 
-/// When cookies were sent last: acknowledgements are looked at for them only then.
+/// When cookies were last sent: acknowledgements are checked for them only for some time after that.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CookieClock(Option<Instant>);
 
 impl CookieClock {
-    /// Others make cookies, too.
+    /// For a port for which others make cookies, too.
     pub const ALWAYS: CookieClock = CookieClock(Some(Instant::FAR_FUTURE));
 
     pub fn note(&mut self, now: Instant) {
@@ -64,7 +64,7 @@ impl CookieClock {
         self.0.is_some_and(|last| now.since(last) < COOKIE_LIFETIME)
     }
 
-    /// Judges a segment by the secrets that cookies of the port were made with.
+    /// Classifies a segment; `secrets` are those that cookies of the port were made with.
     pub fn judge<'a>(
         self,
         now: Instant,
@@ -89,7 +89,7 @@ impl CookieClock {
     }
 }
 
-/// Parameters of the connections of a listener to that peer.
+/// Parameters of the connections of a listener to a peer.
 pub fn passive_config(
     base: &Config,
     options: &HandshakeOptions,
@@ -101,7 +101,7 @@ pub fn passive_config(
     config
 }
 
-/// What the path to a peer says.
+/// Parameters that depend on the path to a peer.
 pub fn path_config(base: &Config, path: &Path, flow: &FlowKey, secret: &Secret) -> Config {
     let (headers, assumed_mss) = match flow.remote.is_ipv4() {
         true => (40, ASSUMED_MSS_V4),
@@ -115,8 +115,8 @@ pub fn path_config(base: &Config, path: &Path, flow: &FlowKey, secret: &Secret) 
     }
 }
 
-/// What the application's options mean for a connection that is to be opened. `SO_RCVBUF` fixes the
-/// size: no auto-tuning beyond it.
+/// Applies the application's options to the parameters of a connection about to be opened. `SO_RCVBUF`
+/// fixes the size: no auto-tuning beyond it.
 pub fn tune_config(config: &mut Config, options: &HandshakeOptions) {
     config.window_clamp = options.window_clamp.filter(|&bytes| bytes > 0);
     if let Some(bytes) = options.receive_buffer {
@@ -127,7 +127,7 @@ pub fn tune_config(config: &mut Config, options: &HandshakeOptions) {
     }
 }
 
-/// The same for a connection; `retries` unless the application has chosen.
+/// Applies the options to a connection; `retries` is the default number of SYN+ACK retransmissions.
 pub fn tune_connection(connection: &mut Connection, options: &HandshakeOptions, retries: u8) {
     let tuned = connection.options();
     tuned.max_segment = options.max_segment.filter(|&mss| mss > 0);
@@ -137,7 +137,7 @@ pub fn tune_connection(connection: &mut Connection, options: &HandshakeOptions, 
         .map(|ms| Duration::from_millis(u64::from(ms)));
 }
 
-/// The same for the answer by cookie and for the connection that may come of it.
+/// Applies the options to an answer by cookie and to the connection that it may open.
 pub fn clamp_for_cookie(config: Config, options: &HandshakeOptions) -> Config {
     Config {
         mss: options
@@ -147,7 +147,7 @@ pub fn clamp_for_cookie(config: Config, options: &HandshakeOptions) -> Config {
     }
 }
 
-/// A connection that a SYN opens.
+/// Opens a connection for a SYN.
 pub fn open(
     config: &Config,
     (options, retries): (&HandshakeOptions, u8),
@@ -160,7 +160,7 @@ pub fn open(
     connection
 }
 
-/// A connection that a cookie opens, with what came along. Its events are the caller's to know.
+/// Opens a connection for a cookie, with the data of its segment. The caller processes its events.
 pub fn open_by_cookie(
     config: &Config,
     decoded: &Decoded,
@@ -173,7 +173,7 @@ pub fn open_by_cookie(
     connection
 }
 
-/// Answers a SYN without keeping anything.
+/// Answers a SYN without keeping state.
 pub fn answer_by_cookie(
     secret: &Secret,
     flow: &FlowKey,
@@ -184,7 +184,7 @@ pub fn answer_by_cookie(
     cookie::syn_ack(secret, flow, syn, config, now)
 }
 
-/// With what the packet filter answers the SYNs of a listener as [`answer_by_cookie`] would.
+/// The parameters with which the packet filter answers the SYNs of a listener as [`answer_by_cookie`] would.
 pub fn flood(base: &Config, options: &HandshakeOptions, secret: &Secret) -> Flood {
     let mut config = base.clone();
     tune_config(&mut config, options);
@@ -199,7 +199,7 @@ pub fn flood(base: &Config, options: &HandshakeOptions, secret: &Secret) -> Floo
             | flag(terms.sack, Flood::SACK)
             | flag(terms.ecn, Flood::ECN)
             | flag(options.ip.discovery.forbids_routers(), Flood::DONT_FRAGMENT),
-        // TCP decides on the two low bits for each segment.
+        // TCP sets the two low bits for each segment.
         traffic_class: options.ip.tos & !3,
         hop_limit: options.ip.ttl,
         least_hops: options.ip.min_ttl,
@@ -207,12 +207,12 @@ pub fn flood(base: &Config, options: &HandshakeOptions, secret: &Secret) -> Floo
     }
 }
 
-/// Of a connection that a SYN opens.
+/// The initial sequence number of a connection that a SYN opens.
 pub fn first_number(secret: &Secret, flow: &FlowKey, now: Instant) -> SeqNum {
     initial_sequence(secret, flow, now)
 }
 
-/// RFC 9293 §3.10.7.1; none for what is not to be answered.
+/// The reset for a segment (RFC 9293 §3.10.7.1); none if it must not be answered.
 pub fn refusal(header: &TcpHeader, payload: &[u8]) -> Option<TcpHeader> {
     reset_for(header, payload.len())
 }
