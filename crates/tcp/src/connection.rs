@@ -190,7 +190,7 @@ impl Connection {
     }
 
     /// Queues all of `data` regardless of the buffer's limit: bytes that migrate with a session.
-    /// Returns false and queues nothing if the session may not send or the buffer would exceed [`LARGEST`].
+    /// Returns false and queues nothing if the session may not send or the buffer would exceed `LARGEST`.
     pub fn send_whole(&mut self, data: &[u8]) -> bool {
         let is_possible = self.may_send() && self.send.buffer.len() + data.len() <= LARGEST;
         if is_possible {
