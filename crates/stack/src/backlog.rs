@@ -1,5 +1,5 @@
-//! Accept and SYN queues of one listener, as numbers: what to do with a SYN or a completed
-//! handshake. The sessions themselves lie elsewhere.
+//! The accept and SYN queues of one listener, as counters: what to do with a SYN or a completed
+//! handshake. The sessions themselves are elsewhere.
 
 use portolan_proto::control::AcceptQueue;
 use serde::{Deserialize, Serialize};
@@ -12,24 +12,24 @@ pub const SOMAXCONN: u32 = 4096;
 pub enum SynVerdict {
     /// Keep state for it and answer.
     Open,
-    /// Answer with a cookie and keep nothing.
+    /// Answer with a cookie and keep no state.
     Cookie,
-    /// The accept queue is full; the peer will try again.
+    /// The accept queue is full; the peer will retry.
     Drop,
 }
 
-/// When SYNs are answered by cookies; Linux's `tcp_syncookies`.
+/// When SYNs are answered with cookies; Linux's `tcp_syncookies`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum CookieUse {
-    /// A SYN that finds the queue full is dropped.
+    /// A SYN is dropped if the SYN queue is full.
     Never,
     #[default]
     WhenFull,
     Always,
 }
 
-/// Counts of one listener. `handshakes` are answered SYNs, `waiting` are established sessions that
-/// nobody has accepted.
+/// Counters of one listener. `handshakes` are answered SYNs, `waiting` are established sessions that
+/// are not accepted yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Backlog {
     limit: u32,
@@ -51,7 +51,7 @@ impl Backlog {
         self.limit = requested.min(SOMAXCONN);
     }
 
-    /// `tcp_conn_request`: a full accept queue drops the SYN, a full SYN queue makes it a cookie.
+    /// `tcp_conn_request`: a full accept queue drops the SYN, a full SYN queue causes a cookie.
     pub fn on_syn(&self, cookies: CookieUse) -> SynVerdict {
         let is_crowded = self.has_crowd();
         match cookies {
@@ -63,12 +63,12 @@ impl Backlog {
         }
     }
 
-    /// `inet_csk_reqsk_queue_is_full`: as many handshakes as may be.
+    /// `inet_csk_reqsk_queue_is_full`: whether the SYN queue is full.
     pub fn has_crowd(&self) -> bool {
         self.handshakes >= self.limit.max(1)
     }
 
-    /// `sk_acceptq_is_full`: one more than the backlog may wait.
+    /// `sk_acceptq_is_full`: the queue may hold one more than the backlog.
     pub fn is_full(&self) -> bool {
         self.waiting > self.limit
     }
@@ -84,7 +84,7 @@ impl Backlog {
         self.handshakes += 1;
     }
 
-    /// A handshake failed, or completed and became [`Backlog::queued`].
+    /// A handshake failed, or completed, followed by [`Backlog::queued`].
     pub fn handshake_ended(&mut self) {
         self.handshakes = self.handshakes.saturating_sub(1);
     }

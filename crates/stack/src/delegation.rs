@@ -1,6 +1,6 @@
-//! The handshakes of one listener, performed where its connections are used (ADR 15): segments of
-//! the port come here without a row of their own, and are told apart by their flows. A connection
-//! that is accepted gets a row, and leaves; what is still on its way by the port's row follows it.
+//! The handshakes of one listener, performed where its connections are used (ADR 15): segments of the
+//! port arrive here without rows of their own, and are distinguished by their flows. An accepted
+//! connection gets a row, and leaves; segments still in transit by the port's row are passed on to it.
 
 mod flood;
 
@@ -32,33 +32,33 @@ use crate::stack::{Input, Stack, send_segment};
 pub use flood::FloodReport;
 use flood::FloodReports;
 
-/// How long segments may come by the port's row for a connection that has one of its own.
+/// How long segments may arrive by the port's row for a connection that has its own row.
 const FOLLOW_FOR: Duration = Duration::from_secs(2);
 
-/// Answers that may wait to be sent; more are dropped, like packets.
+/// Limit of the answers waiting to be sent; further ones are dropped, like packets.
 const ANSWERS_MAX: usize = 1024;
 
-/// What a frame of the port has become.
+/// The result for a frame of the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DelegateInput {
-    /// It was heeded, or dropped.
+    /// It was processed or dropped.
     Done,
-    /// Its connection was accepted, and has left since.
+    /// Its connection was accepted, and has migrated since.
     Left,
 }
 
-/// Where a connection stands that nobody has accepted.
+/// The state of a connection that is not accepted yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Handshake,
     Ready,
 }
 
-/// A connection that came by the port's row.
+/// A connection that arrived by the port's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     slot: Slot,
-    /// Of the peer's SYN: a SYN with another number is of another connection.
+    /// Initial sequence number of the peer: a SYN with another one belongs to another connection.
     peer_isn: SeqNum,
 }
 
@@ -75,11 +75,11 @@ pub struct Delegation {
     flows: HashMap<FlowKey, Known>,
     stages: HashMap<Slot, Stage>,
     ready: VecDeque<Slot>,
-    /// Accepted; until when their flows are known.
+    /// Accepted connections, and how long their flows are remembered.
     leaving: VecDeque<(Instant, FlowKey, Known)>,
     answers: Vec<(FlowKey, TcpHeader)>,
     reset_limit: ResetLimit,
-    /// Reset, and yet to say so.
+    /// Connections that were reset, with the RST still to be sent.
     ending: Vec<Slot>,
 }
 
@@ -110,7 +110,7 @@ impl Delegation {
         self.backlog.resize(backlog);
     }
 
-    /// Takes in a frame that came by the port's row.
+    /// Processes a frame that arrived by the port's row.
     pub fn input(
         &mut self,
         (stack, routes): (&mut Stack, &Routes),
@@ -142,7 +142,7 @@ impl Delegation {
             if met == DelegateInput::Done || !known.is_followed_by(&header) {
                 return met;
             }
-            // The connection is over, else the frame would have come by its row.
+            // The connection is over; otherwise the frame would have arrived by its own row.
             self.flows.remove(&flow);
         }
         if packet.ttl < self.options.ip.min_ttl {
@@ -168,7 +168,7 @@ impl Delegation {
         match clock.judge(now, &flow, header, [&self.secret]) {
             ListenerSegment::Noise => stack.counters.count(Fate::Unclaimed),
             ListenerSegment::Syn => self.on_syn((stack, routes), now, flow, header),
-            // The peer may try again: Linux drops it, too.
+            // The peer may retry; Linux drops it, too.
             ListenerSegment::Cookie(_) if self.backlog.is_full() => {
                 stack.counters.count(Fate::AcceptOverflow);
             }
@@ -238,7 +238,7 @@ impl Delegation {
         self.flood.note_kept(now, flow);
     }
 
-    /// None without a way to the peer.
+    /// The parameters of a connection; none if there is no path to the peer.
     fn config(&self, routes: &Routes, flow: &FlowKey) -> Option<Config> {
         let path = routes.path(flow.remote.ip()).ok()?;
         let peer = (&path, flow);
@@ -266,7 +266,7 @@ impl Delegation {
         slot
     }
 
-    /// Before a segment: while the accept queue is full no handshake completes.
+    /// Called before a segment: while the accept queue is full no handshake may complete.
     fn hold_handshake(&self, stack: &mut Stack, slot: Slot) {
         if self.stages.get(&slot) == Some(&Stage::Handshake)
             && let Some(session) = stack.tcp(slot)
@@ -275,7 +275,7 @@ impl Delegation {
         }
     }
 
-    /// After it: the next segment has to know how full the queue is.
+    /// Called after a segment, since the next one depends on whether the queue is full.
     fn look_at_handshake(&mut self, stack: &mut Stack, slot: Slot) {
         if self.stages.get(&slot) == Some(&Stage::Handshake)
             && let Some(session) = stack.tcp(slot)
@@ -289,21 +289,21 @@ impl Delegation {
         }
     }
 
-    /// A handshake is done.
+    /// Queues a connection whose handshake is complete.
     fn queue(&mut self, slot: Slot) {
         self.backlog.queued();
         self.stages.insert(slot, Stage::Ready);
         self.ready.push_back(slot);
     }
 
-    /// Heeds what has happened to a session; false if it is none of those here.
+    /// Processes the events of a session; returns false if the session is not one of these.
     pub fn on_changed(&mut self, stack: &mut Stack, (slot, events): (Slot, Events)) -> bool {
         let Some(&stage) = self.stages.get(&slot) else {
             return false;
         };
         let has_ended = events.intersects(Events::CLOSED | Events::ERROR);
         match stage {
-            // As on Linux, one that ends before it is accepted is accepted all the same.
+            // As on Linux, a connection that ends before it is accepted is accepted nevertheless.
             Stage::Ready => {}
             Stage::Handshake if has_ended => {
                 self.backlog.handshake_ended();
@@ -327,7 +327,7 @@ impl Delegation {
         self.ending.push(slot);
     }
 
-    /// Connections that were reset since the last call: they go when they have said so.
+    /// Returns the connections reset since the last call: they are removed once the RST is sent.
     pub fn ending(&mut self) -> impl Iterator<Item = Slot> + '_ {
         self.ending.drain(..)
     }
@@ -343,7 +343,7 @@ impl Delegation {
         self.cookies
     }
 
-    /// Connections that nobody has accepted.
+    /// Number of connections not accepted yet.
     pub fn waiting(&self) -> u32 {
         self.backlog.waiting()
     }
@@ -352,7 +352,7 @@ impl Delegation {
         !self.ready.is_empty()
     }
 
-    /// Takes the connection that has waited longest, with its slot, which stays promised to it.
+    /// Takes the connection that has waited longest, with its slot, which stays reserved for it.
     pub fn accept(&mut self, stack: &mut Stack, now: Instant) -> Option<(Slot, Box<TcpSession>)> {
         let slot = self.ready.pop_front()?;
         self.backlog.accepted();
@@ -369,7 +369,7 @@ impl Delegation {
         }
     }
 
-    /// One that was taken by [`Delegation::accept`] waits again, as the first.
+    /// Puts a connection taken by [`Delegation::accept`] back, at the head of the queue.
     pub fn return_accepted(
         &mut self,
         (stack, now): (&mut Stack, Instant),
@@ -388,7 +388,7 @@ impl Delegation {
         while let Some((until, flow, known)) = self.leaving.front()
             && *until <= now
         {
-            // By now it may be another connection's.
+            // The flow may belong to another connection by now.
             if self.flows.get(flow) == Some(known) {
                 self.flows.remove(flow);
             }
@@ -396,7 +396,7 @@ impl Delegation {
         }
     }
 
-    /// Ends the delegation: takes out all connections that nobody has accepted.
+    /// Ends the delegation: removes and returns all connections not accepted yet.
     pub fn surrender(mut self, stack: &mut Stack) -> Vec<TcpSession> {
         let waiting = self.ready.drain(..).collect::<Vec<_>>();
         let handshakes = self.stages.iter();
@@ -412,7 +412,7 @@ impl Delegation {
             .collect()
     }
 
-    /// Resets all connections that nobody has accepted: nobody will.
+    /// Resets all connections not accepted yet, since they never will be.
     pub fn abort(&mut self, stack: &mut Stack, now: Instant) {
         let slots: Vec<Slot> = self.stages.keys().copied().collect();
         for slot in slots {
@@ -427,12 +427,12 @@ impl Delegation {
         }
     }
 
-    /// What the server is to hear of a flood.
+    /// Takes the reports about floods for the server.
     pub fn flood_reports(&mut self) -> Vec<FloodReport> {
         self.flood.take()
     }
 
-    /// Sends what is answered without a session.
+    /// Sends the answers that belong to no session.
     pub fn answer(&mut self, routes: &Routes, wire: &mut impl Wire) {
         for (flow, answer) in self.answers.drain(..) {
             send_segment(&flow, self.options.ip, &answer, routes, wire);
@@ -441,13 +441,13 @@ impl Delegation {
 }
 
 impl Known {
-    /// Does the segment open another connection between the same endpoints?
+    /// Whether the segment opens another connection between the same endpoints.
     fn is_followed_by(&self, header: &TcpHeader) -> bool {
         header.seq != self.peer_isn && judge_at_listener(header) == ListenAnswer::Open
     }
 }
 
-/// A frame of a connection that is known here goes where it is now, if it is.
+/// Delivers a frame of a known connection to its present slot, if it is here.
 fn deliver(
     stack: &mut Stack,
     (slot, flow): (Slot, FlowKey),
@@ -457,7 +457,7 @@ fn deliver(
 ) -> DelegateInput {
     let generation = match stack.get(slot) {
         Some(Session::Tcp(session)) if session.flow == flow => session.generation,
-        // It is between two places of this process, or has left.
+        // It is migrating within this process, or has left.
         _ => Generation(u32::MAX),
     };
     let record = RecordHeader {

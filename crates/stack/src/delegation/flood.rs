@@ -1,5 +1,5 @@
-//! What the server is told of a flood of SYNs at a delegated port, so that the packet filter answers it
-//! (ADR 22): that there is one, which flows the filter must leave alone, and whether there is room.
+//! Reports to the server about a flood of SYNs at a delegated port, so that the packet filter answers it (ADR
+//! 22): that there is one, which flows the filter must leave alone, and whether the queue has room.
 
 use core::time::Duration;
 
@@ -8,19 +8,19 @@ use portolan_types::{FlowKey, Instant};
 
 use crate::flood_detector::FloodDetector;
 
-/// The server ends floods by itself, and tells nobody: another is told of again after that time, in which the server
-/// looks at floods once.
+/// Interval of repeated reports: the server ends floods on its own, without telling anybody, and checks for that once
+/// in this time.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// For so long SYNs may come that were on their way when a flood was told of.
+/// How long SYNs may arrive that were in transit when a flood was reported.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// Flows that one report names.
+/// Maximum number of flows in one report.
 const FLOWS_MAX: usize = 512;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FloodReport {
-    /// Connections that the filter knows no rows of.
+    /// Connections for which the filter has no rows.
     ExemptFlows(Vec<FlowKey>),
     Flooded(AcceptQueue),
 }
@@ -28,18 +28,18 @@ pub enum FloodReport {
 #[derive(Debug, Default)]
 pub(super) struct FloodReports {
     flood_detector: FloodDetector,
-    /// When it was told last, and how the queue was.
+    /// When the last report was made, and the state of the queue then.
     told: Option<(Instant, AcceptQueue)>,
     pending: Vec<FloodReport>,
 }
 
 impl FloodReports {
-    /// There are cookies about that were not made here.
+    /// Whether a flood was reported, so that the filter may have made cookies.
     pub(super) fn is_told(&self) -> bool {
         self.told.is_some()
     }
 
-    /// A SYN was not kept; `known` are the connections that are.
+    /// No state was kept for a SYN; `known` are the connections with state.
     pub(super) fn note_unkept(
         &mut self,
         now: Instant,
@@ -61,14 +61,14 @@ impl FloodReports {
         self.told.is_some_and(|(at, _)| now.since(at) < time)
     }
 
-    /// A SYN was kept. Those that come after a while were not the filter's to answer.
+    /// State was kept for a SYN: exempts its flow if a flood was just reported. The filter does not answer later ones.
     pub(super) fn note_kept(&mut self, now: Instant, flow: FlowKey) {
         if self.was_told_within(SETTLED, now) {
             self.pending.push(FloodReport::ExemptFlows(vec![flow]));
         }
     }
 
-    /// A connection came by a cookie, the filter's perhaps.
+    /// A cookie, possibly the filter's, opened a connection.
     pub(super) fn note_opened(&mut self, now: Instant, flow: FlowKey, queue: AcceptQueue) {
         if self.is_told() {
             self.pending.push(FloodReport::ExemptFlows(vec![flow]));
