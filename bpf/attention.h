@@ -6,9 +6,9 @@
  * that arrive earlier, a timer checks.
  *
  * A timer is expensive, above all in a virtual machine. So its interval doubles, up to 16 times the minimum, each time
- * it fires in vain because the owner has polled. The interval is reset when the owner has not polled, or after a pause.
- * Owners limited by a window, and those that poll continuously without a clock, are tracked separately: an owner that
- * changes from one kind to another is not what was measured, and a timer already started is brought forward.
+ * it fires needlessly because the owner has polled. It is reset when the owner has not polled, or after a pause. Owners
+ * limited by a window, and those that poll continuously without a clock, are tracked separately: an owner that changes
+ * from one kind to another is not what was measured, and a timer already started is brought forward.
  */
 #ifndef ATTENTION_H
 #define ATTENTION_H
@@ -25,7 +25,7 @@
 /* Minimum time that frames may stay on the ring. */
 #define ATTENTION_NS (150 * 1000)
 #define ATTENTION_DOUBLINGS 4
-/* How long a timer that fired in vain affects the interval. */
+/* How long a timer that fired needlessly affects the interval. */
 #define ATTENTION_MEMORY_NS (10 * 1000 * 1000)
 
 #define CLOCK_MONOTONIC 1

@@ -212,7 +212,7 @@ struct attention {
 	__u64 woken_after;
 	__u32 is_started;
 	__u32 is_made;
-	/* By the kind of behaviour (attention.h): when the timer last fired in vain, and how often its interval was
+	/* By the kind of behaviour (attention.h): when the timer last fired needlessly, and how often its interval was
 	 * doubled. */
 	__u64 vain_at[ATTENTION_KINDS];
 	__u32 doublings[ATTENTION_KINDS];
