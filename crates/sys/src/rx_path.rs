@@ -214,7 +214,6 @@ impl RxPath {
     }
 
     /// A counted frame has not arrived: delays frames from the ring, for a limited time.
-    /// Releases the space of all frames read from the ring to the filter.
     fn miss(&mut self, now: Instant) {
         self.ring_waits = self.woken.is_some_and(|woken| now.since(woken) < STRAGGLE);
         if !self.ring_waits {
@@ -224,7 +223,7 @@ impl RxPath {
         }
     }
 
-    /// Gives the space of all frames taken from the ring back to the filter.
+    /// Releases the space of all frames read from the ring to the filter.
     pub fn release(&mut self) {
         self.ring.release();
     }

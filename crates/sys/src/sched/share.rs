@@ -49,7 +49,7 @@ pub struct Share {
 /// Whether the controller is enabled for children of the thread's former group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Controller {
-    /// It was enabled already.
+    /// Left as it was found.
     Found,
     /// A share enabled it, for as long as there is one.
     Requested,
@@ -206,7 +206,6 @@ impl Quota {
 }
 
 /// The group's name, which contains the server's process ID and the thread ID.
-// Left over from an ended thread with the same ID.
 fn name(tid: u32) -> String {
     format!("portolan-{}-{tid}", std::process::id())
 }
@@ -225,7 +224,7 @@ fn refused(path: &Path, source: std::io::Error) -> ShareError {
 
 fn create(group: &Path) -> Result<(), ShareError> {
     match fs::create_dir(group) {
-        // Of a thread of the same number that has ended.
+        // Left over from an ended thread with the same ID.
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         created => created.map_err(|source| refused(group, source)),
     }
