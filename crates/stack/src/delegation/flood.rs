@@ -1,5 +1,5 @@
-//! Reports to the server about a flood of SYNs at a delegated port, so that the packet filter answers it (ADR
-//! 22): that there is one, which flows the filter must leave alone, and whether the queue has room.
+//! Reports to the server about a flood of SYNs at a delegated port, so that the packet filter answers it (ADR 22):
+//! that there is one, which flows the filter must leave alone, and whether the queue has room.
 
 use core::time::Duration;
 
