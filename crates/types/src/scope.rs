@@ -1,7 +1,7 @@
 use core::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-/// Whether the address is unique on one link only, so that it identifies a host only together with the device (RFC
-/// 4007 §6).
+/// Whether the address is unique on one link only, so that it identifies a host only together with the device
+/// (RFC 4007 §6).
 pub fn is_scoped(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(_) => false,
