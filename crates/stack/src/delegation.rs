@@ -1,6 +1,6 @@
-//! The handshakes of one listener, performed where its connections are used (ADR 15): segments of
-//! the port come here without a row of their own, and are told apart by their flows. A connection
-//! that is accepted gets a row, and leaves; what is still on its way by the port's row follows it.
+//! The handshakes of one listener, performed where its connections are used (ADR 15): segments of the
+//! port arrive here without rows of their own, and are distinguished by their flows. An accepted
+//! connection gets a row, and leaves; segments still in transit by the port's row are passed on to it.
 
 mod flood;
 
@@ -31,18 +31,18 @@ use crate::stack::{Input, Stack, send_segment};
 pub use flood::FloodReport;
 use flood::FloodReports;
 
-/// How long segments may come by the port's row for a connection that has one of its own.
+/// How long segments may arrive by the port's row for a connection that has its own row.
 const FOLLOW_FOR: Duration = Duration::from_secs(2);
 
-/// Answers that may wait to be sent; more are dropped, like packets.
+/// Limit of the answers waiting to be sent; further ones are dropped, like packets.
 const ANSWERS_MAX: usize = 1024;
 
-/// What a frame of the port has become.
+/// The result for a frame of the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DelegateInput {
-    /// It was heeded, or dropped.
+    /// It was processed or dropped.
     Done,
-    /// Its connection was accepted, and has left since.
+    /// Its connection was accepted, and has migrated since.
     Left,
 }
 
@@ -50,7 +50,7 @@ pub enum DelegateInput {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     slot: Slot,
-    /// Of the peer's SYN: a SYN with another number is of another connection.
+    /// Initial sequence number of the peer: a SYN with another one belongs to another connection.
     peer_isn: SeqNum,
 }
 
@@ -92,7 +92,7 @@ impl Delegation {
         self.admit_crowded_out();
     }
 
-    /// Takes in a frame that came by the port's row.
+    /// Processes a frame that arrived by the port's row.
     pub fn input(
         &mut self,
         (stack, routes): (&mut Stack, &Routes),
@@ -119,7 +119,7 @@ impl Delegation {
             if met == DelegateInput::Done || !known.is_followed_by(segment.header) {
                 return met;
             }
-            // The connection is over, else the frame would have come by its row.
+            // The connection is over; otherwise the frame would have arrived by its own row.
             self.flows.remove(&flow);
         }
         let step = self.judge(routes, now, &segment);
@@ -223,7 +223,7 @@ impl Delegation {
         slot
     }
 
-    /// Before a segment: while the accept queue is full no handshake completes.
+    /// Called before a segment: while the accept queue is full no handshake may complete.
     fn hold_handshake(&self, stack: &mut Stack, slot: Slot) {
         if self.opens.queue.is_handshake(slot)
             && let Some(session) = stack.tcp(slot)
@@ -234,7 +234,7 @@ impl Delegation {
         }
     }
 
-    /// After it: the next segment has to know how full the queue is.
+    /// Called after a segment, since the next one depends on whether the queue is full.
     fn look_at_handshake(&mut self, stack: &mut Stack, slot: Slot) {
         if self.opens.queue.is_handshake(slot)
             && let Some(session) = stack.tcp(slot)
@@ -248,7 +248,7 @@ impl Delegation {
         while self.opens.queue.admit_crowded_out().is_some() {}
     }
 
-    /// Heeds what has happened to a session; false if it is none of those here.
+    /// Processes the events of a session; returns false if the session is not one of these.
     pub fn on_changed(&mut self, stack: &mut Stack, (slot, events): (Slot, Events)) -> bool {
         if !self.opens.queue.has(slot) {
             return false;
@@ -275,7 +275,7 @@ impl Delegation {
         self.opens.cookies
     }
 
-    /// Connections that nobody has accepted.
+    /// Number of connections not accepted yet.
     pub fn waiting(&self) -> u32 {
         self.opens.queue.waiting()
     }
@@ -284,7 +284,7 @@ impl Delegation {
         self.opens.queue.next_ready().is_some()
     }
 
-    /// Takes the connection that has waited longest, with its slot, which stays promised to it.
+    /// Takes the connection that has waited longest, with its slot, which stays reserved for it.
     pub fn accept(&mut self, stack: &mut Stack, now: Instant) -> Option<(Slot, Box<TcpSession>)> {
         let slot = self.opens.queue.note_offered()?;
         self.opens.queue.accepted(slot);
@@ -301,7 +301,7 @@ impl Delegation {
         }
     }
 
-    /// One that was taken by [`Delegation::accept`] waits again, as the first.
+    /// Puts a connection taken by [`Delegation::accept`] back, at the head of the queue.
     pub fn return_accepted(
         &mut self,
         (stack, now): (&mut Stack, Instant),
@@ -318,7 +318,7 @@ impl Delegation {
         while let Some((until, flow, known)) = self.leaving.front()
             && *until <= now
         {
-            // By now it may be another connection's.
+            // The flow may belong to another connection by now.
             if self.flows.get(flow) == Some(known) {
                 self.flows.remove(flow);
             }
@@ -357,12 +357,12 @@ impl Delegation {
         }
     }
 
-    /// What the server is to hear of a flood.
+    /// Takes the reports about floods for the server.
     pub fn flood_reports(&mut self) -> Vec<FloodReport> {
         self.flood.take()
     }
 
-    /// Sends what is answered without a session.
+    /// Sends the answers that belong to no session.
     pub fn answer(&mut self, routes: &Routes, wire: &mut impl Wire) {
         for (flow, answer) in self.answers.drain(..) {
             send_segment(&flow, self.opens.options.ip, &answer, routes, wire);
@@ -381,13 +381,13 @@ fn fate_of(why: Unanswered) -> Option<Fate> {
 }
 
 impl Known {
-    /// Does the segment open another connection between the same endpoints?
+    /// Whether the segment opens another connection between the same endpoints.
     fn is_followed_by(&self, header: &TcpHeader) -> bool {
         header.seq != self.peer_isn && judge_at_listener(header) == ListenAnswer::Open
     }
 }
 
-/// A frame of a connection that is known here goes where it is now, if it is.
+/// Delivers a frame of a known connection to its present slot, if it is here.
 fn deliver(
     stack: &mut Stack,
     (slot, flow): (Slot, FlowKey),
@@ -397,7 +397,7 @@ fn deliver(
 ) -> DelegateInput {
     let generation = match stack.get(slot) {
         Some(Session::Tcp(session)) if session.flow == flow => session.generation,
-        // It is between two places of this process, or has left.
+        // It is migrating within this process, or has left.
         _ => Generation(u32::MAX),
     };
     let record = RecordHeader {

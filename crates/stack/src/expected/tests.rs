@@ -1,4 +1,4 @@
-//! What the fast path makes of a frame is what the standard path makes of it, whatever the frame.
+//! The fast path treats every frame as the slow path does.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -42,7 +42,7 @@ fn header(is_stamped: bool) -> TcpHeader {
     }
 }
 
-/// A frame with right lengths; what was changed afterwards may need [`seal`].
+/// A frame with the right lengths; changes may require [`seal`].
 fn frame(is_v4: bool, header: &TcpHeader, payload: &[u8]) -> Vec<u8> {
     let [source, destination] = addresses(is_v4);
     let tcp = IP + if is_v4 { IPV4 } else { IPV6 };
@@ -91,7 +91,7 @@ fn frame(is_v4: bool, header: &TcpHeader, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Makes all checksums right.
+/// Sets the right checksums.
 fn seal(frame: &mut [u8], tcp: usize) {
     if frame.len() < tcp + BARE {
         return;
@@ -116,7 +116,7 @@ fn record() -> RecordHeader {
     RecordHeader::default()
 }
 
-/// What comes after a frame like that, and where its TCP header begins.
+/// The expectation after such a frame, the next frame, and the offset of its TCP header.
 fn after(is_v4: bool, is_stamped: bool) -> (Expected, Vec<u8>) {
     let before = TcpHeader {
         seq: NEXT - 5,
@@ -168,7 +168,7 @@ fn the_next_segment_is_expected_in_every_shape() {
     }
 }
 
-/// The place of a byte, in IP's header or in TCP's.
+/// The position of a byte, in the IP or the TCP header.
 #[derive(Clone, Copy, Debug)]
 enum At {
     Ip(usize),

@@ -1,4 +1,4 @@
-//! What comes for sessions: the fast path of an expected header, and the slow path of all others.
+//! Input: the fast path for expected headers, and the slow path for everything else.
 
 use core::net::SocketAddr;
 use core::ops::Range;
@@ -15,13 +15,13 @@ use crate::packet::{Drop, IcmpMessage, Packet, Transport};
 use crate::pmtu::PathMtus;
 use crate::session::{Session, TcpSession};
 
-/// Where in a frame the type of Ethernet stands, and lengths of headers.
+/// Offset of the EtherType in a frame, and lengths of headers.
 const ETHER_TYPE: usize = 12;
 const ETHERNET: usize = 14;
 const IPV6: usize = 40;
 
 impl Stack {
-    /// Gives a received frame to its session.
+    /// Delivers a received frame to its session.
     pub fn input<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
         let input = self.give(now, record, frame);
         self.counters.count(match &input {
@@ -33,8 +33,8 @@ impl Stack {
         input
     }
 
-    /// As [`Stack::input`]; but the payload of a frame that its session has in order may stay in the frame, as long as
-    /// `behind` bytes are unread: then where in it.
+    /// Like [`Stack::input`], but the payload may stay in the frame if it is in order for its session while `behind`
+    /// bytes are unread; then also returns its range in the frame.
     pub fn input_lending<'a>(
         &mut self,
         now: Instant,
@@ -66,7 +66,7 @@ impl Stack {
         self.slow_path(now, record, frame)
     }
 
-    /// The fast path: the frame is what its session expects, which one compare tells.
+    /// The fast path: one compare shows that the frame is the one expected.
     fn give_expected<'a>(
         &mut self,
         now: Instant,
@@ -113,7 +113,7 @@ impl Stack {
         Some(Input::Delivered(slot))
     }
 
-    /// A frame has taken the standard path: what comes after it may take the fast one.
+    /// After a frame on the slow path, prepares the fast path for the next one.
     fn expect_after(&mut self, slot: Slot, frame: &[u8], packet: &Packet<'_>) {
         let fast_path_disabled = self.fast_path_disabled;
         let Some(entry) = self.entry(slot.0) else {
@@ -182,7 +182,7 @@ impl Stack {
         }
     }
 
-    /// A session has taken a packet in.
+    /// Called after a session has processed a packet.
     fn follow_up(&mut self, now: Instant, slot: Slot) {
         let Stack { places, owing, .. } = self;
         let Some(entry) = entry_of(places, slot.0) else {
@@ -203,7 +203,7 @@ impl Stack {
         self.reschedule(now, slot.0);
     }
 
-    /// The application has read: what the session has to send is sent by [`Stack::output`], but for what may wait.
+    /// Called after the application has read: lets [`Stack::output`] send, unless the output may be deferred.
     pub fn touch_after_read(&mut self, slot: Slot) {
         let Stack { places, owing, .. } = self;
         let defers = entry_of(places, slot.0).is_some_and(|entry| defers(owing, slot, entry));
@@ -226,7 +226,7 @@ fn defers(owing: &mut Option<Vec<u32>>, slot: Slot, entry: &mut SessionEntry) ->
     defers
 }
 
-/// The connection takes an expected segment in. Returns what it expects then, if anything.
+/// Passes an expected segment to the connection. Returns the next sequence number it expects, if any.
 fn take_segment(session: &mut TcpSession, segment: &Segment<'_>, now: Instant) -> Option<SeqNum> {
     let connection = &mut session.connection;
     let (header, payload) = (&segment.header, segment.payload);
@@ -234,8 +234,8 @@ fn take_segment(session: &mut TcpSession, segment: &Segment<'_>, now: Instant) -
     connection.next_expected()
 }
 
-/// Gives a packet to its session, and tells what that means to the application; none if it is of
-/// another protocol.
+/// Delivers a packet to its session and returns the events for the application; none if the protocol does
+/// not match.
 fn deliver(
     mtus: &mut PathMtus,
     now: Instant,
@@ -257,7 +257,7 @@ fn deliver(
                 codepoint,
             },
         ) => {
-            // The filter looks at the peer only where it looks the flow up, which a handle spares it.
+            // The filter checks the peer only when it looks up the flow, which a handle saves it.
             if !is_of(&session.flow, packet) {
                 return Err(Drop::ForeignPeer);
             }
@@ -276,7 +276,7 @@ fn deliver(
                 has_checksum,
             },
         ) => {
-            // RFC 8200 §8.1: IPv6 does not allow that, but to who asks for it (RFC 6936).
+            // RFC 8200 §8.1: IPv6 requires a checksum, unless the application permits its absence (RFC 6936).
             let may_lack = packet.source.is_ipv4() || session.checksums.v6_unwanted;
             if !has_checksum && !may_lack {
                 return Err(Drop::BadChecksum);
@@ -306,7 +306,7 @@ fn deliver(
     Ok(Some(events))
 }
 
-/// Is nothing behind the IP packet, as far as that is told by its header? Then a payload ends where the frame does.
+/// Whether the IP packet, by the length in its header, ends where the frame does; then its payload does, too.
 fn ends_with_packet(frame: &[u8]) -> bool {
     let number = |at: usize| {
         let bytes = frame.get(at..at + 2)?.try_into().ok()?;
