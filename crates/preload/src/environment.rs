@@ -47,7 +47,7 @@ pub unsafe fn repaired(environment: *const *const c_char) -> Option<Vec<*const c
     let noted = NOTED.get()?;
     let library = noted.library.as_ref()?;
     let mut entries: Vec<*const c_char> = Vec::new();
-    // Nothing behind the null pointer is read.
+    // SAFETY: nothing behind the null pointer is read.
     unsafe {
         while !environment.is_null() && !(*environment.add(entries.len())).is_null() {
             entries.push(*environment.add(entries.len()));

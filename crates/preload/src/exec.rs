@@ -197,7 +197,7 @@ impl Laid {
     /// # Safety
     /// They end with a null pointer.
     unsafe fn arguments(&self) -> Vec<*const c_char> {
-        // Nothing behind the null pointer is read.
+        // SAFETY: nothing behind the null pointer is read.
         let given = (0..).map(|index| unsafe { self.word(index) });
         let mut arguments: Vec<_> = given.take_while(|argument| !argument.is_null()).collect();
         arguments.push(ptr::null());

@@ -33,7 +33,7 @@ own! {
         if sockets.is_null() || count == 0 {
             return Err(invalid("for at least one socket").into());
         }
-        // The contract: `count` descriptors.
+        // SAFETY: by the contract there are `count` descriptors.
         let sockets = unsafe { slice::from_raw_parts(sockets, count) };
         // SAFETY: by the contract.
         let (name, priority, object) = unsafe { read(request) }?;
@@ -80,7 +80,7 @@ own! {
         if value_size != found.len() {
             return Err(invalid("values of the map have another size").into());
         }
-        // The contract: room for `value_size` bytes.
+        // SAFETY: by the contract there is room for `value_size` bytes.
         unsafe { slice::from_raw_parts_mut(value.cast::<u8>(), value_size) }.copy_from_slice(&found);
         Ok(0)
     }
