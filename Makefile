@@ -80,12 +80,7 @@ install:
 	install -D -m 755 $(RELEASE)/portolan-micro $(DESTDIR)$(PREFIX)/lib/portolan/portolan-micro
 	install -D -m 755 $(RELEASE)/portolan-native $(DESTDIR)$(PREFIX)/lib/portolan/portolan-native
 	install -D -m 755 $(RELEASE)/portolan-owner $(DESTDIR)$(PREFIX)/lib/portolan/portolan-owner
-	install -D -m 644 include/portolan/qos.h $(DESTDIR)$(PREFIX)/include/portolan/qos.h
-	install -D -m 644 include/portolan/buf.h $(DESTDIR)$(PREFIX)/include/portolan/buf.h
-	install -D -m 644 include/portolan/raw.h $(DESTDIR)$(PREFIX)/include/portolan/raw.h
-	install -D -m 644 include/portolan/thread.h $(DESTDIR)$(PREFIX)/include/portolan/thread.h
-	install -D -m 644 include/portolan/extension.h $(DESTDIR)$(PREFIX)/include/portolan/extension.h
-	install -D -m 644 include/portolan/install.h $(DESTDIR)$(PREFIX)/include/portolan/install.h
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/portolan include/portolan/*.h
 	install -D -m 644 docs/man/portoland.toml.5 $(SHARE)/man/man5/portoland.toml.5
 	$(RELEASE)/portolan manual $(SHARE)/man/man1
 	$(RELEASE)/portoland --manual $(SHARE)/man/man8

@@ -13,6 +13,7 @@
 #include "context.h"
 #include "counters.h"
 #include "deliver.h"
+#include "kernel_connection.h"
 #include "lookup.h"
 #include "maps.h"
 #include "martian.h"
@@ -118,7 +119,7 @@ static __always_inline int filter(struct xdp_md *packet, const enum hook hook)
 	if (parse_received(packet, &key, &piece) != PARSED_FLOW || piece.is_fragment)
 		return leave(driver_left_other);
 	row = find_served(&key, &flags);
-	if (!row)
+	if (!row || (flags && is_of_kernel_connection(packet, &key)))
 		return leave(driver_left_unclaimed);
 	if (hook == HOOK_GENERIC && key.protocol == IPPROTO_UDP)
 		return leave(driver_left_datagram);

@@ -16,6 +16,7 @@
 #include "flood.h"
 #include "fragments.h"
 #include "groups.h"
+#include "kernel_connection.h"
 #include "lookup.h"
 #include "maps.h"
 #include "martian.h"
@@ -110,7 +111,7 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 	enum parsed parsed = parse_received(skb, &key, &piece);
 	__u16 flags = parsed == PARSED_ICMP_ERROR ? RECORD_ICMP_ERROR : 0;
 	struct flow_row *row;
-	bool is_refused;
+	bool is_refused, is_kernels;
 	int verdict;
 
 	switch (parsed) {
@@ -120,7 +121,9 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 		/* A flow's row names its peer. */
 		is_refused = row && flags & RECORD_BINDING && parsed == PARSED_FLOW &&
 			     origin == FROM_NETWORK && is_martian(&key);
-		if (is_refused)
+		is_kernels = row && flags == RECORD_BINDING && origin == FROM_NETWORK &&
+			     is_of_kernel_connection(skb, &key);
+		if (is_refused || is_kernels)
 			row = NULL;
 		if (piece.is_fragment && parsed == PARSED_FLOW)
 			remember(skb, &key, &piece, row, flags);
@@ -128,6 +131,8 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 			count(receive_drop_martian);
 			return TC_ACT_SHOT;
 		}
+		if (is_kernels)
+			count(receive_pass_connection);
 		break;
 	case PARSED_LATER_FRAGMENT:
 		if (!may_be_ours(&key)) {

@@ -12,6 +12,7 @@ pub mod report;
 pub mod suites;
 pub mod table;
 pub mod tools;
+pub mod transfer;
 
 use bed::{Bed, Stack};
 use figure::{Figure, Measured};

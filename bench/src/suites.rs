@@ -10,7 +10,7 @@ mod http;
 mod local;
 mod paths;
 pub(crate) mod qos;
-mod redis;
+pub mod redis;
 mod rtt;
 
 use std::net::{Ipv4Addr, SocketAddr};

@@ -3,11 +3,6 @@
  * Received pieces stay where the kernel put them; pieces to send are filled in place, and sent from
  * there. For TCP and UDP sockets of Portolan's.
  *
- * The functions are defined in libportolan_preload.so, which `portolan run` loads into a program. They are
- * declared weak: in a program that runs without it they are null, which the program must check:
- *
- *     ssize_t count = portolan_buf_receive ? portolan_buf_receive(fd, pieces, 16, NULL, NULL) : -1;
- *
  * A piece belongs to the program until it is given back, even if its socket is closed or its session moves to another
  * process; a child of fork has its own copy. Pieces may be given back in any order and by any thread. Until then
  * received bytes count against the receive window: the peer of a program that keeps them stops sending.
@@ -23,18 +18,9 @@
 #ifndef PORTOLAN_BUF_H
 #define PORTOLAN_BUF_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/socket.h>
-#include <sys/types.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-#ifndef PORTOLAN_WEAK
-#define PORTOLAN_WEAK __attribute__((weak))
-#endif
+PORTOLAN_BEGIN
 
 /* Received bytes; read-only. */
 struct portolan_piece {
@@ -71,8 +57,6 @@ PORTOLAN_WEAK ssize_t portolan_buf_send(int fd, uint64_t number, size_t length);
 /* Gives back a received or reserved piece. */
 PORTOLAN_WEAK int portolan_buf_give_back(uint64_t number);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

@@ -2,11 +2,6 @@
  * Protocol extensions of a program: installs objects made with <portolan/extension.h> for the
  * program's own sockets, or flows (<portolan/raw.h>), and gives access to their maps.
  *
- * The functions are defined in libportolan_preload.so, which `portolan run` loads into a program. They are
- * declared weak: in a program that runs without it they are null, which the program must check:
- *
- *     int number = portolan_extension_install ? portolan_extension_install(&spec, &listener, 1) : -1;
- *
  * Functions return -1 and set errno if a call fails; portolan_refusal() then returns the reason. Among the errors are
  *
  *     EINVAL        the object is not an extension; a descriptor is not a bound socket of Portolan's, or one that does
@@ -23,16 +18,9 @@
 #ifndef PORTOLAN_INSTALL_H
 #define PORTOLAN_INSTALL_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-#ifndef PORTOLAN_WEAK
-#define PORTOLAN_WEAK __attribute__((weak))
-#endif
+PORTOLAN_BEGIN
 
 /* The extension to install. Must be zeroed before it is filled in. */
 struct portolan_spec {
@@ -75,8 +63,6 @@ PORTOLAN_WEAK int portolan_map_remove(int extension, const char *map, const void
 /* Returns a new descriptor of the map, for bpf(2): for the values of each processor, and for rings. */
 PORTOLAN_WEAK int portolan_map_descriptor(int extension, const char *map);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

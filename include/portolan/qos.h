@@ -2,12 +2,6 @@
  * Guarantees for programs on Portolan: rates for what they send, budgets for what they receive, CPU
  * time for their threads, and groups that share a reserved rate.
  *
- * The functions are defined in libportolan_preload.so, which `portolan run` loads into a program. They are
- * declared weak: in a program that runs without it they are null, which the program must check:
- *
- *     if (portolan_transmit_reserve && portolan_transmit_reserve(fd, &spec) < 0)
- *         fprintf(stderr, "%s\n", portolan_refusal());
- *
  * Functions return 0 unless stated otherwise; if the request is refused, they return -1 and set
  * errno, and portolan_refusal() returns the reason, with the numbers. Among the errors are
  *
@@ -30,13 +24,9 @@
 #ifndef PORTOLAN_QOS_H
 #define PORTOLAN_QOS_H
 
-#include <stdint.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-#define PORTOLAN_WEAK __attribute__((weak))
+PORTOLAN_BEGIN
 
 /* Instead of a descriptor: all sessions and threads of this process. */
 #define PORTOLAN_PROCESS (-1)
@@ -138,8 +128,6 @@ PORTOLAN_WEAK int portolan_group_leave(uint32_t key, uint32_t member);
 /* Deletes the group, and with it the rates of its members. */
 PORTOLAN_WEAK int portolan_group_delete(uint32_t key);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

@@ -3,11 +3,6 @@
  * of the same host. A flow receives all frames of one EtherType, or all packets of one IP protocol,
  * or those for one port, and may send such frames. Whole Ethernet frames are passed.
  *
- * The functions are defined in libportolan_preload.so, which `portolan run` loads into a program. They are
- * declared weak: in a program that runs without it they are null, which the program must check:
- *
- *     int flow = portolan_raw_ethertype ? portolan_raw_ethertype(0x88b5) : -1;
- *
  * Functions return -1 and set errno if a call fails. Among the errors are
  *
  *     EINVAL        the host's own stacks need that protocol; or the frame has no Ethernet header
@@ -25,18 +20,9 @@
 #ifndef PORTOLAN_RAW_H
 #define PORTOLAN_RAW_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/socket.h>
-#include <sys/types.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-#ifndef PORTOLAN_WEAK
-#define PORTOLAN_WEAK __attribute__((weak))
-#endif
+PORTOLAN_BEGIN
 
 /* Claims a protocol for this program. Returns the flow's number, which is not a descriptor. */
 PORTOLAN_WEAK int portolan_raw_ethertype(uint16_t number);
@@ -89,8 +75,6 @@ PORTOLAN_WEAK int portolan_raw_hop(int flow, int family, const void *address, in
 /* Returns the number of frames dropped because too many were unread. */
 PORTOLAN_WEAK int64_t portolan_raw_dropped(int flow);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

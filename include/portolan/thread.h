@@ -4,11 +4,6 @@
  * that handlers in the filter pass to the owner; those that they pass or deliver are returned by
  * portolan_thread_recv().
  *
- * The functions are defined in libportolan_preload.so, which `portolan run` loads into a program. They are
- * declared weak: in a program that runs without it they are null, which the program must check:
- *
- *     int thread = portolan_thread_start ? portolan_thread_start(socket, handlers, 1) : -1;
- *
  * Functions return -1 and set errno if a call fails. Among the errors are
  *
  *     EINVAL        the descriptor is not a bound UDP socket of Portolan's; no handler; or one without function or name
@@ -20,18 +15,9 @@
 #ifndef PORTOLAN_THREAD_H
 #define PORTOLAN_THREAD_H
 
-#include <stddef.h>
-#include <stdint.h>
-#include <sys/socket.h>
-#include <sys/types.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
-#ifndef PORTOLAN_WEAK
-#define PORTOLAN_WEAK __attribute__((weak))
-#endif
+PORTOLAN_BEGIN
 
 /* Return values of a handler; any other value means the first. */
 #define PORTOLAN_THREAD_PASS 0    /* to the next handler; after the last one, to the program */
@@ -79,8 +65,6 @@ PORTOLAN_WEAK int64_t portolan_thread_dropped(int thread);
 /* Ends the thread and closes the socket: no handler runs when this returns. Not to be called by a handler. */
 PORTOLAN_WEAK int portolan_thread_stop(int thread);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

@@ -34,9 +34,12 @@ impl Column {
 }
 
 fn columns(context: &Context) -> Vec<Column> {
-    let ends = |sizes: [usize; 5]| match context.effort.quick {
-        true => vec![sizes[0], sizes[4]],
-        false => sizes.to_vec(),
+    let ends = |sizes: [usize; 5]| {
+        if context.effort.quick {
+            vec![sizes[0], sizes[4]]
+        } else {
+            sizes.to_vec()
+        }
     };
     let tcp = ends(TCP_SIZES).into_iter().map(Message::tcp);
     let udp = ends(UDP_SIZES).into_iter().map(Message::udp);

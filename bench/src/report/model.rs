@@ -103,9 +103,10 @@ pub enum Cell {
 impl From<Spread> for Cell {
     /// What is not to be measured is no number.
     fn from(spread: Spread) -> Cell {
-        match spread.median.is_nan() {
-            true => Cell::Text("no relay".to_owned()),
-            false => Cell::Spread(spread),
+        if spread.median.is_nan() {
+            Cell::Text("no relay".to_owned())
+        } else {
+            Cell::Spread(spread)
         }
     }
 }

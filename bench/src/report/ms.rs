@@ -465,9 +465,10 @@ pub fn fig19(context: &Context, _: Option<&Original>) -> Result<Content, Measure
     for profile in &PROFILES {
         let mut columns = [const { Vec::new() }; 3];
         for run in 0..runs {
-            let _hogs = match profile.is_loaded {
-                true => cpu::hogs(bed, cpu::hogs_of_all_cores())?,
-                false => Vec::new(),
+            let _hogs = if profile.is_loaded {
+                cpu::hogs(bed, cpu::hogs_of_all_cores())?
+            } else {
+                Vec::new()
             };
             let rate = profile.is_reserved.then_some(cpu::RATE_OF_PING);
             let text = cpu::profile(bed, profile.stack, rate, count)?;

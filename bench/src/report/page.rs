@@ -204,9 +204,10 @@ fn claims(page: &mut String, claims: &[Claim]) {
     }
     page.push_str("<ul class=\"claims\">\n");
     for claim in claims {
-        let (class, word) = match claim.holds {
-            true => ("holds", "as there"),
-            false => ("differs", "differs"),
+        let (class, word) = if claim.holds {
+            ("holds", "as there")
+        } else {
+            ("differs", "differs")
         };
         put!(
             page,

@@ -355,9 +355,10 @@ impl Ranged for Axis {
 impl ValueFormatter<f64> for Axis {
     fn format(value: &f64) -> String {
         let text = amount(*value);
-        match text.contains('.') && !text.contains('e') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
+        if text.contains('.') && !text.contains('e') {
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            text
         }
     }
 }

@@ -32,9 +32,10 @@ fn suite(context: &Context, suite: Suite) -> Result<Content, MeasureError> {
             cells(&figure),
         );
     }
-    let said = match worse.is_empty() {
-        true => "Portolan is at least as good in each row that has both".to_owned(),
-        false => format!("the kernel is ahead in {}", worse.join(", ")),
+    let said = if worse.is_empty() {
+        "Portolan is at least as good in each row that has both".to_owned()
+    } else {
+        format!("the kernel is ahead in {}", worse.join(", "))
     };
     Ok(Content::default().with(table).note(&format!("{said}.")))
 }

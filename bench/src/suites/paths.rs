@@ -105,9 +105,10 @@ impl Path {
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let seconds = effort.scaled(8.0);
-    let paths: Vec<Path> = match effort.quick {
-        true => Path::QUICK.to_vec(),
-        false => Path::all().collect(),
+    let paths: Vec<Path> = if effort.quick {
+        Path::QUICK.to_vec()
+    } else {
+        Path::all().collect()
     };
     let mut cases: Vec<Case> = paths.into_iter().map(|p| path_case(p, seconds)).collect();
     cases.push(fair_case("fair-2x2", 20, 2.5 * seconds));

@@ -86,9 +86,10 @@ impl Floods {
 
     /// The ways back to peers, in place of those set before; if there are too many, none.
     pub fn set_paths(&mut self, paths: HashMap<PathKey, ReturnPath>) -> Result<(), TableError> {
-        let wanted = match paths.len() > RETURN_PATHS {
-            true => HashMap::new(),
-            false => paths,
+        let wanted = if paths.len() > RETURN_PATHS {
+            HashMap::new()
+        } else {
+            paths
         };
         for key in self.known_paths.keys() {
             if !wanted.contains_key(key) {

@@ -76,10 +76,11 @@ pub fn session(id: SessionId) -> Option<String> {
 /// A rate or a share: to a thousandth, and null where there is none.
 pub fn measure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     let rounded = (value * 1000.0).round() / 1000.0;
-    match rounded.is_finite() {
+    if rounded.is_finite() {
         // Adding zero takes the sign off a negative zero.
-        true => serializer.serialize_f64(rounded + 0.0),
-        false => serializer.serialize_none(),
+        serializer.serialize_f64(rounded + 0.0)
+    } else {
+        serializer.serialize_none()
     }
 }
 

@@ -110,14 +110,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let now = named(&arguments.server.counters()?);
     let server = format!("{} {}", arguments.server.path()?.display(), status.pid);
-    let history = match arguments.reset {
-        true => History::default(),
-        false => History::read(&server),
+    let history = if arguments.reset {
+        History::default()
+    } else {
+        History::read(&server)
     };
     let seconds = history.age();
-    let shown = match arguments.absolute {
-        true => now.clone(),
-        false => history.since(&now),
+    let shown = if arguments.absolute {
+        now.clone()
+    } else {
+        history.since(&now)
     };
     if !arguments.noupdate {
         History::of(server, now).write()?;

@@ -158,6 +158,46 @@ struct Place {
     is_ipv6: bool,
 }
 
+impl SocketView {
+    /// A row of which nothing else is known.
+    fn bare(stack: &'static str, protocol: &'static str, state: &str, place: Place) -> SocketView {
+        SocketView {
+            stack,
+            protocol,
+            state: state.to_owned(),
+            receive_queue: 0,
+            send_queue: 0,
+            local: place.local.map(|local| local.to_string()),
+            remote: place.peer.map(|peer| peer.to_string()),
+            holder: None,
+            uid: 0,
+            session: None,
+            migrations: None,
+            mapping: None,
+            mapping_refused: None,
+            delivery: None,
+            delivery_refused: None,
+            figures: None,
+            listener: None,
+            raw: None,
+            inode: None,
+            reservation: false,
+            place,
+        }
+    }
+}
+
+impl Place {
+    fn of(protocol: Protocol, local: SocketAddr, peer: Option<SocketAddr>) -> Place {
+        Place {
+            local: Some(local),
+            peer,
+            protocol: Some(protocol),
+            is_ipv6: local.is_ipv6(),
+        }
+    }
+}
+
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let services = Services::read();
     let filter = Filter::parse(&arguments.filter, &services)

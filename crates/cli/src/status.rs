@@ -28,9 +28,10 @@ pub fn status(arguments: &Arguments) -> Result<(), Failure> {
     } else {
         print(describe(&status))?;
     }
-    match status.faults.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::Shown),
+    if status.faults.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::Shown)
     }
 }
 

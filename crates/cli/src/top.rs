@@ -40,9 +40,10 @@ pub struct Arguments {
 
 fn delay(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    match (0.1..=3600.0).contains(&seconds) {
-        true => Ok(Duration::from_secs_f64(seconds)),
-        false => Err("between 0.1 and 3600".to_owned()),
+    if (0.1..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("between 0.1 and 3600".to_owned())
     }
 }
 

@@ -513,9 +513,10 @@ impl Local {
             Some(unsent) => limit.min(self.share(limit) + u64::from(unsent)),
             None => limit,
         };
-        match self.may_grow() {
-            true => limit,
-            false => limit.min(self.cycle),
+        if self.may_grow() {
+            limit
+        } else {
+            limit.min(self.cycle)
         }
     }
 
@@ -597,8 +598,9 @@ fn given<T: Into<u64>>(chosen: T, default: u64) -> u64 {
 /// Any value written there is interpreted as a valid cycle.
 fn checked_cycle(rings: &Rings, claimed: u64) -> u64 {
     let size = rings.size() as u64;
-    match claimed.is_power_of_two() && claimed <= size {
-        true => claimed,
-        false => size,
+    if claimed.is_power_of_two() && claimed <= size {
+        claimed
+    } else {
+        size
     }
 }

@@ -487,9 +487,10 @@ fn impossible_positions_of_its_own_reset_the_stream() {
         for is_sent in [false, true] {
             let rings = memory(RING_MIN);
             let own = &rings.ends().opener;
-            match is_sent {
-                true => own.sent.0.bytes.store(word, Relaxed),
-                false => own.taken.0.store(word, Relaxed),
+            if is_sent {
+                own.sent.0.bytes.store(word, Relaxed)
+            } else {
+                own.taken.0.store(word, Relaxed)
             }
             let mut end = Local::new(Arc::clone(&rings), Side::Opener);
             let _ = end.tcp_info();

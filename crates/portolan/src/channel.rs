@@ -178,9 +178,10 @@ impl Channel {
             let Some(record) = self.rx_path.next(&self.main.tap, now) else {
                 break;
             };
-            match record.header.is_raw() {
-                true => self.accounts.end(),
-                false => self.accounts.begin(Slot(record.header.slot)),
+            if record.header.is_raw() {
+                self.accounts.end()
+            } else {
+                self.accounts.begin(Slot(record.header.slot))
             }
             deliver(&record.header, record.frame);
         }
@@ -196,9 +197,10 @@ impl Channel {
             let Some((record, may_lend)) = self.rx_path.next_lendable(&self.main.tap, now) else {
                 break;
             };
-            match record.header.is_raw() {
-                true => self.accounts.end(),
-                false => self.accounts.begin(Slot(record.header.slot)),
+            if record.header.is_raw() {
+                self.accounts.end()
+            } else {
+                self.accounts.begin(Slot(record.header.slot))
             }
             if let Some(range) = lend.deliver(&record.header, record.frame, may_lend) {
                 lend.keep(self.rx_path.lend(&self.ring_fd, range));

@@ -668,9 +668,10 @@ fn program() -> String {
         return called;
     };
     let name = name.trim_end();
-    match called.starts_with(name) && name.len() == LONGEST {
-        true => called,
-        false => name.to_owned(),
+    if called.starts_with(name) && name.len() == LONGEST {
+        called
+    } else {
+        name.to_owned()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The sessions of this process and the channel that feeds them, behind one lock.
 
+mod arrivals;
 pub(crate) mod delegations;
 pub(crate) mod lending;
 pub(crate) mod locals;
@@ -11,14 +12,13 @@ use std::time::Duration;
 
 use portolan_local::{Local, WakeBy};
 use portolan_proto::control::RequestBody;
-use portolan_proto::filter::RecordHeader;
-use portolan_stack::{DelegateInput, Input, NextHop, Reassembled, Routes, Session, Stack};
+use portolan_stack::{NextHop, Routes, Session, Stack};
 use portolan_sys::clock;
 use portolan_sys::owner::IoEvent;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_tcp::Events;
-use portolan_types::{FlowKey, Instant, SessionId, Slot};
+use portolan_types::{Instant, SessionId, Slot};
 use rustix::io::Errno;
 
 use crate::channel::Channel;
@@ -36,10 +36,7 @@ use crate::wait::openings::{Openings, Taker};
 use crate::wait::spin::Spread;
 use crate::wait::watch::{Leader, Needs, Role, SleepsOn, Watch};
 
-/// Frames processed before sessions may answer: limits how long a reader holds the lock.
-const BATCH: usize = 64;
-
-/// Maximum number of such batches for a session that leaves.
+/// Maximum number of batches processed for a session that leaves.
 const LAST_BATCHES: usize = 32;
 
 /// How long frames may arrive for a session that has left.
@@ -223,33 +220,6 @@ impl Core {
         self.stack.expire(now);
         self.dispatch();
         self.look_at_locals(now);
-    }
-
-    fn receive(&mut self, now: Instant) {
-        if !self.channel.may_have_received() {
-            return;
-        }
-        if self.lending.is_active() {
-            return self.receive_lending(now);
-        }
-        let Core {
-            stack,
-            channel,
-            outbox,
-            inboxes,
-            delegations,
-            migrated_flows,
-            routes,
-            ..
-        } = self;
-        channel.receive(now, BATCH, |record, frame| match record.is_raw() {
-            true => inboxes.deliver(record, frame),
-            false => {
-                let _input = layers::enter(Layer::InputHeaders);
-                let others = (&mut *delegations, &*migrated_flows, &mut *outbox);
-                input((stack, routes), others, now, record, frame);
-            }
-        });
     }
 
     /// Returns whether polling would bring nothing for a reader of `socket`. Programs that poll by `recv` ask
@@ -687,63 +657,6 @@ fn wake(waiter: Option<Arc<Waiter>>) {
     if let Some(waiter) = waiter {
         waiter.signal();
     }
-}
-
-/// Processes a frame. One that no session here claims is passed to the server.
-fn input(
-    (stack, routes): (&mut Stack, &Routes),
-    (delegations, migrated_flows, outbox): (
-        &mut Delegations,
-        &MigratedFlows,
-        &mut Vec<RequestBody>,
-    ),
-    now: Instant,
-    record: &RecordHeader,
-    frame: &[u8],
-) {
-    if record.is_fragment() {
-        if let Reassembled::Whole(whole) = stack.reassemble(now, record, frame) {
-            let (record, frame) = (&whole.record, &whole.frame);
-            let others = (delegations, migrated_flows, outbox);
-            input((stack, routes), others, now, record, frame);
-        }
-        return;
-    }
-    let met = delegations::input(delegations, (stack, routes), now, record, frame);
-    let is_stray = match met {
-        Some(met) => met == DelegateInput::Left,
-        None => match stack.input(now, record, frame) {
-            Input::Unclaimed(packet) => {
-                let moved = packet.flow().and_then(|flow| {
-                    readdressed(stack, migrated_flows.slot_of(&flow)?, &flow, record)
-                });
-                moved.is_none_or(|record| {
-                    matches!(stack.input(now, &record, frame), Input::Unclaimed(_))
-                })
-            }
-            _ => false,
-        },
-    };
-    if is_stray && outbox.len() < OUTBOX_MAX {
-        outbox.push(RequestBody::MisdeliveredFrame {
-            frame: frame.to_vec(),
-        });
-    }
-}
-
-/// Readdresses the record of a frame that was sent to a session before it left, now that it is back.
-fn readdressed(
-    stack: &mut Stack,
-    slot: Slot,
-    flow: &FlowKey,
-    record: &RecordHeader,
-) -> Option<RecordHeader> {
-    let session = stack.tcp(slot)?;
-    (session.flow == *flow).then_some(RecordHeader {
-        slot: slot.0,
-        generation: session.generation.0,
-        ..*record
-    })
 }
 
 fn read_routes(metastate: &MetastateReader) -> Option<Routes> {

@@ -256,9 +256,10 @@ impl Socket {
     }
 
     pub(crate) fn family(&self) -> Family {
-        match self.is_v6.load(Ordering::Relaxed) {
-            true => Family::V6,
-            false => Family::V4,
+        if self.is_v6.load(Ordering::Relaxed) {
+            Family::V6
+        } else {
+            Family::V4
         }
     }
 
@@ -624,9 +625,10 @@ impl Socket {
         match self.phase() {
             SocketPhase::Cached => {
                 let slot = self.slot();
-                let stayed = match core.lending.is_active() && core.lending.has_some(slot) {
-                    true => IN,
-                    false => 0,
+                let stayed = if core.lending.is_active() && core.lending.has_some(slot) {
+                    IN
+                } else {
+                    0
                 };
                 if let Some(stream) = core.stream_to_send(slot) {
                     let has_stamps = self.is_stamping() && self.stamps().has_some();

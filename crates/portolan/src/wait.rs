@@ -309,9 +309,10 @@ impl Process {
                 core.begin_spin();
                 drop(core);
                 turn.pause();
-                let kernel = match turn.is_to_ask_kernel() {
-                    true => sleep.kernel_has_events(),
-                    false => Ok(false),
+                let kernel = if turn.is_to_ask_kernel() {
+                    sleep.kernel_has_events()
+                } else {
+                    Ok(false)
                 };
                 if !matches!(kernel, Ok(false)) {
                     let mut core = self.lock();
@@ -544,9 +545,10 @@ fn sleep_on_words(waiter: &Waiter, wake_requests: &[WakeRequest]) -> Result<Slep
 pub fn outside<T>(sleep: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let outside = inside::leave();
     let asleep = layers::enter(Layer::Sleep);
-    let slept = match outside.is_interrupted {
-        true => Err(Errno::INTR),
-        false => sleep(),
+    let slept = if outside.is_interrupted {
+        Err(Errno::INTR)
+    } else {
+        sleep()
     };
     drop(asleep);
     probes::wake_up();

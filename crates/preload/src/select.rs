@@ -62,10 +62,13 @@ impl Sets<'_> {
         for set in sets.into_iter().filter(|set| !set.is_null()) {
             writable(set.cast::<c_ulong>(), length)?;
         }
-        let words = sets.map(|set| match set.is_null() {
-            true => None,
-            // SAFETY: the caller's promise.
-            false => Some(unsafe { slice::from_raw_parts_mut(set.cast::<c_ulong>(), length) }),
+        let words = sets.map(|set| {
+            if set.is_null() {
+                None
+            } else {
+                // SAFETY: the caller's promise.
+                Some(unsafe { slice::from_raw_parts_mut(set.cast::<c_ulong>(), length) })
+            }
         });
         Ok(Self { words, count })
     }

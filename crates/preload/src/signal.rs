@@ -43,9 +43,10 @@ unsafe extern "C-unwind" fn arrived(signal: c_int, info: *mut siginfo_t, context
     // SAFETY: these are the kernel's arguments, by `replaced`.
     let arrival = unsafe { SignalInfo::new(signal, info, context) };
     // Uses no thread-local memory for memory faults: any code of the program may have faulted.
-    let is_for_us = match posix::is_of_memory(signal) {
-        true => arrival.is_recovered(),
-        false => posix::defer(&arrival),
+    let is_for_us = if posix::is_of_memory(signal) {
+        arrival.is_recovered()
+    } else {
+        posix::defer(&arrival)
     };
     if is_for_us {
         return;

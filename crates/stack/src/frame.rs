@@ -162,9 +162,10 @@ impl Template {
     /// The same with a handle in its first option, or header, and marked so. `None` if the application has chosen a
     /// traffic class.
     pub(crate) fn enclosing(&self, handle: Handle) -> Option<Template> {
-        match self.is_ipv4 {
-            true => self.enclosing_v4(handle),
-            false => self.enclosing_v6(handle),
+        if self.is_ipv4 {
+            self.enclosing_v4(handle)
+        } else {
+            self.enclosing_v6(handle)
         }
     }
 

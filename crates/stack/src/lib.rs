@@ -7,7 +7,6 @@
 //! [`Stack::get_mut`] call [`Stack::touch`].
 #![forbid(unsafe_code)]
 
-mod backlog;
 mod counters;
 mod delegation;
 mod expected;
@@ -25,7 +24,6 @@ mod session;
 mod stack;
 mod udp;
 
-pub use backlog::{Backlog, CookieUse, SOMAXCONN, SynVerdict};
 pub use counters::{COUNTERS, SPUN_US, counter_names};
 pub use delegation::{DelegateInput, Delegation, FloodReport};
 pub use flood_detector::FloodDetector;

@@ -93,9 +93,10 @@ impl Attributes {
     /// Who has this nice value has these attributes instead. One that has since been given another keeps it.
     pub fn replace_nice(&self, nice: i32, tid: u32) -> Result<(), Errno> {
         let now = Attributes::of(tid)?;
-        match now.is_ordinary() && now.nice == nice {
-            true => self.apply(tid),
-            false => Ok(()),
+        if now.is_ordinary() && now.nice == nice {
+            self.apply(tid)
+        } else {
+            Ok(())
         }
     }
 
@@ -134,12 +135,13 @@ impl Attributes {
     /// For so long it runs before others get their turn (Linux 6.12), if it shares the processor as most threads do: the
     /// shorter, the sooner it runs when it wakes.
     pub fn with_slice(self, slice: Duration) -> Attributes {
-        match self.is_ordinary() {
-            true => Attributes {
+        if self.is_ordinary() {
+            Attributes {
                 runtime: slice.as_nanos() as u64,
                 ..self
-            },
-            false => self,
+            }
+        } else {
+            self
         }
     }
 

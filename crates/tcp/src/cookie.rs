@@ -123,9 +123,10 @@ pub fn syn_ack(
         destination_port: syn.source_port,
         seq: sequence(secret, flow, syn, config, now),
         ack: syn.seq + 1,
-        flags: match offer.ecn {
-            true => flags.with(Ecn::syn_flags(true)),
-            false => flags,
+        flags: if offer.ecn {
+            flags.with(Ecn::syn_flags(true))
+        } else {
+            flags
         },
         window: CookieOptions::of(config).window,
         urgent: 0,

@@ -126,9 +126,10 @@ impl Connection {
             });
         self.establish(header.seq, u32::from(header.window));
         let text_follows = state.fast.as_ref().is_some_and(|fast| fast.text_follows);
-        self.receive.want_ack(match text_follows {
-            true => AckSchedule::Delayed,
-            false => AckSchedule::Now,
+        self.receive.want_ack(if text_follows {
+            AckSchedule::Delayed
+        } else {
+            AckSchedule::Now
         });
         let fin = header.flags.contains(TcpFlags::FIN);
         self.on_urgent(header, header.seq + 1);

@@ -228,10 +228,11 @@ impl Connection {
     }
 
     fn next_of_record(&mut self, now: Instant) -> Option<Chunk> {
-        let chunk = match self.send.is_record_complete() {
+        let chunk = if self.send.is_record_complete() {
             // As what urges, it is not held back.
-            true => self.send.next_chunk(now, &self.unheld()),
-            false => self.send.next_chunk(now, &self.options),
+            self.send.next_chunk(now, &self.unheld())
+        } else {
+            self.send.next_chunk(now, &self.options)
         };
         Some(self.send.within_record(chunk?))
     }
@@ -303,9 +304,10 @@ impl Connection {
     /// RFC 8985 §7.2: each new transmission moves the probe, but not past the time-out of the oldest segment (Linux's
     /// `tcp_rto_delta_us`), or a steady writer would never learn of a loss.
     fn arm_for_transmission(&mut self, now: Instant) {
-        let at = match self.timers.runs(SendTimer::Retransmit) {
-            true => self.timers.send,
-            false => after(self.send.oldest_sent(now), self.send.rtt.rto_nanos()).max(now),
+        let at = if self.timers.runs(SendTimer::Retransmit) {
+            self.timers.send
+        } else {
+            after(self.send.oldest_sent(now), self.send.rtt.rto_nanos()).max(now)
         };
         self.arm_timeout(now, at);
     }
@@ -332,9 +334,10 @@ impl Connection {
         };
         let header = self.header(now, chunk.seq, flags, chunk.len > 0);
         // What was lost may have been so for its options.
-        let handle = match chunk.retransmission {
-            true => None,
-            false => self.enclosed(),
+        let handle = if chunk.retransmission {
+            None
+        } else {
+            self.enclosed()
         };
         self.send.sent(chunk, now, &self.options);
         match self.timers.running() {
@@ -401,9 +404,10 @@ impl Connection {
             (Some(_), None) => 3,
             (None, None) => 4,
         };
-        let sack = match self.sack && !text {
-            true => self.receive.sack_blocks(blocks, &mut self.event_counters),
-            false => Default::default(),
+        let sack = if self.sack && !text {
+            self.receive.sack_blocks(blocks, &mut self.event_counters)
+        } else {
+            Default::default()
         };
         let flags = match &self.ecn {
             Some(ecn) if ecn.echo => flags.with(TcpFlags::ECE),

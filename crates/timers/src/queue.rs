@@ -76,9 +76,10 @@ impl<K: Copy + Eq + Hash> Queue<K> {
 
     /// When to look next, possibly before anything is due.
     pub fn next(&self) -> Option<Instant> {
-        match self.due.is_empty() {
-            true => self.wheel.next(),
-            false => Some(Instant::ZERO),
+        if self.due.is_empty() {
+            self.wheel.next()
+        } else {
+            Some(Instant::ZERO)
         }
     }
 

@@ -34,9 +34,10 @@ impl Bundle {
 
     /// A frame enters the wire.
     pub(crate) fn offer(&mut self, now: Instant, frame: Vec<u8>) {
-        let ports = match self.impairment.per_flow {
-            true => ports(&frame, self.direction).unwrap_or_default(),
-            false => Ports::default(),
+        let ports = if self.impairment.per_flow {
+            ports(&frame, self.direction).unwrap_or_default()
+        } else {
+            Ports::default()
         };
         let (impairment, direction) = (self.impairment, self.direction);
         let link = self.links.entry(ports).or_insert_with(|| {

@@ -26,10 +26,7 @@ fn bed(wire: portolan_netns::Bed, settings: [&str; 2]) -> Bed {
 }
 
 fn family(bed: Bed, is_v6: bool) -> Bed {
-    match is_v6 {
-        true => bed.over_ipv6(),
-        false => bed,
-    }
+    if is_v6 { bed.over_ipv6() } else { bed }
 }
 
 fn echo(bed: &Bed) -> Background {

@@ -51,9 +51,10 @@ fn start(bed: &Bed, by: By, way: &str, backlog: &str) -> Background {
 /// The hosts that floods come from, which do not exist, are behind the client.
 fn route_back(bed: &Bed) {
     let client = bed.client.address.to_string();
-    let back = match bed.client.address.is_ipv4() {
-        true => "198.18.0.0/15",
-        false => "2001:2::/48",
+    let back = if bed.client.address.is_ipv4() {
+        "198.18.0.0/15"
+    } else {
+        "2001:2::/48"
     };
     let route = ["route", "replace", back, "via", &client];
     run(bed.namespace(Side::Server).exec("ip").args(route)).expect("a route back");

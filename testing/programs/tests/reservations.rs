@@ -665,9 +665,10 @@ impl Drop for Cgroup {
 
 /// Of the second version, wherever it is mounted.
 fn second_version() -> &'static str {
-    match Path::new("/sys/fs/cgroup/unified/cgroup.procs").exists() {
-        true => "unified",
-        false => "",
+    if Path::new("/sys/fs/cgroup/unified/cgroup.procs").exists() {
+        "unified"
+    } else {
+        ""
     }
 }
 

@@ -111,9 +111,10 @@ impl Case {
         }
         // Second.
         if self.has(RST) {
-            return match acceptable {
-                true => self.outcome(StateName::Closed, Answer::Nothing),
-                false => self.stays(Answer::Nothing),
+            return if acceptable {
+                self.outcome(StateName::Closed, Answer::Nothing)
+            } else {
+                self.stays(Answer::Nothing)
             };
         }
         // Fourth. Text and controls beside a SYN without ACK are for its sender to repeat.

@@ -7,13 +7,12 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::{Background, run as run_to_end};
-use portolan_bench::suites::Suite;
+use portolan_bench::suites::{Suite, redis};
 use portolan_bench::{Effort, select};
 
 use crate::exit::{Failure, print};
 use crate::figures::{Sink, measure, require_root};
 
-const REDIS_PORT: u16 = 6379;
 const HTTP_PORT: u16 = 8080;
 const IPERF_PORT: u16 = 5201;
 const KERNEL_PORT: u16 = 9090;
@@ -61,24 +60,8 @@ pub fn run() -> Result<(), Failure> {
 
 fn redis(bed: &Bed) -> Result<(), Failure> {
     step("redis-server and redis-cli")?;
-    let (address, port) = (bed.server.address.to_string(), REDIS_PORT.to_string());
-    let _server = bed.serve(
-        Stack::Portolan,
-        REDIS_PORT,
-        "redis-server",
-        &[
-            "--bind",
-            &address,
-            "--port",
-            &port,
-            "--protected-mode",
-            "no",
-            "--save",
-            "",
-            "--loglevel",
-            "warning",
-        ],
-    )?;
+    let (address, port) = (bed.server.address.to_string(), redis::PORT.to_string());
+    let _server = redis::serve(bed, Stack::Portolan)?;
     for words in [
         &["SET", "greeting", "hello over Portolan"][..],
         &["GET", "greeting"],

@@ -85,9 +85,10 @@ fn tell(step: Step) {
                 entry.title(),
                 time(left)
             );
-            match is_terminal {
-                true => eprint!("{line}"),
-                false => eprintln!("{line}"),
+            if is_terminal {
+                eprint!("{line}")
+            } else {
+                eprintln!("{line}")
             }
         }
         Step::Failed { entry, error } => eprintln!("portolan: {}: {error}", entry.name()),

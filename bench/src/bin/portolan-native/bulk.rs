@@ -1,13 +1,14 @@
 //! Bulk transfer in one direction, by either interface.
 
 use std::hint::black_box;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use portolan::net::buf::{Reserved, moved};
 use portolan::net::{TcpListener, TcpStream};
+use portolan_bench::transfer::Transfer;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -72,9 +73,8 @@ fn all_moved() -> Moved {
 
 #[derive(Serialize)]
 pub struct Report {
-    bytes: u64,
-    seconds: f64,
-    gigabits_per_second: f64,
+    #[serde(flatten)]
+    transfer: Transfer,
     moved: Moved,
 }
 
@@ -125,25 +125,16 @@ pub struct Plan {
 }
 
 pub fn send(address: SocketAddr, plan: Plan) -> io::Result<Report> {
-    let mut stream = TcpStream::connect(address)?;
+    let stream = TcpStream::connect(address)?;
     let start = Instant::now();
     let sent = match plan.by {
         Interface::Socket => write_all(&stream, &plan, start)?,
         Interface::Shared => send_all(&stream, &plan, start)?,
     };
     stream.shutdown(Shutdown::Write)?;
-    let mut answer = [0; 8];
-    stream.read_exact(&mut answer)?;
-    let seconds = start.elapsed().as_secs_f64();
-    let bytes = u64::from_be_bytes(answer);
-    if bytes != sent {
-        let text = format!("sent {sent} bytes, the sink read {bytes}");
-        return Err(io::Error::new(ErrorKind::InvalidData, text));
-    }
+    let transfer = Transfer::confirmed(stream, sent, start)?;
     Ok(Report {
-        bytes,
-        seconds,
-        gigabits_per_second: bytes as f64 * 8.0 / seconds / 1e9,
+        transfer,
         moved: all_moved(),
     })
 }

@@ -278,13 +278,19 @@ fn threaded(local: SocketAddr) -> Result<(), Failure> {
     let begins = |datagram: &Datagram, with: u8| datagram.payload.first() == Some(&with);
     let chain = Chain::default()
         .with_named("echo", 2, |_| Verdict::Reply)
-        .with(1, move |datagram| match begins(datagram, b'+') {
-            true => Verdict::Deliver,
-            false => Verdict::Pass,
+        .with(1, move |datagram| {
+            if begins(datagram, b'+') {
+                Verdict::Deliver
+            } else {
+                Verdict::Pass
+            }
         })
-        .with(0, move |datagram| match begins(datagram, b'-') {
-            true => Verdict::Consume,
-            false => Verdict::Pass,
+        .with(0, move |datagram| {
+            if begins(datagram, b'-') {
+                Verdict::Consume
+            } else {
+                Verdict::Pass
+            }
         });
     let threaded = Port::open(local)?.handle_in_thread(chain)?;
     // From another endpoint: the port is the handlers'.

@@ -94,9 +94,10 @@ pub fn steadily(
 }
 
 pub fn send(target: Target, per_second: f64, size: usize, duration: Duration) -> io::Result<Sent> {
-    let any: SocketAddr = match target.is_ipv6() {
-        false => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        true => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    let any: SocketAddr = if target.is_ipv6() {
+        (Ipv6Addr::UNSPECIFIED, 0).into()
+    } else {
+        (Ipv4Addr::UNSPECIFIED, 0).into()
     };
     let socket = UdpSocket::bind(any)?;
     let mut datagram = vec![0x5a; size.max(HEADER)];

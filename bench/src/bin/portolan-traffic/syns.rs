@@ -50,9 +50,10 @@ pub fn flood(
     duration: Duration,
 ) -> io::Result<Report> {
     let protocol = NonZero::new(IPPROTO_RAW).map(Protocol::from_raw);
-    let family = match target.is_ipv6() {
-        false => AddressFamily::INET,
-        true => AddressFamily::INET6,
+    let family = if target.is_ipv6() {
+        AddressFamily::INET6
+    } else {
+        AddressFamily::INET
     };
     let raw = socket(family, SocketType::RAW, protocol)?;
     let syns = steadily(per_second, duration, |number| {

@@ -125,9 +125,10 @@ impl Sweep {
             let name = format!("{name}-{MOST}-over-1{suffix}");
             let mut growth = self.case(&name, "", move |curve| curve.growth(of));
             growth.paper = paper;
-            cases.push(match self.way.is_flat && suffix.is_empty() {
-                true => growth.with_bar(NOISE),
-                false => growth,
+            cases.push(if self.way.is_flat && suffix.is_empty() {
+                growth.with_bar(NOISE)
+            } else {
+                growth
             });
         }
         cases

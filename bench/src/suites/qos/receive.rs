@@ -129,9 +129,10 @@ impl Crosstalk {
 
     /// Of the steady stream. If the busy one lost nothing either, nothing was overloaded.
     fn losses(&self) -> f64 {
-        match self.busy_lost > 0.0 {
-            true => self.steady_lost,
-            false => f64::INFINITY,
+        if self.busy_lost > 0.0 {
+            self.steady_lost
+        } else {
+            f64::INFINITY
         }
     }
 }

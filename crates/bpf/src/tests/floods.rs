@@ -8,9 +8,9 @@ use std::panic::AssertUnwindSafe;
 use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::{BindingKey, Budget, Flood, FlowRow, PathKey, ReturnPath};
 use portolan_stack::Path;
-use portolan_stack::passive::{answer_by_cookie, clamp_for_cookie, flood, passive_config};
+use portolan_stack::passive::{clamp_for_cookie, flood, path_config, tune_config};
 use portolan_tcp::isn::Secret;
-use portolan_tcp::{Config, EcnMode};
+use portolan_tcp::{Config, EcnMode, cookie};
 use portolan_types::{FlowKey, Instant, MacAddr, Protocol, SeqNum};
 use portolan_wire::checksum::Sum;
 use portolan_wire::ipv4::{self, Ipv4Header};
@@ -61,9 +61,10 @@ impl FloodSetup {
             mtu: MTU,
             mac: MacAddr::default(),
         };
-        let config = passive_config(&self.config, &self.options, (&path, flow), &self.secret);
+        let mut config = path_config(&self.config, &path, flow, &self.secret);
+        tune_config(&mut config, &self.options);
         let config = clamp_for_cookie(config, &self.options);
-        answer_by_cookie(&self.secret, flow, syn, &config, now)
+        cookie::syn_ack(&self.secret, flow, syn, &config, now)
     }
 }
 
@@ -222,14 +223,13 @@ type Choice = ([u8; 16], [bool; 5], Option<u16>, Option<u32>, u8, u8);
 
 fn flow_of(&(is_ipv6, bytes, port, ..): &Peer) -> FlowKey {
     let flow = flows(Protocol::Tcp)[usize::from(is_ipv6)];
-    let address: IpAddr = match is_ipv6 {
+    let address: IpAddr = if is_ipv6 {
         // Of somebody on the network, whatever the rest.
-        true => {
-            let mut address = [0x20; 16];
-            address[2..].copy_from_slice(&bytes);
-            address.into()
-        }
-        false => [11, bytes[0], bytes[1], bytes[2]].into(),
+        let mut address = [0x20; 16];
+        address[2..].copy_from_slice(&bytes);
+        address.into()
+    } else {
+        [11, bytes[0], bytes[1], bytes[2]].into()
     };
     FlowKey {
         remote: SocketAddr::new(address, port.max(1)),

@@ -92,9 +92,10 @@ fn an_error_about_a_packet_is_not_one_of_its_protocol() {
     let bed = bed();
     for flow in any_flows() {
         let quoted = Frame::sent(&flow, OWN_MAC).around(253, &[0; 8]);
-        let (protocol, kind) = match flow.local.is_ipv4() {
-            true => (1, 3),
-            false => (58, 1),
+        let (protocol, kind) = if flow.local.is_ipv4() {
+            (1, 3)
+        } else {
+            (58, 1)
         };
         let mut error = vec![kind, 1, 0, 0, 0, 0, 0, 0];
         error.extend_from_slice(&quoted[14..]);

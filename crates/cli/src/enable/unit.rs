@@ -64,9 +64,10 @@ impl Unit {
     fn all<'a>(&'a self, key: &str) -> Vec<&'a str> {
         let mut values = Vec::new();
         for (_, value) in self.0.iter().filter(|(name, _)| name == key) {
-            match value.is_empty() {
-                true => values.clear(),
-                false => values.push(value.as_str()),
+            if value.is_empty() {
+                values.clear()
+            } else {
+                values.push(value.as_str())
             }
         }
         values

@@ -37,9 +37,10 @@ impl History {
     /// Of the last call; nothing if that saw another server, or there was none.
     pub fn read(server: &str) -> History {
         let known = History::load(&path()).unwrap_or_default();
-        match known.server == server {
-            true => known,
-            false => History::default(),
+        if known.server == server {
+            known
+        } else {
+            History::default()
         }
     }
 

@@ -60,9 +60,10 @@ fn links(report: &QosReport) -> Vec<String> {
     let row = |link: &LinkReport| {
         vec![
             printable(&link.device),
-            match link.gone {
-                true => "gone".to_owned(),
-                false => link.rate.map_or_else(unknown, show_rate),
+            if link.gone {
+                "gone".to_owned()
+            } else {
+                link.rate.map_or_else(unknown, show_rate)
             },
             show_rate(link.reservable),
             show_rate(link.reserved),

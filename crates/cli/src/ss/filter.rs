@@ -143,12 +143,13 @@ impl Prefix {
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let longest = if address.is_ipv4() { 32 } else { 128 };
         let length = length.unwrap_or(longest);
-        match length <= longest {
-            true => Ok(Prefix {
+        if length <= longest {
+            Ok(Prefix {
                 address: Some(address),
                 length,
-            }),
-            false => Err(wrong()),
+            })
+        } else {
+            Err(wrong())
         }
     }
 
@@ -244,9 +245,10 @@ impl Parser<'_> {
             let name = self.next("a state")?;
             let named = States::named(&name)
                 .ok_or_else(|| format!("filter: there is no state {name:?}"))?;
-            states = Some(match excludes {
-                true => states.unwrap_or(States::ALL).without(named),
-                false => states.unwrap_or(States::NONE).with(named),
+            states = Some(if excludes {
+                states.unwrap_or(States::ALL).without(named)
+            } else {
+                states.unwrap_or(States::NONE).with(named)
             });
         }
     }
@@ -288,9 +290,10 @@ impl Parser<'_> {
             "not" | "!" => Ok(Expression::Not(Box::new(self.one()?))),
             "(" => {
                 let inner = self.either()?;
-                match self.takes(&[")"]) {
-                    true => Ok(inner),
-                    false => Err("filter: ) is missing".to_owned()),
+                if self.takes(&[")"]) {
+                    Ok(inner)
+                } else {
+                    Err("filter: ) is missing".to_owned())
                 }
             }
             "sport" => self.port(End::Local),
@@ -339,9 +342,10 @@ impl Parser<'_> {
             _ => (text, None),
         };
         let found = Expression::Address(end, Prefix::parse(address)?, port.transpose()?);
-        Ok(match is_negated {
-            true => Expression::Not(Box::new(found)),
-            false => found,
+        Ok(if is_negated {
+            Expression::Not(Box::new(found))
+        } else {
+            found
         })
     }
 }

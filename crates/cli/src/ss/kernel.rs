@@ -82,33 +82,13 @@ fn view(
     (uid, inode): (u32, u64),
 ) -> SocketView {
     let peer = Some(remote).filter(|remote| remote.port() != 0);
+    let place = Place::of(protocol, local, peer);
     SocketView {
-        stack: "kernel",
-        protocol: json::protocol(protocol),
-        state: state.to_owned(),
         receive_queue: receive_queue.into(),
         send_queue: send_queue.into(),
-        local: Some(local.to_string()),
-        remote: peer.map(|peer| peer.to_string()),
-        holder: None,
         uid,
-        session: None,
-        migrations: None,
-        mapping: None,
-        mapping_refused: None,
-        delivery: None,
-        delivery_refused: None,
-        figures: None,
-        listener: None,
-        raw: None,
         inode: Some(inode.to_string()),
-        reservation: false,
-        place: Place {
-            local: Some(local),
-            peer,
-            protocol: Some(protocol),
-            is_ipv6: local.is_ipv6(),
-        },
+        ..SocketView::bare("kernel", json::protocol(protocol), state, place)
     }
 }
 

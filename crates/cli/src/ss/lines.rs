@@ -37,9 +37,10 @@ pub fn table(sockets: &[&SocketView], arguments: &Arguments, services: &Services
 }
 
 fn cells(socket: &SocketView, arguments: &Arguments, services: Option<&Services>) -> Vec<String> {
-    let process = match arguments.processes {
-        true => process(socket),
-        false => String::new(),
+    let process = if arguments.processes {
+        process(socket)
+    } else {
+        String::new()
     };
     vec![
         netid(socket.protocol).to_owned(),
@@ -102,11 +103,12 @@ fn process(socket: &SocketView) -> String {
             format!("users:((\"{}\",pid={pid}))", printable(program))
         }
     };
-    match socket.reservation {
-        true => format!("portolan:reservation {holder}")
+    if socket.reservation {
+        format!("portolan:reservation {holder}")
             .trim_end()
-            .to_owned(),
-        false => holder,
+            .to_owned()
+    } else {
+        holder
     }
 }
 

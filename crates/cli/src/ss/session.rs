@@ -71,14 +71,11 @@ pub fn view(session: &SessionReport) -> SocketView {
         DeliveryReport::As(form) => (form, None),
         DeliveryReport::NotInDriver => (Delivery::Shm, Some("no-driver-hook")),
     };
+    let place = Place::of(session.protocol, session.local, session.remote);
+    let protocol = json::protocol(session.protocol);
     SocketView {
-        stack: "portolan",
-        protocol: json::protocol(session.protocol),
-        state: session.state.clone(),
         receive_queue: session.figures.receive_queue.into(),
         send_queue: session.figures.send_queue.into(),
-        local: Some(session.local.to_string()),
-        remote: session.remote.map(|remote| remote.to_string()),
         holder: Some((&session.holder).into()),
         uid: session.uid,
         session: json::session(session.session),
@@ -89,15 +86,7 @@ pub fn view(session: &SessionReport) -> SocketView {
         delivery_refused,
         figures: Some(figures(&session.figures, clock::now())),
         listener: session.listener.as_ref().map(listener),
-        raw: None,
-        inode: None,
-        reservation: false,
-        place: Place {
-            local: Some(session.local),
-            peer: session.remote,
-            protocol: Some(session.protocol),
-            is_ipv6: session.local.is_ipv6(),
-        },
+        ..SocketView::bare("portolan", protocol, &session.state, place)
     }
 }
 

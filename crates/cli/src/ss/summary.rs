@@ -47,9 +47,10 @@ fn of(sockets: &[SocketView]) -> Summary {
             _ => &mut summary.tcp,
         };
         count.total += 1;
-        match socket.place.is_ipv6 {
-            true => count.ipv6 += 1,
-            false => count.ipv4 += 1,
+        if socket.place.is_ipv6 {
+            count.ipv6 += 1
+        } else {
+            count.ipv4 += 1
         }
         match (socket.protocol, socket.state.as_str()) {
             ("tcp", "ESTAB") => summary.established += 1,

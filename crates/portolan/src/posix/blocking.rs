@@ -33,9 +33,10 @@ impl Call<'_> {
     /// Locks for [`Call::complete`]. Fails if the call must not wait and would receive nothing.
     pub(super) fn lock_to_receive(&self) -> Outcome<CoreGuard<'static>> {
         let mut core = self.process.lock();
-        match self.never_waits() && core.has_nothing_for(self.socket) {
-            true => Err(Errno::AGAIN.into()),
-            false => Ok(core),
+        if self.never_waits() && core.has_nothing_for(self.socket) {
+            Err(Errno::AGAIN.into())
+        } else {
+            Ok(core)
         }
     }
 

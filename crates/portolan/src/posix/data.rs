@@ -483,9 +483,10 @@ fn may_be_sent(buffers: &[IoSlice<'_>], skip: usize, mut room: usize) -> bool {
 /// Refuses buffers that cannot be read, for calls that take all or nothing.
 pub(super) fn are_readable(buffers: &[IoSlice<'_>]) -> Result<(), Errno> {
     let is_good = |buffer: &IoSlice<'_>| memory::readable(buffer).len() == buffer.len();
-    match buffers.iter().all(is_good) {
-        true => Ok(()),
-        false => Err(Errno::FAULT),
+    if buffers.iter().all(is_good) {
+        Ok(())
+    } else {
+        Err(Errno::FAULT)
     }
 }
 

@@ -409,9 +409,10 @@ fn copy_out(bytes: &[u8], buffers: &mut [IoSliceMut<'_>]) -> Result<(usize, bool
         rest = later;
         now.len()
     });
-    match is_bad {
-        true => Err(Errno::FAULT),
-        false => Ok((bytes.len() - rest.len(), !rest.is_empty())),
+    if is_bad {
+        Err(Errno::FAULT)
+    } else {
+        Ok((bytes.len() - rest.len(), !rest.is_empty()))
     }
 }
 

@@ -372,9 +372,10 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
             return true;
         }
         let linger = socket.options().linger();
-        let ending = match linger.is_some_and(|linger| linger.time.is_zero()) {
-            true => Ending::Abort,
-            false => Ending::Close,
+        let ending = if linger.is_some_and(|linger| linger.time.is_zero()) {
+            Ending::Abort
+        } else {
+            Ending::Close
         };
         if is_stream && let Some(linger) = linger.filter(|linger| !linger.time.is_zero()) {
             wait_lingering(process, socket, linger.time);

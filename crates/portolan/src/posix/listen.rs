@@ -83,9 +83,10 @@ fn become_listener(process: &'static Process, socket: &Arc<Socket>, backlog: u32
     let session = setup.session.map_or(SessionRef::New, SessionRef::Known);
     let place = ListenerSlot::new(process);
     let request = delegate::request(process, socket, session, backlog, &place);
-    let pair = match setup.carries_messages {
-        true => None,
-        false => Some(process.control.replacing_pair(PairKind::SeqPacket)?),
+    let pair = if setup.carries_messages {
+        None
+    } else {
+        Some(process.control.replacing_pair(PairKind::SeqPacket)?)
     };
     let ends = pair.as_ref().map(|(near, far)| [far.as_fd(), near.as_fd()]);
     let ends = ends.as_ref().map_or(&[][..], |ends| &ends[..]);
@@ -223,10 +224,11 @@ fn next_without_server(fd: RawFd, listener: &Socket) -> Outcome<Next> {
     let mut near = [pollfd(fd, 0)];
     wait::ppoll(&mut near, Some(Instant::ZERO), None)?;
     let is_lost = Process::running().is_some() || near[0].revents & libc::POLLHUP != 0;
-    match is_lost {
-        true => Ok(Next::HungUp),
+    if is_lost {
+        Ok(Next::HungUp)
+    } else {
         // The server does not admit this process.
-        false => Err(Errno::NETDOWN.into()),
+        Err(Errno::NETDOWN.into())
     }
 }
 

@@ -364,9 +364,10 @@ fn wait_once(
         let _ = obtain(process, fd, &socket);
     }
     let has_kernel_members = epoll.has_kernel_members();
-    let mut kernel = match has_kernel_members {
-        true => vec![pollfd(epoll.fd(), libc::POLLIN)],
-        false => Vec::new(),
+    let mut kernel = if has_kernel_members {
+        vec![pollfd(epoll.fd(), libc::POLLIN)]
+    } else {
+        Vec::new()
     };
     let polled = epoll.polled();
     kernel.extend(polled.iter().map(Polled::pollfd));

@@ -95,9 +95,10 @@ impl Piece {
     }
 
     fn lent(loan: Loan, account: Account) -> Piece {
-        let counter = match loan.is_in_place() {
-            true => &RECEIVED_IN_PLACE,
-            false => &RECEIVED_COPIED,
+        let counter = if loan.is_in_place() {
+            &RECEIVED_IN_PLACE
+        } else {
+            &RECEIVED_COPIED
         };
         count(counter, loan.len());
         Piece {
@@ -227,9 +228,10 @@ fn take_stream(
     };
     let mut core = call.lock_to_receive()?;
     let slot = socket.slot();
-    let of_packets = match core.is_local(slot) {
-        true => None,
-        false => core.stack.tcp(slot).map(|found| found.generation),
+    let of_packets = if core.is_local(slot) {
+        None
+    } else {
+        core.stack.tcp(slot).map(|found| found.generation)
     };
     let Some(generation) = of_packets else {
         drop(core);
@@ -291,9 +293,10 @@ fn take(
         return 0;
     };
     let connection = &mut found.connection;
-    let unread = match stayed.is_empty() {
-        true => connection.readable(),
-        false => stayed.behind,
+    let unread = if stayed.is_empty() {
+        connection.readable()
+    } else {
+        stayed.behind
     };
     let read = read_out(connection, now, unread, (most, pieces));
     stayed.behind -= read.min(stayed.behind);
@@ -394,9 +397,10 @@ pub fn send_shared(fd: RawFd, chunk: &mut Option<Chunk>) -> Outcome<()> {
             _ => Ok(false),
         }
     });
-    match placed? {
-        true => Ok(()),
-        false => send_copy(fd, chunk),
+    if placed? {
+        Ok(())
+    } else {
+        send_copy(fd, chunk)
     }
 }
 

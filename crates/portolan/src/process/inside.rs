@@ -124,9 +124,10 @@ impl Thread {
     }
 
     fn whereabouts(&self) -> Whereabouts {
-        match self.is_inside.get() {
-            true => Whereabouts::Inside,
-            false => Whereabouts::Outside,
+        if self.is_inside.get() {
+            Whereabouts::Inside
+        } else {
+            Whereabouts::Outside
         }
     }
 }

@@ -83,9 +83,10 @@ impl Settings {
         let names = Delivery::ALL.map(Delivery::name).join(", ");
         let delivery = reader.word("PORTOLAN_DELIVERY", &names, Delivery::from_name);
         let mapping = reader.word("PORTOLAN_DIRECT", "0 or 1", |word| {
-            Some(match switch(word)? {
-                false => MappingChoice::Shared,
-                true => MappingChoice::Direct,
+            Some(if switch(word)? {
+                MappingChoice::Direct
+            } else {
+                MappingChoice::Shared
             })
         });
         let delegates = reader.word("PORTOLAN_DELEGATE", "0 or 1", switch);

@@ -9,7 +9,7 @@ use portolan_proto::encode;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::StatisticsRow;
 use portolan_stack::passive::Rules;
-use portolan_stack::{DelegateInput, Delegation, FloodReport, Session, Stack, TcpSession};
+use portolan_stack::{Delegation, FloodReport, Session, Stack, TcpSession};
 use portolan_sys::unix;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
@@ -181,11 +181,11 @@ impl Core {
 
     /// Ends the delegation of a closed listener, and aborts the connections that wait to be accepted.
     pub(crate) fn abort_delegation(&mut self, now: Instant, listener: SessionId) {
-        let Some(mut known) = self.take_delegation(listener) else {
+        let Some(known) = self.take_delegation(listener) else {
             return;
         };
-        known.handshakes.abort(&mut self.stack, now);
-        self.orphans.extend(known.handshakes.ending());
+        self.orphans
+            .extend(known.handshakes.abort(&mut self.stack, now));
         self.poll_tx(now);
     }
 
@@ -195,12 +195,10 @@ impl Core {
         }
     }
 
-    /// Sends the handshakes' replies that need no session, reports waiting connections and floods,
-    /// and has reset connections removed.
+    /// Sends the handshakes' replies that need no session, and reports waiting connections and floods.
     pub(crate) fn attend_delegations(&mut self) {
         for known in &mut self.delegations.0 {
             known.handshakes.answer(&self.routes, &mut self.channel);
-            self.orphans.extend(known.handshakes.ending());
             known.announce();
             let listener = known.id;
             let reports = known.handshakes.flood_reports().into_iter();
@@ -210,16 +208,4 @@ impl Core {
             }));
         }
     }
-}
-
-/// Processes a frame for a delegated listener's port. Returns `None` if it is for none.
-pub(crate) fn input(
-    delegations: &mut Delegations,
-    with: (&mut Stack, &portolan_stack::Routes),
-    now: Instant,
-    record: &RecordHeader,
-    frame: &[u8],
-) -> Option<DelegateInput> {
-    let handshakes = delegations.of(record)?;
-    Some(handshakes.input(with, now, record, frame))
 }

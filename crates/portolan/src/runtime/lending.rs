@@ -12,11 +12,12 @@ use std::sync::atomic::Ordering::Relaxed;
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Input, Stack};
 use portolan_sys::ring::Loan;
-use portolan_types::{Generation, Instant, Slot};
+use portolan_types::{Generation, Slot};
 
-use super::{Core, input};
-use crate::channel::Lend;
+use super::Core;
+use super::arrivals::Claimants;
 use crate::channel::layers::{self, Layer};
+use crate::channel::{Channel, Lend};
 
 /// Shorter frames are copied: that costs less than retaining them.
 const LEAST_FRAME: usize = 1024;
@@ -151,6 +152,17 @@ impl Lending {
         let borrower = place.as_deref_mut()?;
         (borrower.generation == Generation(record.generation)).then_some(borrower)
     }
+
+    /// Passes received frames to their receivers; payload may be retained.
+    pub(super) fn receive(&mut self, channel: &mut Channel, claimants: &mut Claimants<'_>) {
+        let now = claimants.now;
+        let mut frames = Frames {
+            lending: self,
+            record: None,
+            claimants,
+        };
+        channel.receive_lending(now, BATCH, &mut frames);
+    }
 }
 
 impl Borrower {
@@ -165,46 +177,6 @@ impl Borrower {
 }
 
 impl Core {
-    /// As [`Core::receive`], where payload may be retained.
-    pub(super) fn receive_lending(&mut self, now: Instant) {
-        let Core {
-            stack,
-            channel,
-            outbox,
-            inboxes,
-            delegations,
-            lending,
-            migrated_flows,
-            routes,
-            ..
-        } = self;
-        let mut frames = Frames {
-            lending,
-            record: None,
-            input: |record: &RecordHeader, frame: &[u8], borrower: Option<&mut Borrower>| {
-                if record.is_raw() {
-                    inboxes.deliver(record, frame);
-                    return None;
-                }
-                let _input = layers::enter(Layer::InputHeaders);
-                if let Some(borrower) = borrower
-                    && !record.is_fragment()
-                {
-                    let behind = borrower.behind(stack, Slot(record.slot));
-                    let (outcome, staying) = stack.input_lending(now, record, frame, behind);
-                    // The session may have left: then the server gets the frame.
-                    if !matches!(outcome, Input::Unclaimed(_)) {
-                        return staying;
-                    }
-                }
-                let others = (&mut *delegations, &*migrated_flows, &mut *outbox);
-                input((stack, routes), others, now, record, frame);
-                None
-            },
-        };
-        channel.receive_lending(now, BATCH, &mut frames);
-    }
-
     /// Copies retained payload into the receive queue of the session at `slot`, before the queue is read or moved.
     pub(crate) fn settle_lending(&mut self, slot: Slot) {
         if self.lending.is_active() && self.lending.has_some(slot) {
@@ -230,27 +202,36 @@ impl Core {
     }
 }
 
-struct Frames<'a, F> {
+struct Frames<'a, 'b> {
     lending: &'a mut Lending,
     /// The last frame, if its payload may be retained.
     record: Option<RecordHeader>,
-    input: F,
+    claimants: &'a mut Claimants<'b>,
 }
 
-impl<F> Lend for Frames<'_, F>
-where
-    F: FnMut(&RecordHeader, &[u8], Option<&mut Borrower>) -> Option<Range<usize>>,
-{
+impl Lend for Frames<'_, '_> {
     fn deliver(
         &mut self,
         record: &RecordHeader,
         frame: &[u8],
         may_lend: bool,
     ) -> Option<Range<usize>> {
-        let may_stay = may_lend && frame.len() >= LEAST_FRAME;
+        let is_whole = !record.is_raw() && !record.is_fragment();
+        let may_stay = may_lend && is_whole && frame.len() >= LEAST_FRAME;
         let borrower = may_stay.then(|| self.lending.of(record)).flatten();
         self.record = borrower.is_some().then_some(*record);
-        (self.input)(record, frame, borrower)
+        if let Some(borrower) = borrower {
+            let _input = layers::enter(Layer::InputHeaders);
+            let Claimants { now, stack, .. } = self.claimants;
+            let behind = borrower.behind(stack, Slot(record.slot));
+            let (outcome, staying) = stack.input_lending(*now, record, frame, behind);
+            // The session may have left: then the server gets the frame.
+            if !matches!(outcome, Input::Unclaimed(_)) {
+                return staying;
+            }
+        }
+        self.claimants.offer(record, frame);
+        None
     }
 
     fn keep(&mut self, loan: Loan) {

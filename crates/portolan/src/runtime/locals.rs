@@ -197,9 +197,10 @@ impl Locals {
             return;
         }
         self.was_rung = true;
-        match std::mem::replace(&mut self.news_before, self.news) == self.news {
-            true => self.vain += 1,
-            false => self.vain = self.vain.saturating_sub(1),
+        if std::mem::replace(&mut self.news_before, self.news) == self.news {
+            self.vain += 1
+        } else {
+            self.vain = self.vain.saturating_sub(1)
         }
         if self.vain > VAIN_WAKE_UPS {
             self.vain = VAIN_WAKE_UPS;

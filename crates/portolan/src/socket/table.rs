@@ -143,18 +143,20 @@ pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
 /// As [`numbers_of`], but faster if `likely` is the only one.
 pub(crate) fn numbers(socket: &Arc<Socket>, likely: RawFd) -> Vec<RawFd> {
     let is_it = self::socket(likely).is_some_and(|other| Arc::ptr_eq(&other, socket));
-    match is_it && socket.has_one_number() {
-        true => vec![likely],
-        false => numbers_of(socket),
+    if is_it && socket.has_one_number() {
+        vec![likely]
+    } else {
+        numbers_of(socket)
     }
 }
 
 /// Returns a descriptor of the socket: `likely`, if it still is one.
 pub(crate) fn number_of(socket: &Arc<Socket>, likely: RawFd) -> Option<RawFd> {
     let is_it = |other: &Arc<Socket>| Arc::ptr_eq(other, socket);
-    match self::socket(likely).is_some_and(|other| is_it(&other)) {
-        true => Some(likely),
-        false => numbers_of(socket).first().copied(),
+    if self::socket(likely).is_some_and(|other| is_it(&other)) {
+        Some(likely)
+    } else {
+        numbers_of(socket).first().copied()
     }
 }
 

@@ -35,10 +35,7 @@ pub(crate) enum Taker {
 
 impl Taker {
     pub(crate) fn if_it_waits(waits: bool) -> Taker {
-        match waits {
-            true => Taker::Caller,
-            false => Taker::Leader,
-        }
+        if waits { Taker::Caller } else { Taker::Leader }
     }
 }
 

@@ -136,9 +136,10 @@ impl Turn<'_> {
         let before = clock::now();
         sched_yield();
         let now = clock::now();
-        let until = match self.learned.yielded(now, now.since(before)) {
-            true => until,
-            false => now,
+        let until = if self.learned.yielded(now, now.since(before)) {
+            until
+        } else {
+            now
         };
         self.state = State::Spins { begun, until };
     }
@@ -213,9 +214,10 @@ impl Spin {
             // The first wait is a trial.
             None => self.earn(cost, most),
         }
-        match self.credit >= cost && now >= self.paused_until {
-            true => now + cost,
-            false => now,
+        if self.credit >= cost && now >= self.paused_until {
+            now + cost
+        } else {
+            now
         }
     }
 

@@ -165,9 +165,10 @@ impl<W: Clone + PartialEq> Watch<W> {
     /// Called by a thread that returns to its application: another sleeping one has to lead.
     #[must_use = "the thread is to be signalled"]
     pub(crate) fn hand_over(&self) -> Option<W> {
-        match self.is_led_by(Leader::Application) {
-            true => None,
-            false => self.followers.first().cloned(),
+        if self.is_led_by(Leader::Application) {
+            None
+        } else {
+            self.followers.first().cloned()
         }
     }
 

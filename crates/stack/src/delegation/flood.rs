@@ -6,8 +6,6 @@ use core::time::Duration;
 use portolan_proto::control::AcceptQueue;
 use portolan_types::{FlowKey, Instant};
 
-use crate::flood_detector::FloodDetector;
-
 /// The server ends floods by itself, and tells nobody: another is told of again after that time, in which the server
 /// looks at floods once.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -27,7 +25,6 @@ pub enum FloodReport {
 
 #[derive(Debug, Default)]
 pub(super) struct FloodReports {
-    flood_detector: FloodDetector,
     /// When it was told last, and how the queue was.
     told: Option<(Instant, AcceptQueue)>,
     pending: Vec<FloodReport>,
@@ -39,15 +36,14 @@ impl FloodReports {
         self.told.is_some()
     }
 
-    /// A SYN was not kept; `known` are the connections that are.
-    pub(super) fn note_unkept(
+    /// SYNs that are not kept are a flood; `known` are the connections that are.
+    pub(super) fn note_flood(
         &mut self,
         now: Instant,
         queue: AcceptQueue,
         known: impl Iterator<Item = FlowKey>,
     ) {
-        self.flood_detector.note(now);
-        if !self.flood_detector.is_flood(now) || self.was_told_within(AGAIN, now) {
+        if self.was_told_within(AGAIN, now) {
             return;
         }
         let known: Vec<FlowKey> = known.collect();

@@ -4,10 +4,10 @@ use std::net::SocketAddr;
 
 use portolan_proto::control::AcceptQueue;
 use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route, RouteKind};
+use portolan_tcp::Config;
 use portolan_types::{MacAddr, Protocol, SeqNum};
 
 use super::*;
-use crate::backlog::CookieUse;
 use crate::frame::Frame;
 
 const LISTENER: Slot = Slot(99);
@@ -384,10 +384,11 @@ fn what_is_surrendered_is_what_nobody_has_accepted() {
 fn who_waits_for_a_listener_that_closes_is_reset() {
     let mut pair = Pair::new(8);
     let client = pair.open(1);
-    pair.delegation.abort(&mut pair.own, now());
+    let delegation = std::mem::replace(&mut pair.delegation, Pair::new(8).delegation);
+    let ending = delegation.abort(&mut pair.own, now());
     pair.answer();
     assert_eq!(pair.state(client), StateName::Closed);
-    assert_eq!(pair.delegation.ending().count(), 1);
+    assert_eq!(ending.len(), 1);
 }
 
 #[test]

@@ -111,9 +111,10 @@ impl Pattern {
 
     /// Neither padded nor cut short, by IP's header, and that is undamaged. Of a frame that fits.
     pub(super) fn is_whole(&self, frame: &[u8]) -> bool {
-        let (at, before) = match self.is_v4() {
-            true => (IP + 2, IP),
-            false => (IP + 4, IP + IPV6),
+        let (at, before) = if self.is_v4() {
+            (IP + 2, IP)
+        } else {
+            (IP + 4, IP + IPV6)
         };
         let said = u16::from_be_bytes([frame[at], frame[at + 1]]);
         usize::from(said) == frame.len() - before

@@ -8,7 +8,7 @@ use portolan_tcp::Events;
 use portolan_types::{FlowKey, Generation, Instant, SeqNum, Slot};
 
 use super::datagrams::{deliver_datagrams, hears, report_to_udp};
-use super::{Input, NextHeaders, SlotState, Stack, Step, entry_of, generation, tell};
+use super::{Input, NextHeaders, SessionEntry, SlotState, Stack, Step, entry_of, generation, tell};
 use crate::counters::Fate;
 use crate::expected::{Expected, ExpectedDatagram, Segment};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
@@ -184,13 +184,17 @@ impl Stack {
 
     /// A session has taken a packet in.
     fn follow_up(&mut self, now: Instant, slot: Slot) {
-        let Some(session) = self.tcp(slot) else {
+        let Stack { places, owing, .. } = self;
+        let Some(entry) = entry_of(places, slot.0) else {
             return;
         };
-        if session.connection.has_output() && !self.defers(slot) {
+        let Session::Tcp(session) = &entry.session else {
+            return;
+        };
+        if session.connection.has_output() && !defers(owing, slot, entry) {
             return self.touch(slot);
         }
-        let Some(session) = self.tcp(slot) else {
+        let Session::Tcp(session) = &mut entry.session else {
             return;
         };
         session.connection.rest(now);
@@ -201,27 +205,25 @@ impl Stack {
 
     /// The application has read: what the session has to send is sent by [`Stack::output`], but for what may wait.
     pub fn touch_after_read(&mut self, slot: Slot) {
-        if !self.defers(slot) {
+        let Stack { places, owing, .. } = self;
+        let defers = entry_of(places, slot.0).is_some_and(|entry| defers(owing, slot, entry));
+        if !defers {
             self.touch(slot);
         }
     }
+}
 
-    /// Is all that the session has to send an acknowledgement that waits for data to go with?
-    fn defers(&mut self, slot: Slot) -> bool {
-        let Stack { places, owing, .. } = self;
-        let (Some(owing), Some(entry)) = (owing, entry_of(places, slot.0)) else {
-            return false;
-        };
-        let Session::Tcp(session) = &entry.session else {
-            return false;
-        };
-        let defers = !entry.is_pending && session.connection.owes_acknowledgement();
-        if defers && !entry.is_owing {
-            entry.is_owing = true;
-            owing.push(slot.0);
-        }
-        defers
+/// Is all that the session has to send an acknowledgement that waits for data to go with?
+fn defers(owing: &mut Option<Vec<u32>>, slot: Slot, entry: &mut SessionEntry) -> bool {
+    let (Some(owing), Session::Tcp(session)) = (owing, &entry.session) else {
+        return false;
+    };
+    let defers = !entry.is_pending && session.connection.owes_acknowledgement();
+    if defers && !entry.is_owing {
+        entry.is_owing = true;
+        owing.push(slot.0);
     }
+    defers
 }
 
 /// The connection takes an expected segment in. Returns what it expects then, if anything.

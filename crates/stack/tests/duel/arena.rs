@@ -284,9 +284,10 @@ impl Arena {
     }
 
     fn damage(&mut self, from: usize, mut frame: Vec<u8>, bit: usize) {
-        let covered = match self.hosts[0].flow.local.is_ipv6() {
-            true => COVERED_V6,
-            false => COVERED_V4,
+        let covered = if self.hosts[0].flow.local.is_ipv6() {
+            COVERED_V6
+        } else {
+            COVERED_V4
         };
         let at = covered + bit / 8 % (frame.len() - covered);
         frame[at] ^= 1 << (bit % 8);

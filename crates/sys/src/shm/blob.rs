@@ -112,9 +112,10 @@ pub(super) fn write_pieces<'a>(
 /// Maps the `length` bytes that a message says are in `fd`.
 fn map(fd: impl AsFd, length: u32) -> Result<Bytes, BlobReadError> {
     let bytes = map_all(fd)?;
-    match bytes.len() == length as usize {
-        true => Ok(bytes),
-        false => Err(BlobReadError::WrongLength),
+    if bytes.len() == length as usize {
+        Ok(bytes)
+    } else {
+        Err(BlobReadError::WrongLength)
     }
 }
 

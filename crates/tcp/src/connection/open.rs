@@ -236,9 +236,10 @@ impl Connection {
 
     /// The state after the handshake: the user may have said that it sends no more.
     pub(crate) fn established(&self) -> State {
-        match self.send.fin {
-            true => State::FinWait1(Established.close()),
-            false => State::Established(Established),
+        if self.send.fin {
+            State::FinWait1(Established.close())
+        } else {
+            State::Established(Established)
         }
     }
 

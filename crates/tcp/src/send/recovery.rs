@@ -465,17 +465,19 @@ impl Sender {
         let patience = self.rtt.minimum().unwrap_or(Duration::ZERO) / 4;
         let recent = self.rtt.smoothed().unwrap_or(Duration::ZERO) + patience;
         self.board
-            .lose_sent_before(match now.since(Instant::ZERO) > recent {
-                true => Instant::from_nanos(now.as_nanos() - recent.as_nanos() as u64),
-                false => Instant::ZERO,
+            .lose_sent_before(if now.since(Instant::ZERO) > recent {
+                Instant::from_nanos(now.as_nanos() - recent.as_nanos() as u64)
+            } else {
+                Instant::ZERO
             });
         self.duplicates = 0;
         self.reno_sacked_out = 0;
         self.tail = TailProbe::None;
         self.congestion.set_window(self.in_flight() + self.mss);
-        self.forward_rto = match fresh || again || moved {
-            true => ForwardRto::Waiting,
-            false => ForwardRto::Off,
+        self.forward_rto = if fresh || again || moved {
+            ForwardRto::Waiting
+        } else {
+            ForwardRto::Off
         };
         self.ca_state = CaState::Loss { until: self.nxt };
         self.retries += 1;

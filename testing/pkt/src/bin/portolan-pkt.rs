@@ -81,9 +81,10 @@ fn all_jobs(paths: &[PathBuf]) -> Result<Vec<Job>, Box<dyn std::error::Error>> {
 }
 
 fn files(path: &Path) -> std::io::Result<Vec<PathBuf>> {
-    match path.is_dir() {
-        true => scripts(path),
-        false => Ok(vec![path.to_owned()]),
+    if path.is_dir() {
+        scripts(path)
+    } else {
+        Ok(vec![path.to_owned()])
     }
 }
 

@@ -115,9 +115,10 @@ impl Player<'_> {
         let Some(first) = data.first() else {
             return Ok(());
         };
-        let expected = match self.datagram_sockets.contains(&fd) {
-            true => Some(0),
-            false => self.read_so_far.get(&fd).copied().flatten(),
+        let expected = if self.datagram_sockets.contains(&fd) {
+            Some(0)
+        } else {
+            self.read_so_far.get(&fd).copied().flatten()
         };
         let position = expected.unwrap_or(u64::from(*first));
         let wrong = data
@@ -178,9 +179,10 @@ impl Player<'_> {
         };
         let expected = self.scope.evaluate(expression, None);
         let expected = expected.map_err(|unknown| unknown.to_string())?;
-        match comparison.holds(number, expected) {
-            true => Ok(()),
-            false => Err(format!("it returned {number}, not {comparison}{expected}")),
+        if comparison.holds(number, expected) {
+            Ok(())
+        } else {
+            Err(format!("it returned {number}, not {comparison}{expected}"))
         }
     }
 }

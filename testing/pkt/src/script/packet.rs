@@ -21,13 +21,12 @@ pub(super) enum Direction {
 
 pub(super) fn packet(cursor: &mut Cursor, direction: Direction) -> Parsed<Packet> {
     let mut ip = Ip::default();
-    let flow = match cursor.take("[") {
-        true => {
-            let name = cursor.expect_word("the name of a flow")?.to_owned();
-            cursor.expect("]")?;
-            name
-        }
-        false => String::new(),
+    let flow = if cursor.take("[") {
+        let name = cursor.expect_word("the name of a flow")?.to_owned();
+        cursor.expect("]")?;
+        name
+    } else {
+        String::new()
     };
     let mut body = if cursor.take_word("udp") {
         Body::Udp(udp(cursor)?)
@@ -120,9 +119,10 @@ fn sequence(cursor: &mut Cursor) -> Parsed<Sequence> {
     }
     let absolute = cursor.take("=");
     let number = cursor.expect_expression("a sequence number")?;
-    Ok(match absolute {
-        true => Sequence::Absolute(number),
-        false => Sequence::Relative(number),
+    Ok(if absolute {
+        Sequence::Absolute(number)
+    } else {
+        Sequence::Relative(number)
     })
 }
 
@@ -158,9 +158,10 @@ fn icmp(cursor: &mut Cursor) -> Parsed<Icmp> {
         other => return cursor.error(format!("{other:?} is no ICMP error")),
     };
     let about = if cursor.take_word("about") {
-        match cursor.take_word("udp") {
-            true => About::Udp,
-            false => About::Tcp(sequence(cursor)?),
+        if cursor.take_word("udp") {
+            About::Udp
+        } else {
+            About::Tcp(sequence(cursor)?)
         }
     } else {
         return cursor.error("\"about\" is missing");
@@ -245,13 +246,17 @@ fn option(cursor: &mut Cursor) -> Parsed<TcpOption> {
             let value = cursor.field("timestamp")?;
             TcpOption::Timestamps(value, cursor.field("timestamp echo")?)
         }
-        "fastopen" => match cursor.take("*") {
-            true => TcpOption::FastOpen(None),
-            false => TcpOption::FastOpen(Some(match cursor.take_word("request") {
-                true => Vec::new(),
-                false => cursor.bytes()?,
-            })),
-        },
+        "fastopen" => {
+            if cursor.take("*") {
+                TcpOption::FastOpen(None)
+            } else {
+                TcpOption::FastOpen(Some(if cursor.take_word("request") {
+                    Vec::new()
+                } else {
+                    cursor.bytes()?
+                }))
+            }
+        }
         "nop" => TcpOption::Nop,
         "end" => TcpOption::End,
         "raw" => TcpOption::Raw(cursor.bytes()?),

@@ -57,9 +57,10 @@ impl Judge<'_> {
             Field::Compare(comparison, expression) => (comparison, expression),
         };
         let expected = self.number(expression)?;
-        match comparison.holds(seen, expected) {
-            true => Ok(()),
-            false => Err(format!("{what} is {seen}, not {comparison}{expected}")),
+        if comparison.holds(seen, expected) {
+            Ok(())
+        } else {
+            Err(format!("{what} is {seen}, not {comparison}{expected}"))
         }
     }
 

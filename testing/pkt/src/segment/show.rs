@@ -16,15 +16,16 @@ struct Firsts {
 /// stack under test has sent.
 pub fn show(seen: &Seen, flow: &Flow, outgoing: bool) -> String {
     let (local, remote) = (flow.local_isn.unwrap_or(0), flow.remote_isn);
-    let firsts = match outgoing {
-        true => Firsts {
+    let firsts = if outgoing {
+        Firsts {
             sequence: local,
             ack: remote,
-        },
-        false => Firsts {
+        }
+    } else {
+        Firsts {
             sequence: remote,
             ack: local,
-        },
+        }
     };
     let mut line = match &seen.content {
         Content::Tcp(tcp) => show_tcp(tcp, &firsts),

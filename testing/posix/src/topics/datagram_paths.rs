@@ -342,9 +342,12 @@ fn errors(side: &Side, closed: u16) {
         if connected {
             call::connect(socket, there).expect("connect");
         }
-        let send = |text: &[u8]| match connected {
-            true => call::send(socket, text, 0),
-            false => call::send_to(socket, text, 0, there),
+        let send = |text: &[u8]| {
+            if connected {
+                call::send(socket, text, 0)
+            } else {
+                call::send_to(socket, text, 0, there)
+            }
         };
         side.report(&format!("errors, {name}: send"), told(send(b"first")));
         call::wait_for(socket, 0);

@@ -45,9 +45,10 @@ fn stopped(side: &mut Side, name: &str, is_reusing: bool) {
     let port = side.port();
     let check = |what: &str| format!("{name}: {what}");
     if side.is_server() {
-        let listener = match is_reusing {
-            true => reusing(side),
-            false => side.socket(STREAM),
+        let listener = if is_reusing {
+            reusing(side)
+        } else {
+            side.socket(STREAM)
         };
         call::bind(listener, side.here(port)).expect("bind");
         call::listen(listener, 16).expect("listen");

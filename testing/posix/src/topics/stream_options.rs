@@ -103,9 +103,10 @@ fn request(group: &str, source: &str) -> [u8; 264] {
 fn groups(side: &mut Side) {
     let v4 = (IPPROTO_IP, request("239.1.2.3", "192.0.2.1"));
     let v6 = (IPPROTO_IPV6, request("ff05::1:3", "2001:db8::1"));
-    let forms = match side.is_v6() {
-        true => vec![("v6", v6), ("v4", v4)],
-        false => vec![("v4", v4)],
+    let forms = if side.is_v6() {
+        vec![("v6", v6), ("v4", v4)]
+    } else {
+        vec![("v4", v4)]
     };
     for (form, (level, request)) in forms {
         let socket = side.socket(STREAM);
@@ -233,9 +234,10 @@ fn rest(side: &mut Side) {
         side.step();
         return;
     }
-    let (level, name) = match side.is_v6() {
-        true => (IPPROTO_IPV6, SO_ORIGINAL_DST),
-        false => (IPPROTO_IP, SO_ORIGINAL_DST),
+    let (level, name) = if side.is_v6() {
+        (IPPROTO_IPV6, SO_ORIGINAL_DST)
+    } else {
+        (IPPROTO_IP, SO_ORIGINAL_DST)
     };
     let original = call::option::<[u8; 28]>(socket, level, name);
     side.report("original destination", told(original.map(|(_, n)| n)));

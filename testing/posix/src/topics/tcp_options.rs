@@ -1,7 +1,7 @@
 //! What TCP options do: TCP_INFO after the same traffic, TCP_NOTSENT_LOWAT, SO_RCVLOWAT,
 //! TCP_DEFER_ACCEPT, queue sizes by ioctl, values that are kept otherwise than they were set.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{IPPROTO_TCP, MSG_DONTWAIT, SO_RCVLOWAT, SOL_SOCKET, TCP_INFO, TCP_NOTSENT_LOWAT};
 
@@ -59,8 +59,7 @@ fn sent_times(side: &mut Side) {
         call::send(socket, &[1; 60], 0).expect("send");
         call::send(socket, &[1; 40], 0).expect("send");
         side.step();
-        // The last acknowledgement may be delayed.
-        std::thread::sleep(Duration::from_millis(300));
+        until_acknowledged(socket);
         side.report(&format!("time of sending: {name}: set"), told(set));
         let ready = call::events_now(socket).map(events);
         side.report(&format!("time of sending: {name}: ready"), told(ready));
@@ -71,6 +70,15 @@ fn sent_times(side: &mut Side) {
         side.report(&format!("time of sending: {name}"), format!("{stamps:?}"));
     }
     side.step();
+}
+
+/// The last acknowledgement may be delayed.
+fn until_acknowledged(socket: Fd) {
+    let start = Instant::now();
+    while call::ioctl_int(socket, libc::TIOCOUTQ) != Ok(0) {
+        assert!(start.elapsed() < Duration::from_secs(10), "unacknowledged");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// One entry of the error queue.

@@ -44,9 +44,10 @@ fn what_is_refused_changes_nothing() {
     for before in STATES {
         for next in STATES {
             let cell = StateCell::<AtomicU64>::new(before);
-            let expected = match before.may_become(next) {
-                true => (Ok(before), next),
-                false => (Err(before), before),
+            let expected = if before.may_become(next) {
+                (Ok(before), next)
+            } else {
+                (Err(before), before)
             };
             assert_eq!(
                 (cell.change(next), cell.state()),

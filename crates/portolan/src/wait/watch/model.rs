@@ -171,23 +171,21 @@ impl State {
         }
         self.arm();
         let only_local = self.has_local() && !self.exists(Wire) && !self.exists(Outcome);
-        let on = match only_local && wants.is_local() && self.watch.may_use_words() {
-            true => SleepsOn::Words,
-            false => SleepsOn::Descriptors,
+        let on = if only_local && wants.is_local() && self.watch.may_use_words() {
+            SleepsOn::Words
+        } else {
+            SleepsOn::Descriptors
         };
         self.armed = on;
-        let role = match self.watch.is_led_by(Leader::Application) {
-            true => {
-                let leader = self.watch.follow(&thread);
-                self.signal(leader);
-                Role::Follow
-            }
-            false => {
-                let needs = self.needs();
-                let before = self.watch.lead(Leader::Application, &thread, (needs, on));
-                self.signal(before);
-                Role::Lead
-            }
+        let role = if self.watch.is_led_by(Leader::Application) {
+            let leader = self.watch.follow(&thread);
+            self.signal(leader);
+            Role::Follow
+        } else {
+            let needs = self.needs();
+            let before = self.watch.lead(Leader::Application, &thread, (needs, on));
+            self.signal(before);
+            Role::Lead
         };
         let polls = match role {
             Role::Lead => self.existing(&SOURCES),
@@ -244,9 +242,10 @@ impl State {
             Step::Arrive(source) => {
                 self.arrivals -= 1;
                 let is_asked = source != Room || std::mem::take(&mut self.asks_for_room);
-                *self.news(source) = match is_asked {
-                    true => News::Arrived(self.armed),
-                    false => News::Unasked,
+                *self.news(source) = if is_asked {
+                    News::Arrived(self.armed)
+                } else {
+                    News::Unasked
                 };
             }
             Step::Open(_, source) => {

@@ -10,9 +10,10 @@ use super::super::pattern::IPV4;
 use super::*;
 
 fn ends(is_v4: bool) -> [SocketAddr; 2] {
-    let text = match is_v4 {
-        true => ["10.0.0.2:40000", "10.0.0.1:53"],
-        false => ["[fd00::2]:40000", "[fd00::1]:53"],
+    let text = if is_v4 {
+        ["10.0.0.2:40000", "10.0.0.1:53"]
+    } else {
+        ["[fd00::2]:40000", "[fd00::1]:53"]
     };
     text.map(|end| end.parse().unwrap())
 }

@@ -38,9 +38,10 @@ pub(super) fn plan_below(own: &Path, tid: u32) -> Result<Share, ShareError> {
         version: Version::Second,
         group: own.join(name(tid)),
         before: own.to_owned(),
-        controller: match is_on {
-            true => Controller::Found,
-            false => Controller::Requested,
+        controller: if is_on {
+            Controller::Found
+        } else {
+            Controller::Requested
         },
         tid,
     })
