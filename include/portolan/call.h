@@ -1,12 +1,12 @@
 /*
- * What all functions of a program's own have in common: those of the other headers of this folder.
+ * Common declarations of the other headers of this folder.
  *
- * They are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in a program
- * that runs without it, which it has to look at once:
+ * The functions are defined in libportolan_preload.so, which `portolan run` loads into a program. They are
+ * declared weak: in a program that runs without it they are null, which the program must check:
  *
  *     int flow = portolan_raw_ethertype ? portolan_raw_ethertype(0x88b5) : -1;
  *
- * What is refused returns -1 with errno set.
+ * Functions return -1 and set errno if a call fails.
  */
 #ifndef PORTOLAN_CALL_H
 #define PORTOLAN_CALL_H

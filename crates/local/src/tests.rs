@@ -1,5 +1,4 @@
-//! Two ends over one memory: TCP's semantics, an oracle, a hostile peer, and sleepers that are
-//! never left asleep.
+//! Two ends over one memory: TCP's semantics, an oracle, a hostile peer, and lost wake-ups.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -26,7 +25,7 @@ thread_local! {
     static CHANCE: Cell<u32> = const { Cell::new(0x9e37_79b9) };
 }
 
-/// Nothing, or about as long as a cache line takes from one processor to another.
+/// Does nothing, or spins for about as long as a cache line takes between processors.
 pub(crate) fn pause() {
     CHANCE.with(|chance| {
         // Marsaglia's xorshift.
@@ -54,7 +53,7 @@ fn pair() -> (Local, Local) {
     )
 }
 
-/// What the peer sees of a change.
+/// Publishes the changes of one end, and returns the events that the peer sees.
 fn tell(from: &mut Local, to: &mut Local) -> Events {
     let _ = from.publish(NOW);
     to.look(NOW)
@@ -359,14 +358,14 @@ fn a_reader_that_reads_is_not_left_far_behind() {
     let cycle = CYCLE as usize;
     let bytes: Vec<u8> = (0..RING_MIN).map(|index| (index % 251) as u8).collect();
     let (mut a, mut b) = pair();
-    // Nothing was taken: all that the buffers hold.
+    // Nothing was read: as much as the buffers hold.
     assert_eq!(a.send(NOW, &bytes[..cycle - 10]), cycle - 10);
     tell(&mut a, &mut b);
     assert_eq!(a.send(NOW, &bytes[cycle - 10..]), RING_MIN - cycle + 10);
     tell(&mut a, &mut b);
     assert!(read_all(&mut b) == bytes, "in the places of a larger cycle");
     tell(&mut b, &mut a);
-    // Some was: no more than a cycle.
+    // Data was read: no more than a cycle.
     assert_eq!(a.send(NOW, &bytes[..100]), 100);
     tell(&mut a, &mut b);
     assert_eq!(b.recv(NOW, &mut [0; 1]), 1);
@@ -492,7 +491,7 @@ fn a_sleeper_is_rung_for_once() {
     assert_eq!(a.publish(NOW), None, "nobody is there");
 }
 
-/// Any sequence of calls on two ends moves bytes as two queues would.
+/// Any sequence of calls on two ends moves bytes like two queues.
 #[test]
 fn two_ends_behave_like_two_queues() {
     check!(2000)
@@ -535,8 +534,8 @@ fn two_ends_behave_like_two_queues() {
         });
 }
 
-/// Whatever the peer writes into its words, this end neither panics nor reads outside, and either
-/// goes on or has failed for good.
+/// Whatever the peer writes into its words, this end neither panics nor reads outside its memory;
+/// it either continues or fails permanently.
 #[test]
 fn impossible_positions_of_its_own_reset_the_stream() {
     for word in [u64::MAX, u64::MAX - 1, 1 << 63, (1 << 62) + 1] {
@@ -620,7 +619,7 @@ fn a_peer_that_claims_the_impossible_ends_the_stream_with_an_error() {
     assert!(end.is_closed() && end.readable() == 0);
 }
 
-/// One side of the stress test: a thread whose notifier is a channel of one ring.
+/// One side of the stress test: a thread whose notifier is a channel with room for one message.
 struct Sleeper {
     end: Local,
     rings: Receiver<()>,
@@ -628,7 +627,7 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Does a call until it succeeds; sleeps only when a look after the request finds nothing.
+    /// Repeats a call until it succeeds; sleeps only if a look after the request finds nothing.
     fn until<T>(&mut self, mut call: impl FnMut(&mut Local) -> Option<T>) -> T {
         loop {
             self.end.look(NOW);
@@ -759,7 +758,7 @@ fn no_wake_up_is_lost() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut sent = 0;
-            // Sizes that make either side wait for the other, and answers in between.
+            // Sizes that make both sides wait for each other, with replies in between.
             for round in 0.. {
                 let size = [1, 700, RING_MIN, 3 * RING_MIN][round % 4].min(BYTES - sent);
                 let bytes: Vec<u8> = (sent..sent + size).map(|i| (i % 253) as u8).collect();
@@ -801,7 +800,7 @@ fn no_wake_up_is_lost() {
     assert!(is_done.load(SeqCst));
 }
 
-/// A notifier that is as fast as memory, so that every order of asking and publishing comes about.
+/// A notifier as fast as memory, so that every order of requests and publications occurs.
 fn sleep_until_rung(notifier: &AtomicBool) {
     let start = std::time::Instant::now();
     for turn in 1_u32.. {

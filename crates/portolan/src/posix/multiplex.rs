@@ -1,4 +1,4 @@
-//! `poll` and `epoll` over sockets of ours and kernel descriptors together.
+//! `poll` and `epoll` over Portolan's sockets and kernel descriptors together.
 
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::Arc;
@@ -17,16 +17,16 @@ use crate::socket::{ERR, HUP, Socket, SocketPhase};
 use crate::wait::epoll::{Epoll, Polled};
 use crate::wait::{Sleep, Waiter, Woken, pollfd};
 
-/// Who knows the events of a descriptor.
+/// Who reports the events of a descriptor.
 enum Source {
     /// The session here.
     Library(Arc<Socket>),
-    /// The kernel, which also takes the descriptor for writable.
+    /// The kernel, which also reports the descriptor as writable.
     Listener,
     Kernel,
 }
 
-/// What a listening socket never is.
+/// Events that a listening socket never has.
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 
 fn notice_listening_on(fd: RawFd) {
@@ -62,7 +62,7 @@ pub fn poll(
     }
     let Some(process) = here() else {
         for fd in fds.iter() {
-            // A session that is lost shows as the end of its descriptor.
+            // A lost session shows as the end of its descriptor.
             let _ = find_here(fd.fd);
         }
         return Err(CallError::NotOurs);
@@ -77,7 +77,7 @@ pub fn poll(
     }
 }
 
-/// `None` if what woke it was nothing to report.
+/// Returns `None` if it was woken without anything to report.
 fn poll_once(
     process: &'static Process,
     fds: &mut [libc::pollfd],
@@ -145,7 +145,7 @@ fn poll_once(
     Ok(is_over.then_some(count))
 }
 
-/// Lets the kernel tell of sets that are watched themselves what is so now.
+/// Brings the kernel's view of watched sets up to date.
 fn settle(process: &Process, sets: &[Arc<Epoll>]) -> Result<(), Errno> {
     let mut core = process.lock();
     core.poll_rx(clock::now());
@@ -155,7 +155,7 @@ fn settle(process: &Process, sets: &[Arc<Epoll>]) -> Result<(), Errno> {
     })
 }
 
-/// Enters what the kernel said of its descriptors.
+/// Enters the kernel's results for its descriptors.
 fn enter_kernels(fds: &mut [libc::pollfd], sources: &[Source], kernel: &[libc::pollfd]) {
     let theirs = fds.iter_mut().zip(sources);
     let theirs = theirs.filter(|(_, source)| !matches!(source, Source::Library(_)));
@@ -200,7 +200,7 @@ fn control(
 ) -> Outcome<()> {
     let process = here();
     notice_listening_on(fd);
-    // A session that is lost shows as an event.
+    // A lost session shows as an event.
     let _ = find_here(fd);
     let (socket, process) = match (source_of(fd), process) {
         (Source::Library(socket), Some(process)) => (socket, process),
@@ -234,7 +234,7 @@ fn control(
     }
 }
 
-/// What may go with `EPOLLEXCLUSIVE`, which is for the first time only (epoll_ctl(2)).
+/// Checks what may be combined with `EPOLLEXCLUSIVE`, which is allowed only in the first call (epoll_ctl(2)).
 fn check_exclusive(epoll: &Epoll, operation: i32, fd: RawFd, wanted: u32) -> Result<(), Errno> {
     const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
     let ways = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET | libc::EPOLLWAKEUP;
@@ -276,7 +276,7 @@ fn kernel_control(
             epoll.note_listener(fd, &socket, interest);
         }
     }
-    // Sleepers are signalled with the core held.
+    // Sleepers are signalled with the core locked.
     let _core = Process::running().map(Process::lock);
     match operation {
         libc::EPOLL_CTL_ADD => epoll.kernel_member_added(),
@@ -286,7 +286,7 @@ fn kernel_control(
     Ok(())
 }
 
-/// What becomes of a member that is polled itself, or is to be; `None` if it is the kernel's set's affair.
+/// Handles a member that is polled separately, or should be; `None` if the kernel's set handles it.
 fn control_polled(
     epoll: &Epoll,
     operation: i32,
@@ -298,13 +298,13 @@ fn control_polled(
     if !is_polled && !fits {
         return None;
     }
-    // Sleepers are signalled with the core held.
+    // Sleepers are signalled with the core locked.
     let _core = Process::running().map(Process::lock);
     let in_kernel = |operation, event| descriptor::epoll_control(epoll.fd(), operation, fd, event);
     let done = match (operation, event) {
         (libc::EPOLL_CTL_ADD, _) if is_polled => Err(Errno::EXIST),
         (libc::EPOLL_CTL_ADD, Some(event)) => {
-            // The kernel says whether it can be a member at all.
+            // The kernel decides whether it can be a member at all.
             in_kernel(libc::EPOLL_CTL_ADD, Some(event))
                 .and_then(|()| in_kernel(libc::EPOLL_CTL_DEL, None))
                 .map(|()| epoll.set_polled(fd, event))
@@ -356,7 +356,7 @@ pub fn epoll_wait(
     }
 }
 
-/// `None` if what woke it was nothing to report.
+/// Returns `None` if it was woken without anything to report.
 fn wait_once(
     process: &'static Process,
     epoll: &Arc<Epoll>,
@@ -434,7 +434,7 @@ fn ask_kernel(epoll: &Epoll, events: &mut [libc::epoll_event]) -> Result<usize, 
     Ok(count)
 }
 
-/// The calling thread sleeps on an epoll set for as long as this lives.
+/// While this lives, the calling thread sleeps on an epoll set.
 struct Sleeping<'a> {
     epoll: &'a Epoll,
     waiter: Arc<Waiter>,

@@ -1,5 +1,5 @@
-//! Frames that have arrived, and whose they are: of a protocol of the program's own, of a delegated listener, of a session.
-//! What is none of these is the server's to judge.
+//! Dispatches received frames: to a protocol of the program's own, a delegated listener, or a
+//! session. Frames that none of these claims are passed to the server.
 
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
@@ -12,10 +12,10 @@ use super::{Core, OUTBOX_MAX};
 use crate::channel::layers::{self, Layer};
 use crate::socket::inboxes::Inboxes;
 
-/// Frames taken from the ring before sessions may answer: bounds how long a reader holds the lock.
+/// Frames processed before sessions may answer: limits how long a reader holds the lock.
 const BATCH: usize = 64;
 
-/// Who may claim a frame.
+/// The possible receivers of a frame.
 pub(super) struct Claimants<'a> {
     pub(super) now: Instant,
     pub(super) stack: &'a mut Stack,
@@ -27,7 +27,7 @@ pub(super) struct Claimants<'a> {
 }
 
 impl Core {
-    /// Takes in what has arrived.
+    /// Processes received frames.
     pub(super) fn receive(&mut self, now: Instant) {
         if !self.channel.may_have_received() {
             return;
@@ -74,7 +74,7 @@ impl Claimants<'_> {
         }
     }
 
-    /// True if nobody here claims the frame.
+    /// Processes a frame. Returns true if no session here claims it.
     fn is_stray(&mut self, record: &RecordHeader, frame: &[u8]) -> bool {
         if let Some(handshakes) = self.delegations.of(record) {
             let with = (&mut *self.stack, self.routes);
@@ -94,7 +94,7 @@ impl Claimants<'_> {
         })
     }
 
-    /// The record of a frame that came for a session before it left, now that it is here again.
+    /// Readdresses the record of a frame that was sent to a session before it left, now that it is back.
     fn readdressed(&mut self, flow: &FlowKey, record: &RecordHeader) -> Option<RecordHeader> {
         let slot: Slot = self.migrated_flows.slot_of(flow)?;
         let session = self.stack.tcp(slot)?;

@@ -1,5 +1,5 @@
 //! Which descriptors of this process are Portolan's. The negative answer, by far the most common
-//! under a preload library, is one atomic load.
+//! under a preload library, costs one atomic load.
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -12,14 +12,14 @@ use crate::process::limit;
 use crate::socket::Socket;
 use crate::wait::epoll::Epoll;
 
-/// Descriptors beyond this number stay the kernel's.
+/// Descriptors above this number stay the kernel's.
 const MOST: usize = 1 << 16;
 
-/// Our own descriptors move up here, if the limit allows it, out of the way of programs that
+/// The library's own descriptors are moved up here, if the limit allows it, because some programs
 /// expect small numbers.
 const HIDDEN_FROM: RawFd = 900;
 
-/// With a limit of more than that there are enough numbers for them and the program.
+/// Above this limit there are enough numbers for the library and the program.
 const AMPLE: u64 = 8192;
 const LEFT: u64 = 16;
 
@@ -27,7 +27,7 @@ const FOREIGN: u8 = 0;
 const OURS: u8 = 1;
 /// The library's own: the channel, the control connection.
 const INTERNAL: u8 = 2;
-/// The same, and of use to children of fork, too.
+/// As [`INTERNAL`], but children of fork keep it.
 const INHERITED: u8 = 3;
 
 static KINDS: [AtomicU8; MOST] = [const { AtomicU8::new(FOREIGN) }; MOST];
@@ -88,7 +88,7 @@ pub(crate) fn epoll(fd: RawFd) -> Option<Arc<Epoll>> {
     }
 }
 
-/// Enters a descriptor that [`can_hold`] accepted.
+/// Adds a descriptor that [`can_hold`] accepted.
 pub(crate) fn insert(fd: RawFd, file: File) {
     let Ok(index) = usize::try_from(fd) else {
         return;
@@ -116,13 +116,13 @@ pub(crate) fn remove(fd: RawFd) -> Option<File> {
     Some(file)
 }
 
-/// Has the program no socket of ours?
+/// Does the program have no socket and no epoll set of ours?
 pub(crate) fn is_empty() -> bool {
     let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
     files.iter().all(Option::is_none)
 }
 
-/// Has the program sockets of ours, not just epoll sets?
+/// Does the program have sockets of ours, not just epoll sets?
 pub(crate) fn has_sockets() -> bool {
     let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
     files
@@ -130,7 +130,7 @@ pub(crate) fn has_sockets() -> bool {
         .any(|file| matches!(file, Some(File::Socket(_))))
 }
 
-/// The descriptors of one socket.
+/// Returns the descriptors of a socket.
 pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
     let is_it = |file: &File| matches!(file, File::Socket(other) if Arc::ptr_eq(other, socket));
     all()
@@ -140,7 +140,7 @@ pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
         .collect()
 }
 
-/// As [`numbers_of`], at once if `likely` is the only one.
+/// As [`numbers_of`], but faster if `likely` is the only one.
 pub(crate) fn numbers(socket: &Arc<Socket>, likely: RawFd) -> Vec<RawFd> {
     let is_it = self::socket(likely).is_some_and(|other| Arc::ptr_eq(&other, socket));
     if is_it && socket.has_one_number() {
@@ -150,7 +150,7 @@ pub(crate) fn numbers(socket: &Arc<Socket>, likely: RawFd) -> Vec<RawFd> {
     }
 }
 
-/// A descriptor of the socket: `likely`, if it still is one.
+/// Returns a descriptor of the socket: `likely`, if it still is one.
 pub(crate) fn number_of(socket: &Arc<Socket>, likely: RawFd) -> Option<RawFd> {
     let is_it = |other: &Arc<Socket>| Arc::ptr_eq(other, socket);
     if self::socket(likely).is_some_and(|other| is_it(&other)) {
@@ -160,8 +160,8 @@ pub(crate) fn number_of(socket: &Arc<Socket>, likely: RawFd) -> Option<RawFd> {
     }
 }
 
-/// Calls `look` with a descriptor of the socket, which nobody can close through the library until it returns: it must
-/// not block. None if the socket has none.
+/// Calls `look` with a descriptor of the socket, which cannot be closed through the library until
+/// it returns: it must not block. Returns `None` if the socket has no descriptor.
 pub(crate) fn with_number<T>(
     socket: &Arc<Socket>,
     likely: RawFd,
@@ -176,7 +176,7 @@ pub(crate) fn with_number<T>(
     RawFd::try_from(number).ok().map(look)
 }
 
-/// A descriptor of an epoll set.
+/// Returns a descriptor of an epoll set.
 pub(crate) fn number_of_set(set: &Arc<Epoll>) -> Option<RawFd> {
     let is_it = |file: &File| matches!(file, File::Epoll(other) if Arc::ptr_eq(other, set));
     all()
@@ -185,7 +185,7 @@ pub(crate) fn number_of_set(set: &Arc<Epoll>) -> Option<RawFd> {
         .map(|(fd, _)| fd)
 }
 
-/// All descriptors in the table.
+/// Returns all descriptors in the table.
 pub(crate) fn all() -> Vec<(RawFd, File)> {
     let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
     files
@@ -196,7 +196,7 @@ pub(crate) fn all() -> Vec<(RawFd, File)> {
 }
 
 /// One of the library's own descriptors, closed by a bare system call: `OwnedFd` closes by libc's
-/// symbol, which under the preload library refuses what is not the program's.
+/// symbol, which under the preload library refuses descriptors that are not the program's.
 #[derive(Debug)]
 pub(crate) struct InternalFd(ManuallyDrop<OwnedFd>);
 
@@ -205,12 +205,12 @@ impl InternalFd {
         InternalFd(ManuallyDrop::new(hide(fd)))
     }
 
-    /// One that was hidden before, to be closed.
+    /// Wraps a descriptor that is hidden already, to be closed.
     pub(crate) fn hidden(fd: OwnedFd) -> InternalFd {
         InternalFd(ManuallyDrop::new(fd))
     }
 
-    /// One that children of fork keep.
+    /// Wraps a descriptor that children of fork keep.
     pub(crate) fn inherited(fd: OwnedFd) -> InternalFd {
         let own = InternalFd::new(fd);
         set_kind(&own, INHERITED);
@@ -236,11 +236,11 @@ impl Drop for InternalFd {
     }
 }
 
-/// Moves one of the library's own descriptors, which is never closed again, out of the
-/// application's way, and protects it from programs that close all they find.
+/// Moves one of the library's own descriptors, which will not be closed, out of the application's
+/// range, and protects it from programs that close all they find.
 pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
     let copy = |first| rustix::io::fcntl_dupfd_cloexec(&fd, first);
-    // A few above the limit are left to what messages bring (`process::control`).
+    // A few numbers above the limit are left for received descriptors (`process::control`).
     let above = limit::above(AMPLE, |limit| {
         let first = RawFd::try_from(limit.saturating_add(LEFT));
         copy(HIDDEN_FROM.max(first.unwrap_or(RawFd::MAX)))
@@ -262,8 +262,8 @@ fn set_kind(fd: impl AsFd, kind: u8) {
     }
 }
 
-/// What `onto`, one of the library's own, refers to is from now on what `from` does: whoever has its number
-/// goes on with that.
+/// Makes `onto`, one of the library's own descriptors, refer to the file of `from`: users of its
+/// number continue with that.
 pub(crate) fn renumber(
     from: BorrowedFd<'_>,
     onto: BorrowedFd<'_>,
@@ -271,8 +271,8 @@ pub(crate) fn renumber(
     descriptor::replace(from, onto.as_raw_fd(), true)
 }
 
-/// A copy of a descriptor that is the library's own, out of the program's way if that is possible.
-/// Under a `limit` that leaves no room there it has one of the highest numbers that are free.
+/// Copies a descriptor for the library's own use, out of the program's range if that is possible.
+/// If `limit` leaves no room there, the copy gets one of the highest free numbers.
 pub(crate) fn hidden_copy(fd: BorrowedFd<'_>, limit: u64) -> Result<InternalFd, rustix::io::Errno> {
     let last = RawFd::try_from(limit.saturating_sub(16)).unwrap_or(HIDDEN_FROM);
     let from = |first| rustix::io::fcntl_dupfd_cloexec(fd, first);
@@ -283,7 +283,7 @@ pub(crate) fn hidden_copy(fd: BorrowedFd<'_>, limit: u64) -> Result<InternalFd, 
     Ok(InternalFd(ManuallyDrop::new(copy)))
 }
 
-/// The library's own descriptors; a child of fork must close its copies.
+/// Takes the library's own descriptors; a child of fork must close its copies.
 pub(crate) fn take_hidden() -> impl Iterator<Item = RawFd> {
     KINDS.iter().zip(0..).filter_map(|(kind, fd)| {
         let is_internal = kind.load(Ordering::Relaxed) == INTERNAL;

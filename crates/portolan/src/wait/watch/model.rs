@@ -1,14 +1,15 @@
-//! A model of waiting, checked exhaustively: threads that wait, open sessions and attend in any order, the background
-//! thread, and a world that lets something arrive at any moment. The watch is the library's own code; around it stands
-//! what `wait.rs`, `runtime.rs` and `helper.rs` do with it (`docs/design/waiting.md`).
+//! A model of waiting, checked exhaustively: threads that wait, open sessions and attend to the channel in any order,
+//! the background thread, and a world that may let something arrive at any moment. The watch is the library's own code;
+//! the model has what `wait.rs`, `runtime.rs` and `helper.rs` do with it (`docs/design/waiting.md`).
 //!
-//! One property: whoever sleeps for something that has come is about to be woken, without the background thread's tick.
+//! One property: a thread that sleeps for something that has arrived is about to be woken, without the background
+//! thread's tick.
 
 use stateright::{Checker, Model, Property};
 
 use super::*;
 
-/// What a session's news come by.
+/// The source of a session's news.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Source {
     /// Frames of packets.
@@ -18,7 +19,7 @@ enum Source {
     SecondLocal,
     /// The outcome of an active open, on the socket's descriptor.
     Outcome,
-    /// Room in the first local session, of which its peer wakes this process only if it was asked for.
+    /// Room in the first local session. Its peer wakes this process for it only if requested.
     Room,
 }
 
@@ -32,16 +33,16 @@ impl Source {
     }
 }
 
-/// What stands on a source.
+/// State of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum News {
     Absent,
     None,
-    /// It came, and nobody has looked. Of a local session: how its peer has woken this process.
+    /// It has arrived, unseen. For a local session: how its peer has woken this process.
     Arrived(SleepsOn),
-    /// It came, and its peer was not asked to wake anybody for it.
+    /// It has arrived, and the peer was not requested to wake this process for it.
     Unasked,
-    /// The library knows, and has told whoever waits for it.
+    /// The library knows of it, and has notified the waiting threads.
     Told,
 }
 
@@ -69,10 +70,10 @@ struct State {
     armed: SleepsOn,
     /// A writer found no room.
     is_blocked: bool,
-    /// The peer is to wake this process when there is room.
+    /// The peer must wake this process when there is room.
     asks_for_room: bool,
     additions: u64,
-    /// What the world may still let arrive.
+    /// Number of arrivals that the world may still cause.
     arrivals: u8,
 }
 
@@ -81,12 +82,12 @@ enum Step {
     Arrive(Source),
     /// A thread of the program opens a session.
     Open(u8, Source),
-    /// It calls something that attends to the channel and does not wait.
+    /// It makes a call that attends to the channel and does not wait.
     Attend(u8),
-    /// As [`Step::Attend`]: a write that does not wait finds no room.
+    /// As [`Step::Attend`]: a non-blocking write finds no room.
     Fill(u8),
     Wait(u8, Source),
-    /// A sleeping thread finds what it polls, or a signal.
+    /// A sleeping thread is woken by what it polls, or by a signal.
     Wake(u8),
     HelperLeads,
     HelperWakes,
@@ -139,18 +140,18 @@ impl State {
         }
     }
 
-    /// `Core::poll`, which does not look for the outcomes of opens.
+    /// `Core::poll`, which does not check for outcomes of opens.
     fn poll(&mut self) {
         self.look(&[Wire, FirstLocal, SecondLocal, Room]);
     }
 
-    /// `Core::arm_locals`: asks, and looks once more.
+    /// `Core::arm_locals`: requests wake-ups, and checks once more.
     fn arm(&mut self) {
         self.asks_for_room = self.is_blocked;
         self.look(&[FirstLocal, SecondLocal, Room]);
     }
 
-    /// The lock is released.
+    /// Releases the lock.
     fn unlock(&mut self) {
         if self.watch.is_led_by(Leader::Application) {
             self.arm();
@@ -159,7 +160,7 @@ impl State {
         self.signal(leader);
     }
 
-    /// `Process::wait` from one look to the next sleep, or back to the program.
+    /// `Process::wait` from one check to the next sleep, or back to the program.
     fn wait(&mut self, thread: u8, wants: Source) {
         self.look(&SOURCES);
         if *self.news(wants) == News::Told {
@@ -401,7 +402,7 @@ fn nobody_sleeps_on_what_has_come() {
     check(&[Wire, FirstLocal, SecondLocal, Outcome]);
 }
 
-/// A thread that waits for room hears of it though another one found that there was none.
+/// A thread that waits for room is notified of it, although another one found that there was none.
 #[test]
 fn nobody_sleeps_on_room() {
     check(&[Wire, FirstLocal, Room]);
