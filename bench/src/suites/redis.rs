@@ -52,7 +52,7 @@ fn case(name: &str, load: Load) -> Case {
     })
 }
 
-/// A server that keeps nothing on disk.
+/// Starts a server that writes nothing to disk.
 pub fn serve(bed: &Bed, stack: Stack) -> Result<Background, ServeError> {
     let (address, port) = (bed.server.address.to_string(), PORT.to_string());
     let arguments = [

@@ -159,7 +159,7 @@ struct Place {
 }
 
 impl SocketView {
-    /// A row of which nothing else is known.
+    /// Returns a row with these fields only.
     fn bare(stack: &'static str, protocol: &'static str, state: &str, place: Place) -> SocketView {
         SocketView {
             stack,

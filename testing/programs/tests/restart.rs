@@ -378,7 +378,7 @@ fn a_bound_socket_of_datagrams_is_portolans_again() {
     command.args([endpoint.ip().to_string(), PORT.to_string()]);
     let mut service = Steps::start(&mut command);
     service.await_line("bound");
-    // A thread that has waited has a descriptor for that.
+    // The first wait opens a descriptor for the thread.
     assert!(eventually(SOON, || echoes(&bed, endpoint)));
     let before = descriptors(service.id());
     for turn in 0..2 * LAZY {
