@@ -6,7 +6,7 @@ DESTDIR ?=
 SHELL   := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 export CARGO_TERM_COLOR ?= auto
-# What --version says.
+# The commit that --version shows.
 export PORTOLAN_COMMIT := $(shell git describe --always --dirty --abbrev=12 --exclude="*" 2>/dev/null)
 
 RELEASE := target/release
@@ -21,7 +21,7 @@ build: deps
 run: build
 	$(RELEASE)/portolan demo
 
-# What needs neither root nor namespaces: minutes less than `make test`.
+# The checks that need neither root nor namespaces: faster than `make test` by minutes.
 check: lint
 	cargo test --all-targets $(addprefix -p portolan-,types wire timers tcp stack control proto local manual \
 	  sim layers requirements)
@@ -34,30 +34,30 @@ lint: deps
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features portolan-programs/large -- -D warnings
 
-# Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
-# live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions.
+# Fuzzes for longer than the tests do: make fuzz TIME=10m TARGET=duel. By default all harnesses and, which needs root,
+# the control protocol of a live server (TARGET=control_protocol). TARGET=interleavings runs loom with more preemptions.
 fuzz: deps
 	scripts/fuzz "$(or $(TARGET),all)" $(TIME)
 
-# All attackers at once beside another user's redis, nginx and iperf3, and a table in the end: make soak TIME=1200. Needs
-# root, and a machine with nothing else to do.
+# Runs all attackers at once beside another user's redis, nginx and iperf3, and prints a table: make soak TIME=1200. Needs
+# root, and an otherwise idle machine.
 soak: deps
 	cargo build --workspace
 	PORTOLAN_TEST_SECONDS=$(or $(TIME),1200) cargo test -q -p portolan-server --test hostile -- --nocapture \
 	  --exact soak::attackers_all_at_once_harm_nobody_and_leave_nothing
 
-# Servers that are hard on a socket library, the large ones, too, with so many starts for each pairing of stacks: minutes.
+# Tests demanding servers, including large ones, with several starts for each pairing of stacks: takes minutes.
 strangers:
 	scripts/install-dependencies large
 	cargo build --workspace
 	PORTOLAN_TEST_STARTS=$(or $(STARTS),20) cargo test -p portolan-programs --features large --test large --test strangers \
 	  -- --nocapture --test-threads 1
 
-# Suites and options go into ARGS: make bench ARGS="rtt redis --runs 9"
+# ARGS takes suites and options: make bench ARGS="rtt redis --runs 9"
 bench: build
 	$(RELEASE)/portolan bench --json $(JSON) $(ARGS)
 
-# The commands' reference is in git, and a test says when it is out of date; the table of requirements is not.
+# The commands' reference is in git, and a test fails if it is out of date; the table of requirements is not in git.
 doc:
 	cargo doc --workspace --no-deps
 	cargo build -p portolan-cli -p portolan-server
@@ -68,7 +68,7 @@ doc:
 	@if command -v mdbook >/dev/null; then mdbook build docs; \
 	else echo "mdbook is not installed: the book stays as it is, readable in docs/"; fi
 
-# Needs no compiler if `make build` has run before, so that root need not have one.
+# Needs no compiler if `make build` has been run before, since root may not have one.
 install:
 	@test -x $(RELEASE)/portolan || { echo "run \`make build\` first" >&2; exit 1; }
 	install -D -m 755 $(RELEASE)/portolan $(DESTDIR)$(PREFIX)/bin/portolan
@@ -96,7 +96,7 @@ uninstall:
 	  $(SHARE)/man/man8/portoland.8 $(SHARE)/bash-completion/completions/portolan \
 	  $(SHARE)/zsh/site-functions/_portolan $(SHARE)/fish/vendor_completions.d/portolan.fish
 
-# The packages for Debian, in target/deb: portolan, libportolan-dev, and debug symbols apart.
+# The packages for Debian, in target/deb: portolan, libportolan-dev, and separate debug symbols.
 deb: build
 	scripts/package-deb target/deb $(RELEASE)
 

@@ -1,4 +1,4 @@
-//! What a bulk transfer came to, by what its receiver says.
+//! The result of a bulk transfer, as confirmed by its receiver.
 
 use std::io::{self, ErrorKind, Read};
 use std::time::Instant;
@@ -13,7 +13,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Waits until the sink says how much it has read of what was sent since `start`.
+    /// Waits until the sink reports how many of the bytes sent since `start` it has read.
     pub fn confirmed(mut sink: impl Read, sent: u64, start: Instant) -> io::Result<Transfer> {
         let mut answer = [0; 8];
         sink.read_exact(&mut answer)?;

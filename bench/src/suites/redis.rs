@@ -37,7 +37,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     cases
 }
 
-/// What redis-benchmark asks for.
+/// Parameters of redis-benchmark.
 #[derive(Clone, Copy)]
 struct Load {
     test: &'static str,
@@ -52,7 +52,7 @@ fn case(name: &str, load: Load) -> Case {
     })
 }
 
-/// A server that keeps nothing on disk.
+/// Starts a server that writes nothing to disk.
 pub fn serve(bed: &Bed, stack: Stack) -> Result<Background, ServeError> {
     let (address, port) = (bed.server.address.to_string(), PORT.to_string());
     let arguments = [
@@ -94,7 +94,7 @@ fn measure(bed: &Bed, stack: Stack, load: Load) -> Result<Sample, MeasureError> 
     })
 }
 
-/// The last line has the name of the test, requests per second, and in milliseconds the mean, the minimum,
+/// Parses the last line: the name of the test, requests per second, and in milliseconds the mean, the minimum,
 /// the 50th, 95th and 99th percentile and the maximum.
 fn sample(csv: &str) -> Option<Sample> {
     let fields: Vec<f64> = csv

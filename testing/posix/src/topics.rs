@@ -1,4 +1,4 @@
-//! The topics, in the order they are run.
+//! The topics, in the order in which they are run.
 
 mod accept;
 mod by_number;
@@ -37,7 +37,7 @@ mod urgent;
 
 use crate::side::Side;
 
-/// One subject; both roles run it in step.
+/// One topic; both roles run it in step.
 pub struct Topic {
     pub name: &'static str,
     pub run: fn(&mut Side),

@@ -1,5 +1,5 @@
-//! Programs under servers that come and go: what listens and what is bound is Portolan's again with the next server,
-//! whether the last one was stopped or killed.
+//! Programs across restarts of the server: listeners and bound sockets are Portolan's again with the next server,
+//! whether the previous one was stopped or killed.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -20,13 +20,14 @@ const NGINX: u16 = 8084;
 const PORT: u16 = 7090;
 const RESTARTS: usize = 20;
 const SOON: Duration = Duration::from_secs(10);
-/// How long after a server is ready a new connection may take to be Portolan's; a busy machine may take longer now and then.
+/// How long after the start of a server a new connection may take until it is Portolan's; occasionally more if the
+/// machine is busy.
 const AT_ONCE: Duration = Duration::from_millis(500);
-/// Descriptors that a process has from when it first needs them, which may be at any time: one for each thread that waits,
-/// and one or two copies of the connection to the server. A leak grows with each restart.
+/// Descriptors that a process opens on first use, at any time: one for each waiting thread, and one or two copies of
+/// the connection to the server. A leak would grow with each restart.
 const LAZY: usize = 3;
 
-/// Ends the server of the host that is served, and starts the next.
+/// Ends the server of the server host, and starts the next one.
 fn restart(bed: &mut Bed, end: Signal) {
     stop(bed, end);
     bed.start_daemon(Side::Server)
@@ -39,12 +40,12 @@ fn stop(bed: &mut Bed, end: Signal) {
     assert!(daemon.wait(SOON), "the server does not end");
 }
 
-/// What a client on the kernel's stack of the other host gets for a line.
+/// Returns the answer to a line sent from the kernel's stack of the other host.
 fn ask(bed: &Bed, port: u16, line: &str) -> std::io::Result<String> {
     let endpoint = bed.endpoint(port);
     bed.namespace(Side::Client).enter(|| {
-        // A SYN that passed the filter just before the listener's row stood is dropped, and repeated after a second: that
-        // long is not waited for.
+        // A SYN that passed the filter just before the listener's row was written is dropped, and retransmitted after a
+        // second, for which this does not wait.
         let mut stream = TcpStream::connect_timeout(&endpoint, AT_ONCE / 4)?;
         stream.set_read_timeout(Some(SOON))?;
         stream.write_all(line.as_bytes())?;
@@ -62,7 +63,7 @@ fn accepted(bed: &Bed) -> u64 {
         .sum()
 }
 
-/// Asks until an answer has come by Portolan; how long that took.
+/// Asks until an answer arrives by Portolan, and returns the time that took.
 fn until_portolans(bed: &Bed, (port, line, answer): (u16, &str, &str)) -> Duration {
     let before = accepted(bed);
     let start = Instant::now();
@@ -86,13 +87,13 @@ fn descriptors(pid: u32) -> usize {
     open.count()
 }
 
-/// The sockets of both stacks on the host that is served.
+/// Lists the sockets of both stacks on the server host.
 fn sockets(bed: &Bed) -> String {
     let shown = bed.portolan(Side::Server, &["ss", "--kernel", "-tuanpe"]);
     shown.unwrap_or_else(|error| error.to_string())
 }
 
-/// What the descriptors of a process refer to.
+/// Lists the files that the descriptors of a process refer to.
 fn open_files(pid: u32) -> Vec<String> {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
     let shown = open.flatten().map(|entry| {
@@ -102,7 +103,7 @@ fn open_files(pid: u32) -> Vec<String> {
     shown.collect()
 }
 
-/// The processes of a program: itself and its children.
+/// Returns a process and its children.
 fn family(pid: u32) -> Vec<u32> {
     let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
     let children = children.expect("it runs");
@@ -157,7 +158,7 @@ fn services_are_portolans_again_after_each_of_twenty_restarts() {
     let mut times = Vec::new();
     for turn in 0..RESTARTS {
         let end = [Signal::TERM, Signal::KILL][turn % 2];
-        // Clients are connected, and some idle, when it goes.
+        // When the server ends, some clients are connected and idle.
         let endpoint = bed.endpoint(REDIS);
         let idle = bed
             .namespace(Side::Client)
@@ -179,7 +180,7 @@ fn services_are_portolans_again_after_each_of_twenty_restarts() {
             .iter()
             .zip(&before)
             .all(|(after, before)| *after <= before + LAZY);
-        // The two that listen are left.
+        // The two listeners are left.
         is_same && live_sessions(&bed, Side::Server) == 2
     });
     let after: Vec<usize> = pids.iter().map(|pid| descriptors(*pid)).collect();
@@ -196,7 +197,7 @@ fn reload_nginx(bed: &Bed) {
     kill_process(pid, Signal::HUP).expect("it runs");
 }
 
-/// The parent of the workers never accepts: what its new children inherit is older than the server.
+/// The parent of the workers never accepts: its new children inherit state that is older than the server.
 #[test]
 fn workers_that_are_forked_after_a_restart_accept_on_the_same_listener() {
     let mut bed = bed();
@@ -236,7 +237,7 @@ os.wait()
 fn a_low_port_stays_with_those_who_could_not_bind_it() {
     const LOW: u16 = 87;
     let mut bed = bed();
-    // Nobody may open what is root's.
+    // `nobody` may not read root's directories.
     let programs = public_programs(&bed);
     let launcher = programs.join("portolan").display().to_string();
     let endpoint = bed.endpoint(LOW);
@@ -260,7 +261,7 @@ fn a_low_port_stays_with_those_who_could_not_bind_it() {
     );
 }
 
-/// Accepts by calls that block.
+/// Accepts by blocking calls.
 const BLOCKING: &str = r#"
 import socket, sys
 family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
@@ -310,7 +311,7 @@ fn what_the_kernel_has_queued_meanwhile_is_accepted() {
     stop(&mut bed, Signal::TERM);
     let pid = Pid::from_raw(service.pid().cast_signed()).expect("a process");
     assert!(eventually(SOON, || ask(&bed, PORT, "line\n").is_ok()));
-    // It cannot take back what the kernel listens for while it is stopped.
+    // While it is stopped it cannot take the port back from the kernel.
     kill_process(pid, Signal::STOP).expect("it runs");
     let endpoint = bed.endpoint(PORT);
     let mut queued: Vec<TcpStream> = bed.namespace(Side::Client).enter(|| {
@@ -356,7 +357,7 @@ fn a_connection_of_the_kernels_stays_when_the_listener_is_portolans_again() {
     }
 }
 
-/// Answers datagrams, and tells of its peer if it has one.
+/// Answers datagrams, and prints its peer if it has one.
 const DATAGRAMS: &str = r#"
 import socket, sys
 sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -377,7 +378,7 @@ fn a_bound_socket_of_datagrams_is_portolans_again() {
     command.args([endpoint.ip().to_string(), PORT.to_string()]);
     let mut service = Steps::start(&mut command);
     service.await_line("bound");
-    // A thread that has waited has a descriptor for that.
+    // The first wait opens a descriptor for the thread.
     assert!(eventually(SOON, || echoes(&bed, endpoint)));
     let before = descriptors(service.id());
     for turn in 0..2 * LAZY {
@@ -405,7 +406,7 @@ fn echoes(bed: &Bed, endpoint: SocketAddr) -> bool {
     })
 }
 
-/// Opens one connection each time that it is told, on a new socket.
+/// Opens one connection, on a new socket, for each line that it reads.
 const OPENER: &str = r#"
 import socket, sys
 for line in sys.stdin:

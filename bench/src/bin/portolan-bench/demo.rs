@@ -17,10 +17,10 @@ const HTTP_PORT: u16 = 8080;
 const IPERF_PORT: u16 = 5201;
 const KERNEL_PORT: u16 = 9090;
 
-/// How long the transfer runs that `portolan ss` looks at.
+/// Duration of the transfer that `portolan ss` shows.
 const TRANSFER_S: &str = "3";
 
-/// What takes no longer than a look.
+/// Suites that are short enough for a demonstration.
 const SUITES: [Suite; 5] = [
     Suite::Rtt,
     Suite::Bulk,
@@ -100,7 +100,7 @@ fn web(bed: &Bed) -> Result<(), Failure> {
     ]))?)
 }
 
-/// Looks at the sessions while iperf3 moves data.
+/// Lists the sessions while iperf3 transfers data.
 fn transfer(bed: &Bed) -> Result<(), Failure> {
     step("iperf3, and what `portolan ss -i` shows meanwhile")?;
     let (address, port) = (bed.server.address.to_string(), IPERF_PORT.to_string());
@@ -130,7 +130,7 @@ fn transfer(bed: &Bed) -> Result<(), Failure> {
     })
 }
 
-/// The kernel keeps serving what is not Portolan's, on the same address.
+/// Shows that the kernel keeps serving its own sockets on the same address.
 fn beside(bed: &Bed) -> Result<(), Failure> {
     step("a program on the kernel's stack, on the same address, from a client on Portolan")?;
     let endpoint = bed.endpoint(KERNEL_PORT).to_string();

@@ -16,14 +16,14 @@ use crate::{Interface, pattern, print};
 
 const READ_SIZE: usize = 256 * 1024;
 
-/// What a program does with the bytes.
+/// The program's work on the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Work {
-    /// It does not look at them. What it sends lies ready.
+    /// No access to the bytes. The sender's data is prepared in advance.
     None,
-    /// It reads each once, or writes each once before it is sent.
+    /// One read of each byte by the receiver, or one write before the sender sends it.
     Touch,
-    /// They are a pattern, which is compared.
+    /// A comparison with a pattern.
     Check,
 }
 
@@ -48,10 +48,10 @@ impl Work {
     }
 }
 
-/// How bytes were moved by shared buffers.
+/// How bytes were transferred by shared buffers.
 #[derive(Serialize)]
 struct Moved {
-    /// Of the process, since it began.
+    /// CPU time of the process since its start.
     processor_seconds: f64,
     received_in_place: u64,
     received_copied: u64,
@@ -116,7 +116,7 @@ fn drain(mut stream: &TcpStream, by: Interface, work: Work) -> io::Result<u64> {
     Ok(total)
 }
 
-/// What a sender does.
+/// Parameters of a sender.
 pub struct Plan {
     pub by: Interface,
     pub work: Work,

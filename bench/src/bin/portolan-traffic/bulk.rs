@@ -1,5 +1,5 @@
-//! Bulk transfer in the manner of ttcp: writes for a while, then waits until the other side says
-//! how much it has read, so that the rate counts bytes that arrived.
+//! Bulk transfer in the style of ttcp: writes for a while, then waits until the peer reports how many
+//! bytes it has read, so that the rate counts bytes that arrived.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};

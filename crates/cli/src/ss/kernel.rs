@@ -1,5 +1,5 @@
-//! The kernel's own sockets among the rows of `portolan ss --kernel`. Those by which Portolan keeps a port are told
-//! from others by their endpoint: nobody else can have it.
+//! The kernel's own sockets among the rows of `portolan ss --kernel`. A socket by which Portolan reserves a port is
+//! identified by its endpoint, which no other socket can have.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ pub fn sockets(portolans: &[SocketView]) -> Vec<SocketView> {
     let holders = holders();
     let tcp = [procfs::net::tcp(), procfs::net::tcp6()];
     let udp = [procfs::net::udp(), procfs::net::udp6()];
-    // A family that this kernel does not have has no file.
+    // Without support for an address family, the kernel does not have its file.
     let tcp = tcp
         .into_iter()
         .flatten()
@@ -40,7 +40,7 @@ pub fn sockets(portolans: &[SocketView]) -> Vec<SocketView> {
     sockets
 }
 
-/// The session whose port a socket keeps.
+/// Returns the session whose port a kernel socket reserves.
 fn owner<'a>(socket: &SocketView, portolans: &'a [SocketView]) -> Option<&'a SocketView> {
     let is_open =
         socket.place.peer.is_none() && matches!(socket.state.as_str(), "LISTEN" | "UNCONN");
@@ -92,7 +92,7 @@ fn view(
     }
 }
 
-/// Processes by the sockets that they have, as far as this user may look.
+/// Maps the inodes of sockets to their processes, as far as this user may read them.
 fn holders() -> HashMap<String, HolderView> {
     let mut holders = HashMap::new();
     for process in all_processes().into_iter().flatten().flatten() {

@@ -1,4 +1,4 @@
-//! Protocols that programs run themselves, among the sessions of `portolan ss`.
+//! Protocols that programs implement themselves, among the sessions of `portolan ss`.
 
 use portolan_proto::raw::Guard;
 use portolan_proto::report::RawReport;
@@ -11,7 +11,7 @@ use crate::json;
 /// A protocol of a program's own.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct RawView {
-    /// As commands and configuration write it.
+    /// In the syntax of commands and of the configuration.
     pub guard: String,
     /// The EtherType, IP protocol or port.
     pub number: u16,
@@ -20,7 +20,7 @@ pub struct RawView {
     pub bytes_out: u64,
     pub frames_in: u64,
     pub frames_out: u64,
-    /// Frames for which there was no room, as too many were unread.
+    /// Frames dropped because too many were unread.
     pub dropped: u64,
 }
 

@@ -1,4 +1,4 @@
-//! `portolan ss -s`: how many sessions there are, as ss(8) sums them up.
+//! `portolan ss -s`: numbers of sessions, in the summary of ss(8).
 
 use serde::Serialize;
 

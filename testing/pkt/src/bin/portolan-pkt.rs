@@ -1,4 +1,4 @@
-//! `portolan-pkt`: plays scripts by hand.
+//! `portolan-pkt`: plays single scripts, for use by hand.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;

@@ -1,4 +1,4 @@
-//! connect, blocking and not, refused and not, and what an unconnected socket answers.
+//! connect, blocking and non-blocking, successful and refused, and calls on an unconnected socket.
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! The order in which epoll tells of several sockets: that in which they became ready.
+//! The order in which epoll reports several sockets: that in which they became ready.
 
 use std::{thread, time::Duration};
 
@@ -16,7 +16,7 @@ use crate::{
 
 const COUNT: usize = 5;
 
-/// Between two events, and after the last.
+/// Time between two events, and after the last one.
 const STEP: Duration = Duration::from_millis(5);
 const MOMENT: Duration = Duration::from_millis(100);
 
@@ -47,8 +47,8 @@ pub fn run(side: &mut Side) {
     side.tell("end");
 }
 
-/// What was done with the sockets before something happens to them: an implementation may know ends that it has used
-/// lately from those that it has slept on.
+/// Prepares the sockets before an event: an implementation may treat sockets that it has used recently differently from
+/// those that it has slept on.
 type Prepare = fn(&[Fd], Fd);
 
 const STATES: [(&str, Prepare); 4] = [
@@ -65,10 +65,10 @@ const STATES: [(&str, Prepare); 4] = [
     }),
 ];
 
-/// Does what the client asks for on one connection after the other: `send 4 1 3`, `take 1 2`, `shut 3 1`.
+/// Carries out the client's requests on one connection after the other: `send 4 1 3`, `take 1 2`, `shut 3 1`.
 fn feed(side: &mut Side, sockets: &[Fd]) {
     for socket in sockets {
-        // One that the kernel does not change.
+        // A fixed size, which the kernel does not change.
         call::set_option(*socket, SOL_SOCKET, SO_RCVBUF, &65_536).expect("SO_RCVBUF");
     }
     loop {
@@ -89,7 +89,7 @@ fn feed(side: &mut Side, sockets: &[Fd]) {
     }
 }
 
-/// Reads until no more comes.
+/// Reads until no more data arrives.
 fn take_all(socket: Fd) {
     let mut buffer = vec![0; 1 << 16];
     while call::events_within(socket, 20).expect("poll") & POLLIN != 0 {
@@ -105,7 +105,7 @@ fn set_of(sockets: &[Fd], wanted: i32) -> Fd {
     set
 }
 
-/// The numbers in the order in which they are told.
+/// Returns the numbers in the order in which they are reported.
 fn order(set: Fd, most: usize) -> String {
     match call::epoll_wait_in_order(set, most, 200) {
         Ok(found) => {
@@ -121,7 +121,7 @@ fn report(side: &mut Side, check: &str, set: Fd) {
     side.report(check, told);
 }
 
-/// Has it happen while nobody waits.
+/// Requests an event and lets it happen while no thread waits.
 fn while_away(side: &mut Side, what: &str) {
     ask(side, what);
     thread::sleep(MOMENT);
@@ -130,7 +130,7 @@ fn while_away(side: &mut Side, what: &str) {
 fn happens(side: &mut Side, sockets: &[Fd], (set, name): (Fd, &str)) {
     while_away(side, "send 4 1 3 5 2");
     report(side, name, set);
-    // Two have more, and one that had not been read.
+    // Two get more data, and so does one whose data is unread.
     sockets[..4].iter().copied().for_each(drain);
     while_away(side, "send 2 1 2 5");
     report(side, &format!("{name}: again"), set);
@@ -174,7 +174,7 @@ fn changed(side: &mut Side, sockets: &[Fd]) {
     call::close(set).expect("close");
 }
 
-/// What is still ready goes to the end.
+/// Sockets that are still ready move to the end.
 fn few_at_a_time(side: &mut Side, sockets: &[Fd]) {
     let set = set_of(sockets, EPOLLIN);
     while_away(side, "send 5 2 4 1 3");
@@ -188,7 +188,7 @@ fn few_at_a_time(side: &mut Side, sockets: &[Fd]) {
     call::close(set).expect("close");
 }
 
-/// A thread sleeps, and each event wakes it.
+/// Each event wakes a sleeping thread.
 fn woken(side: &mut Side, sockets: &[Fd]) {
     let set = set_of(sockets, EPOLLIN | EPOLLET);
     side.tell("send 3 5 1 4 2");
@@ -208,7 +208,7 @@ fn woken(side: &mut Side, sockets: &[Fd]) {
     call::close(set).expect("close");
 }
 
-/// Of poll's entries the caller has chosen the order.
+/// poll reports its entries in the caller's order.
 fn polled(side: &mut Side, sockets: &[Fd]) {
     while_away(side, "send 4 2");
     let entries: Vec<_> = sockets.iter().map(|socket| (*socket, POLLIN)).collect();
@@ -217,7 +217,7 @@ fn polled(side: &mut Side, sockets: &[Fd]) {
     sockets.iter().copied().for_each(drain);
 }
 
-/// Room for who has found none.
+/// Sockets become writable after a send found no room.
 fn room(side: &mut Side, sockets: &[Fd]) {
     let sockets = &sockets[..3];
     for socket in sockets {
@@ -234,8 +234,8 @@ fn room(side: &mut Side, sockets: &[Fd]) {
     call::close(set).expect("close");
 }
 
-/// Writes until there is no room, of which `set` has nothing to tell. What a kernel's peer has been given it may go on to take
-/// in, which makes room.
+/// Writes until there is no room and `set` reports nothing. A peer on the kernel's stack may continue to accept data
+/// that it was sent, which makes room.
 fn fill(sockets: &[Fd], set: Fd) {
     let bytes = vec![0; 1 << 16];
     loop {
