@@ -35,7 +35,8 @@ lint: deps
 	cargo clippy --workspace --all-targets --features portolan-programs/large -- -D warnings
 
 # Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
-# live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions.
+# live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions,
+# and the models of waiting with more threads.
 fuzz: deps
 	scripts/fuzz "$(or $(TARGET),all)" $(TIME)
 
