@@ -34,8 +34,9 @@ lint: deps
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features portolan-programs/large -- -D warnings
 
-# Fuzzes for longer than the tests do: make fuzz TIME=10m TARGET=duel. By default all harnesses and, which needs root,
-# the control protocol of a live server (TARGET=control_protocol). TARGET=interleavings runs loom with more preemptions.
+# Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
+# live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions,
+# and the models of waiting with more threads.
 fuzz: deps
 	scripts/fuzz "$(or $(TARGET),all)" $(TIME)
 

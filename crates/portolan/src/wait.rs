@@ -4,6 +4,7 @@
 pub(crate) mod epoll;
 pub(crate) mod helper;
 pub(crate) mod openings;
+mod signals;
 pub(crate) mod spin;
 mod turns;
 pub(crate) mod unseen;
@@ -12,8 +13,8 @@ pub(crate) mod watch;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -31,6 +32,7 @@ use crate::process::inside;
 use crate::runtime::Core;
 use crate::socket::table::InternalFd;
 use crate::socket::{Socket, SocketPhase};
+use crate::wait::signals::{Asleep, Signals};
 use crate::wait::watch::Role;
 
 /// Wakes one sleeping thread when signalled.
@@ -40,18 +42,10 @@ pub(crate) struct Waiter {
     eventfd: OnceLock<InternalFd>,
     /// Nanoseconds of [`Instant`]: when to try again to open one.
     next_try: AtomicU64,
-    /// One of the states below.
-    state: AtomicU8,
-    /// 1 from a signal until the thread wakes; a word to sleep on.
-    signalled: AtomicU32,
+    signals: Signals,
 }
 
-const AWAKE: u8 = 0;
-/// It polls the eventfd.
-const POLLING: u8 = 1;
-const ON_WORD: u8 = 2;
-
-/// Polling interval of a thread without a descriptor to be signalled by.
+/// How long a thread polls at a time that has no descriptor to be signalled by.
 const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
 
 const BETWEEN_TRIES: Duration = Duration::from_secs(1);
@@ -78,8 +72,7 @@ impl Waiter {
         let waiter = Waiter {
             eventfd: OnceLock::new(),
             next_try: AtomicU64::new(0),
-            state: AtomicU8::new(AWAKE),
-            signalled: AtomicU32::new(0),
+            signals: Signals::new(),
         };
         waiter.equip();
         waiter
@@ -118,15 +111,15 @@ impl Waiter {
     /// Wakes the thread if it sleeps. The caller holds `Core`, as does the thread between its last
     /// check and [`Waiter::fall_asleep`]: no signal is lost.
     pub(crate) fn signal(&self) {
-        let state = self.state.load(Relaxed);
-        if state == AWAKE || self.signalled.swap(1, Relaxed) == 1 {
-            return;
-        }
-        if state == ON_WORD {
-            word::wake(&self.signalled, Scope::Private);
-        } else if let Some(eventfd) = self.eventfd.get() {
-            // Fails only if it is signalled already.
-            let _ = write(eventfd, &1_u64.to_ne_bytes());
+        match self.signals.signal() {
+            Some(Asleep::OnWord) => word::wake(self.signals.word(), Scope::Private),
+            Some(Asleep::Polling) => {
+                if let Some(eventfd) = self.eventfd.get() {
+                    // Fails only if it is signalled already.
+                    let _ = write(eventfd, &1_u64.to_ne_bytes());
+                }
+            }
+            None => {}
         }
     }
 
@@ -152,7 +145,7 @@ impl Waiter {
             let until = deadline.map_or(while_over, |deadline| deadline.min(while_over));
             let ready = wait::ppoll(fds, Some(until), mask)?;
             let is_late = deadline.is_some_and(|deadline| deadline <= until);
-            if ready > 0 || is_late || self.signalled.load(Relaxed) == 1 {
+            if ready > 0 || is_late || self.signals.is_signalled() {
                 return Ok(ready);
             }
         }
@@ -160,22 +153,20 @@ impl Waiter {
 
     /// Returns the word that wakes a thread that sleeps on words.
     fn word(&self) -> Word<'_> {
-        Word::new(&self.signalled, 0, Scope::Private)
+        Word::new(self.signals.word(), 0, Scope::Private)
     }
 
     pub(crate) fn fall_asleep(&self) {
         self.equip();
-        self.state.store(POLLING, Relaxed);
+        self.signals.fall_asleep(Asleep::Polling);
     }
 
     fn fall_asleep_on_word(&self) {
-        self.state.store(ON_WORD, Relaxed);
+        self.signals.fall_asleep(Asleep::OnWord);
     }
 
     pub(crate) fn wake(&self) {
-        let state = self.state.swap(AWAKE, Relaxed);
-        if self.signalled.swap(0, Relaxed) == 1
-            && state == POLLING
+        if self.signals.wake()
             && let Some(eventfd) = self.eventfd.get()
         {
             // Fails only if there is nothing to read.

@@ -33,6 +33,7 @@ use crate::socket::table;
 use crate::socket::table::InternalFd;
 use crate::wait::turns::Turns;
 use crate::wait::unseen::Looks;
+use crate::wait::watch::{HelperStep, Since};
 use crate::wait::{Waiter, WatchSet, earliest, pollfd};
 
 /// Maximum delay until an unattended channel is noticed.
@@ -169,20 +170,19 @@ impl Process {
             self.take_outcomes();
             self.look_for_unseen_waits(&mut looks);
             let mut core = self.lock();
-            let someone_came = core.attended != seen;
-            if core.is_attended() {
-                seen = core.attended;
-                if !someone_came {
-                    self.rest(core);
+            let since = Since::of(seen, core.attended);
+            match core.watch.after_tick(since) {
+                HelperStep::Rest => self.rest(core),
+                HelperStep::StandIn => {
+                    self.publish(&core);
+                    seen = self.stand_in(core, &mut looks);
                 }
-                continue;
-            }
-            if someone_came {
-                core.poll_idle(clock::now());
-                seen = core.attended;
-            } else {
-                self.publish(&core);
-                seen = self.stand_in(core, &mut looks);
+                HelperStep::Tick => {
+                    if !core.is_attended() {
+                        core.poll_idle(clock::now());
+                    }
+                    seen = core.attended;
+                }
             }
         }
     }
@@ -231,7 +231,7 @@ impl Process {
             let now = clock::now();
             core.poll_idle(now);
             let seen = core.attended;
-            if core.is_attended() {
+            if core.watch.while_standing_in(Since::Left) == HelperStep::Tick {
                 return seen;
             }
             // Programs that wait for local sessions in the library are notified there.
@@ -259,8 +259,10 @@ impl Process {
             drop(core);
             self.look_for_unseen_waits(looks);
             core = self.lock();
-            if core.attended != seen || self.helper.is_stopping() {
-                // Input that was processed until now has not been answered yet.
+            let since = Since::of(seen, core.attended);
+            let step = core.watch.while_standing_in(since);
+            if step == HelperStep::Tick || self.helper.is_stopping() {
+                // What came until now was taken, and not answered yet.
                 core.poll_idle(clock::now());
                 return seen;
             }

@@ -30,6 +30,34 @@ pub(crate) enum Role {
     Follow,
 }
 
+/// What the background thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum HelperStep {
+    /// Sleeps until the next tick: the program comes by.
+    Tick,
+    /// Sleeps until the leader, which does all there is to do, goes back to the program.
+    Rest,
+    /// Leads until an application thread comes.
+    StandIn,
+}
+
+/// Has an application thread attended to the channel since the background thread looked last?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Since {
+    Attended,
+    Left,
+}
+
+impl Since {
+    /// By the count of those that attend.
+    pub(crate) fn of(seen: u64, attended: u64) -> Since {
+        match attended == seen {
+            true => Since::Left,
+            false => Since::Attended,
+        }
+    }
+}
+
 /// How a leader sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SleepsOn {
@@ -179,7 +207,24 @@ impl<W: Clone + PartialEq> Watch<W> {
         (leader.leader == Leader::Helper).then(|| leader.waiter.clone())
     }
 
-    /// Called each time the lock is released: something may be needed that the leader does not watch.
+    /// The background thread has ticked.
+    pub(crate) fn after_tick(&self, since: Since) -> HelperStep {
+        match (self.is_led_by(Leader::Application), since) {
+            (true, Since::Left) => HelperStep::Rest,
+            (_, Since::Attended) => HelperStep::Tick,
+            (false, Since::Left) => HelperStep::StandIn,
+        }
+    }
+
+    /// The background thread stands in, and has woken or is about to lead.
+    pub(crate) fn while_standing_in(&self, since: Since) -> HelperStep {
+        match (self.is_led_by(Leader::Application), since) {
+            (false, Since::Left) => HelperStep::StandIn,
+            _ => HelperStep::Tick,
+        }
+    }
+
+    /// Something may have changed that the leader does not watch: to be called each time the lock is released.
     #[must_use = "the thread is to be signalled"]
     pub(crate) fn settle(&self, needs: impl FnOnce() -> Needs) -> Option<W> {
         let leader = self.asleep.as_ref()?;
