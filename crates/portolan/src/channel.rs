@@ -7,7 +7,6 @@
 pub(crate) mod accounts;
 pub mod layers;
 pub(crate) mod rings;
-pub(crate) mod tx_queues;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSlice;
@@ -26,7 +25,7 @@ use rustix::io::Errno;
 use crate::channel::accounts::Accounts;
 use crate::channel::layers::Layer;
 use crate::channel::rings::{OwnRing, Rings};
-use crate::socket::table::{self, InternalFd};
+use crate::descriptors::{self, InternalFd};
 
 pub(crate) struct Channel {
     main: TapQueue<OwnedFd>,
@@ -111,8 +110,8 @@ impl Channel {
         (tap, ring_fd): (BorrowedFd<'_>, BorrowedFd<'_>),
         rx_path: RxPath,
     ) -> Result<(), Errno> {
-        table::renumber(tap, self.main.tap.as_fd())?;
-        table::renumber(ring_fd, self.ring_fd.as_fd())?;
+        descriptors::renumber(tap, self.main.tap.as_fd())?;
+        descriptors::renumber(ring_fd, self.ring_fd.as_fd())?;
         self.main.backlog.clear();
         self.rx_path = rx_path;
         self.others.clear();

@@ -22,6 +22,7 @@ use rustix::io::Errno;
 
 pub use self::object::ObjectError;
 pub use self::port::Port;
+use crate::descriptors;
 use crate::posix::attach;
 use crate::qos::{Refused, ask_server, unexpected};
 use crate::socket::table;
@@ -104,7 +105,8 @@ pub(crate) fn install_on(
         _ => return Err(unexpected()),
     };
     let maps = shapes.into_iter().zip(fds);
-    let maps = maps.map(|((name, key, value), fd)| (name, Map::new(table::hide(fd), key, value)));
+    let maps =
+        maps.map(|((name, key, value), fd)| (name, Map::new(descriptors::hide(fd), key, value)));
     Ok(Extension {
         number,
         cost,
@@ -142,7 +144,7 @@ fn guards_of(sockets: &[RawFd]) -> Result<(Protocol, Vec<Guard>), Refused> {
     let mut protocol = Protocol::Udp;
     let mut guards = Vec::new();
     for &fd in sockets {
-        if !table::is_ours(fd) {
+        if !descriptors::is_ours(fd) {
             attach(fd);
         }
         let socket = table::socket(fd);

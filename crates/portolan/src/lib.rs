@@ -11,6 +11,7 @@
 #![deny(unsafe_code)]
 
 mod channel;
+mod descriptors;
 pub mod extension;
 pub mod net;
 pub mod posix;
@@ -18,6 +19,7 @@ mod process;
 pub mod qos;
 pub mod raw;
 mod runtime;
+mod settings;
 mod socket;
 mod wait;
 

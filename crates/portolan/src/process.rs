@@ -7,7 +7,6 @@ pub(crate) mod control;
 pub(crate) mod inside;
 pub(crate) mod limit;
 pub(crate) mod report;
-pub(crate) mod settings;
 pub(crate) mod successor;
 
 use std::net::SocketAddr;
@@ -35,11 +34,12 @@ use rustix::io::Errno;
 use crate::channel::Channel;
 use crate::channel::layers;
 use crate::channel::rings::OwnRing;
+use crate::descriptors;
 use crate::posix;
 use crate::process::control::{Control, Lost};
-use crate::process::settings::{Mode, complain, complain_of, settings};
 use crate::runtime::locals::Locals;
 use crate::runtime::{Alarm, Core};
+use crate::settings::{Mode, complain, complain_of, settings};
 use crate::socket::table;
 use crate::wait::helper;
 use crate::wait::spin::Spinner;
@@ -367,7 +367,7 @@ impl Process {
         core.renew(clock::now(), ends, new.rx_path, new.shown)?;
         core.channel.cuts_datagrams = new.cuts_datagrams;
         core.locals.renew(new.notifier.0, new.notifier.1);
-        table::renumber(new.recall_event.as_fd(), self.recall_event.as_fd())?;
+        descriptors::renumber(new.recall_event.as_fd(), self.recall_event.as_fd())?;
         *self.defaults() = Defaults::of(&new.parameters);
         self.incarnation.store(new.incarnation, Ordering::Release);
         drop(core);
@@ -396,7 +396,7 @@ impl Process {
             cuts_datagrams,
             parameters,
         } = registration;
-        let (tap, ring_fd) = (table::hide(tap), table::hide(ring_fd));
+        let (tap, ring_fd) = (descriptors::hide(tap), descriptors::hide(ring_fd));
         let channel = Channel::new(TapIo::new(tap), rx_path, ring_fd);
         let locals = Locals::new(notifier, number);
         let mut core = Core::new(clock::now(), channel, locals, shown);
@@ -411,7 +411,7 @@ impl Process {
             renewal: Mutex::new(()),
             spinner: Spinner::new(Duration::from_micros(spin_us.into())),
             defaults: Mutex::new(Defaults::of(&parameters)),
-            recall_event: WakeReceiver::from_fd(table::hide(recall_event)),
+            recall_event: WakeReceiver::from_fd(descriptors::hide(recall_event)),
             recall_lock: Mutex::new(()),
             helper: helper::BackgroundThread::new().map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
@@ -429,7 +429,7 @@ impl Process {
     /// Shows the server that this program may bind `local`'s port. The socket that proves it is
     /// closed on both sides when this returns, so that the port is free.
     pub(crate) fn show_right_to(&self, local: SocketAddr) -> Result<(), Errno> {
-        let right = table::InternalFd::new(port_right::show(local)?);
+        let right = descriptors::InternalFd::new(port_right::show(local)?);
         self.show_right_by(right.as_fd());
         Ok(())
     }

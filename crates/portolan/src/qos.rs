@@ -13,6 +13,7 @@ use portolan_proto::qos::{Algorithm, GroupAction, QosReply, QosRequest, Refusal,
 use portolan_types::FlowKey;
 use rustix::io::Errno;
 
+use crate::descriptors;
 use crate::posix::{attach, local_address, peer_address};
 use crate::process::Process;
 use crate::process::control::Lost;
@@ -204,7 +205,7 @@ fn scope(whom: Whom) -> Result<Scope, Refused> {
 }
 
 fn scope_of_socket(fd: RawFd) -> Result<Scope, Refused> {
-    if !table::is_ours(fd) {
+    if !descriptors::is_ours(fd) {
         attach(fd);
     }
     let socket = table::socket(fd).ok_or_else(|| {

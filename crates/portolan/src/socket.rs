@@ -22,12 +22,12 @@ use portolan_tcp::Events;
 use portolan_types::{Instant, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
 
+use crate::descriptors::InternalFd;
 use crate::runtime::Core;
 use crate::socket::options::Options;
 use crate::socket::stamps::Stamps;
 use crate::socket::state::{PHASES, StateCell};
 pub(crate) use crate::socket::state::{SocketPhase, SocketState, UseHere};
-use crate::socket::table::InternalFd;
 use crate::wait::Waiter;
 use crate::wait::epoll::Epoll;
 

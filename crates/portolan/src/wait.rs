@@ -26,11 +26,11 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
 use crate::channel::layers::{self, Layer};
+use crate::descriptors::InternalFd;
 use crate::process::Process;
 use crate::process::cancel;
 use crate::process::inside;
 use crate::runtime::Core;
-use crate::socket::table::InternalFd;
 use crate::socket::{Socket, SocketPhase};
 use crate::wait::signals::{Asleep, Signals};
 use crate::wait::watch::Role;

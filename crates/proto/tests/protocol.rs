@@ -17,7 +17,7 @@ const SHAPING: [(&str, &[&str]); 6] = [
     ("proto/src", &TYPES),
     ("tcp/src/encoding.rs", &TYPES),
     ("tcp/src/config.rs", &TYPES),
-    ("stack/src/passive.rs", &TYPES),
+    ("stack/src/passive/rules.rs", &TYPES),
     ("tcp/src", &LISTS),
 ];
 

@@ -6,6 +6,7 @@ mod accept_queue;
 mod cookies;
 mod fast_open;
 mod parameters;
+mod rules;
 
 use core::hash::Hash;
 
@@ -19,11 +20,12 @@ use portolan_wire::tcp::TcpHeader;
 use crate::flood_detector::FloodDetector;
 use crate::packet::{Packet, Transport};
 
-pub use accept_queue::{AcceptQueue, CookieUse, Queueing, SOMAXCONN, SynVerdict};
+pub use accept_queue::{AcceptQueue, Queueing, SOMAXCONN, SynVerdict};
 pub use cookies::{CookieClock, clamp_for_cookie};
 use cookies::{Request, open_by_cookie};
 pub use fast_open::{FastOpenOutcome, FastOpenUse};
-pub use parameters::{Rules, flood, path_config, tune_config, tune_connection};
+pub use parameters::{flood, path_config, tune_config, tune_connection};
+pub use rules::{CookieUse, Rules};
 
 /// A segment to a listener that belongs to no connection.
 #[derive(Clone, Copy)]

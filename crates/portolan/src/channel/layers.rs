@@ -10,7 +10,7 @@ use portolan_stack::Step;
 use portolan_sys::probes::{self, Totals};
 use portolan_sys::{clock, leak};
 
-use crate::process::settings::settings;
+use crate::settings::settings;
 
 /// Rows of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,7 +10,7 @@ use portolan_types::{Instant, Slot};
 
 use crate::channel::Lend;
 use crate::channel::accounts::Accounts;
-use crate::socket::table::InternalFd;
+use crate::descriptors::InternalFd;
 
 #[derive(Debug, Default)]
 pub(crate) struct Rings(Vec<OwnRing>);

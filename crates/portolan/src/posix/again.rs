@@ -26,9 +26,10 @@ use super::fallback::{
 };
 use super::lifecycle::replace_fds;
 use super::socket_options::tell_priority;
-use crate::process::settings::{Mode, settings};
+use crate::descriptors::InternalFd;
 use crate::process::{Process, successor};
-use crate::socket::table::{self, File, InternalFd};
+use crate::settings::{Mode, settings};
+use crate::socket::table::{self, File};
 use crate::socket::{Setup, Socket, SocketPhase};
 use crate::wait::pollfd;
 

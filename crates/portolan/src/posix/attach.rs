@@ -13,6 +13,7 @@ use super::fallback::hand_to_kernel_epolls;
 use super::fork::own_memory;
 use super::lifecycle::forget;
 use super::migrate::{is_standard_stream, make_relayed};
+use crate::descriptors;
 use crate::process::Process;
 use crate::socket::options::Options;
 use crate::socket::table::{self, File};
@@ -31,7 +32,7 @@ pub fn attach(fd: RawFd) {
     let Ok(near) = descriptor::borrow(fd) else {
         return;
     };
-    if !table::can_hold(fd) || !unix::is_pair_end(near) {
+    if !descriptors::can_hold(fd) || !unix::is_pair_end(near) {
         return;
     }
     // The former file of this number was closed by a call that the library does not see.

@@ -15,9 +15,9 @@ use rustix::io::Errno;
 use super::Outcome;
 use super::asking::{SlotReservation, install, refusal};
 use super::lifecycle::enter;
+use crate::descriptors::InternalFd;
 use crate::process::Process;
 use crate::runtime::NewSession;
-use crate::socket::table::InternalFd;
 use crate::socket::{Setup, Socket};
 
 /// The slot for a listener's segments, used if its handshakes are delegated.

@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use super::fallback::new_kernel_socket;
 use super::migrate::obtain;
 use super::{CallError, Outcome, find};
+use crate::descriptors;
 use crate::process::Process;
-use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
 
 /// Is the next byte urgent? (`asm-generic/sockios.h`)
@@ -20,7 +20,7 @@ const SIOCOUTQNSD: u64 = 0x894b;
 
 /// Notes flags that concern the library; the descriptor's flags themselves are set by the kernel.
 pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Outcome<i32> {
-    if matches!(command, libc::F_SETOWN | F_SETOWN_EX | F_SETSIG) && table::is_ours(fd) {
+    if matches!(command, libc::F_SETOWN | F_SETOWN_EX | F_SETSIG) && descriptors::is_ours(fd) {
         note_owner();
     }
     if command == libc::F_SETFL

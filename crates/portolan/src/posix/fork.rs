@@ -14,6 +14,7 @@ use super::attach::describe_to_others;
 use super::delegate;
 use super::fallback::become_kernels;
 use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
+use crate::descriptors;
 use crate::process::Process;
 use crate::process::inside;
 use crate::process::successor;
@@ -85,7 +86,7 @@ pub(crate) fn part_with_server() {
 }
 
 fn close_hidden() {
-    for fd in table::take_hidden() {
+    for fd in descriptors::take_hidden() {
         descriptor::close(fd);
     }
 }

@@ -14,8 +14,8 @@ use rustix::io::Errno;
 use super::asking::refusal;
 use super::fallback::new_kernel_socket;
 use super::{CallError, Outcome};
+use crate::descriptors::InternalFd;
 use crate::process::Process;
-use crate::socket::table::InternalFd;
 use crate::socket::{Socket, SocketPhase};
 
 /// linux/in.h: `MCAST_JOIN_GROUP` and the five that follow.

@@ -18,8 +18,8 @@ use rustix::io::Errno;
 use super::asking::refusal;
 use super::blocking::Call;
 use super::{CallError, Outcome, deadline_after, restarts};
+use crate::descriptors::InternalFd;
 use crate::process::Process;
-use crate::socket::table::InternalFd;
 use crate::socket::{Family, Socket, SocketPhase};
 use crate::wait::{Sleep, Woken, pollfd};
 

@@ -20,10 +20,11 @@ use super::fallback::{leave_to_sharers, return_from_kernel_epolls};
 use super::fork::shares_memory;
 use super::migrate::{Destination, OutgoingCapsule, give_back, is_standard_stream, make_relayed};
 use super::{CallError, Outcome, deadline_after, find_here};
+use crate::descriptors::{self, InternalFd};
 use crate::process::control::Lost;
 use crate::process::{Absent, Process};
 use crate::runtime::NewSession;
-use crate::socket::table::{self, File, InternalFd};
+use crate::socket::table::{self, File};
 use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState};
 use crate::wait::epoll::Epoll;
 use crate::wait::unseen;
@@ -64,7 +65,7 @@ pub(super) fn enter(near: std::os::fd::OwnedFd, socket: Arc<Socket>, flags: i32)
     }
     socket.set_nonblocking(is_nonblocking);
     let near = near.into_raw_fd();
-    if !table::can_hold(near) {
+    if !descriptors::can_hold(near) {
         descriptor::close(near);
         return Err(Errno::MFILE.into());
     }
@@ -275,10 +276,10 @@ fn put_at(near: impl AsFd, numbers: Vec<RawFd>) -> Result<(), Errno> {
 }
 
 pub fn close(fd: RawFd) -> Outcome<()> {
-    if table::is_internal(fd) {
+    if descriptors::is_internal(fd) {
         return Err(CallError::Errno(Errno::BADF));
     }
-    if !table::is_ours(fd) || shares_memory() {
+    if !descriptors::is_ours(fd) || shares_memory() {
         return Err(CallError::NotOurs);
     }
     let listening = listening_behind(fd);
@@ -298,7 +299,7 @@ fn listening_behind(fd: RawFd) -> Option<SessionId> {
 
 /// Called when `fd` ceases to refer to its file, as by `dup2` onto it.
 pub fn forget(fd: RawFd) {
-    if !table::is_ours(fd) || shares_memory() {
+    if !descriptors::is_ours(fd) || shares_memory() {
         return;
     }
     if let (Some(socket), Some(process)) = (table::socket(fd), Process::running()) {
@@ -578,7 +579,7 @@ pub fn duplicate(fd: RawFd, to: Duplicate) -> Outcome<RawFd> {
             new.into_raw_fd()
         }
         Duplicate::Onto { fd: onto, cloexec } => {
-            if table::is_internal(onto) {
+            if descriptors::is_internal(onto) {
                 return Err(Errno::BUSY.into());
             }
             forget(onto);
@@ -586,7 +587,7 @@ pub fn duplicate(fd: RawFd, to: Duplicate) -> Outcome<RawFd> {
             onto
         }
     };
-    if !table::can_hold(new) {
+    if !descriptors::can_hold(new) {
         descriptor::close(new);
         return Err(Errno::MFILE.into());
     }

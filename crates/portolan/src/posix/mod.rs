@@ -64,8 +64,9 @@ use portolan_sys::thread;
 use portolan_types::Instant;
 use rustix::io::Errno;
 
+use crate::descriptors;
 use crate::process::Process;
-use crate::process::settings::settings;
+use crate::settings::settings;
 use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
 use crate::wait::Waiter;
@@ -103,12 +104,12 @@ impl CallError {
 
 /// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.
 pub fn is_ours(fd: RawFd) -> bool {
-    table::is_ours(fd)
+    descriptors::is_ours(fd)
 }
 
 /// Is the descriptor used by the library itself? Programs must not use it.
 pub fn is_internal(fd: RawFd) -> bool {
-    table::is_internal(fd)
+    descriptors::is_internal(fd)
 }
 
 /// Reads the settings from the environment, before the program can change it.

@@ -11,6 +11,7 @@ use super::attach::notice_listening;
 use super::fallback::kernel_event;
 use super::migrate::obtain;
 use super::{CallError, Outcome, Watching, deadline_after, find_here, here};
+use crate::descriptors;
 use crate::process::Process;
 use crate::socket::table::{self, File};
 use crate::socket::{ERR, HUP, Socket, SocketPhase};
@@ -57,7 +58,7 @@ pub fn poll(
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
 ) -> Outcome<usize> {
-    if !fds.iter().any(|fd| table::is_ours(fd.fd)) {
+    if !fds.iter().any(|fd| descriptors::is_ours(fd.fd)) {
         return Err(CallError::NotOurs);
     }
     let Some(process) = here() else {
@@ -174,7 +175,7 @@ pub fn epoll_create(flags: i32) -> Outcome<RawFd> {
         Ok(set) => set.into_raw_fd(),
         Err(errno) => return Err(CallError::Errno(errno)),
     };
-    if table::can_hold(set) {
+    if descriptors::can_hold(set) {
         table::insert(set, File::Epoll(Arc::new(Epoll::new(set))));
     }
     Ok(set)
@@ -294,7 +295,7 @@ fn control_polled(
     event: Option<libc::epoll_event>,
 ) -> Option<Outcome<()>> {
     let is_polled = epoll.polls(fd);
-    let fits = event.is_some_and(|event| Polled::fits(event.events)) && !table::is_ours(fd);
+    let fits = event.is_some_and(|event| Polled::fits(event.events)) && !descriptors::is_ours(fd);
     if !is_polled && !fits {
         return None;
     }

@@ -19,8 +19,8 @@ use portolan_types::Instant;
 use rustix::io::{DupFlags, Errno};
 use rustix::process::{Resource, getrlimit};
 
+use crate::descriptors::{self, InternalFd};
 use crate::process::limit::{self, Raised};
-use crate::socket::table::{self, InternalFd};
 use crate::wait::pollfd;
 
 pub(crate) struct Control {
@@ -91,7 +91,7 @@ impl Reserve {
             |copy: &InternalFd| u64::from(copy.as_fd().as_raw_fd().unsigned_abs()) < limit;
         self.copies.retain(is_usable);
         while self.copies.len() < Reserve::SIZE {
-            match table::hidden_copy(connection, limit) {
+            match descriptors::hidden_copy(connection, limit) {
                 Ok(copy) => self.copies.push(copy),
                 Err(_) => return false,
             }
@@ -121,7 +121,7 @@ pub(crate) struct Lost;
 impl Control {
     pub(crate) fn connect(path: &Path) -> Result<Control, ConnectError> {
         let connection = Connection::connect(path)?;
-        Ok(Control::over(Connection::from(table::hide(
+        Ok(Control::over(Connection::from(descriptors::hide(
             connection.into(),
         ))))
     }
@@ -146,8 +146,8 @@ impl Control {
     /// Switches to the connection of `other`, which must be unused so far.
     pub(crate) fn renew(&self, other: &Control) -> Result<(), Errno> {
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        table::renumber(other.as_fd(), self.as_fd())?;
-        // Copies of the lost connection.
+        descriptors::renumber(other.as_fd(), self.as_fd())?;
+        // Copies of the connection that is lost.
         exchange.reserve.copies.clear();
         let others = other.exchange.lock();
         exchange.next_id = others.unwrap_or_else(PoisonError::into_inner).next_id;

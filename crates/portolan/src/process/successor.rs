@@ -10,8 +10,8 @@ use std::time::Duration;
 use portolan_sys::{clock, thread};
 
 use crate::posix::{self, Opened};
-use crate::process::settings::complain_of;
 use crate::process::{NotRegistered, Process, inside};
+use crate::settings::complain_of;
 
 /// Intervals between attempts, by the time spent so far.
 const LOOKS: [(Duration, Duration); 2] = [

@@ -14,8 +14,8 @@ use portolan_sys::unix;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
+use crate::descriptors::InternalFd;
 use crate::runtime::Core;
-use crate::socket::table::InternalFd;
 
 /// All listeners of this process that are delegated to it.
 #[derive(Debug, Default)]

@@ -16,8 +16,8 @@ use portolan_sys::word;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
+use crate::descriptors::{self, InternalFd};
 use crate::runtime::Core;
-use crate::socket::table::{self, InternalFd};
 use crate::wait::pollfd;
 
 /// How often an awake process checks ends whose peers would have notified it.
@@ -324,7 +324,7 @@ impl Locals {
 impl Notifier {
     fn new(notifier: OwnedFd, number: u64) -> Notifier {
         Notifier {
-            wake_receiver: WakeReceiver::from_fd(table::hide(notifier)),
+            wake_receiver: WakeReceiver::from_fd(descriptors::hide(notifier)),
             number,
         }
     }

@@ -16,8 +16,8 @@ use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
+use crate::descriptors::InternalFd;
 use crate::runtime::Core;
-use crate::socket::table::InternalFd;
 use crate::socket::{ERR, HUP, PRI, Socket, SocketPhase};
 use crate::wait::{Waiter, pollfd};
 

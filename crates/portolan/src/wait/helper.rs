@@ -21,6 +21,7 @@ use portolan_sys::{clock, descriptor, thread, wait};
 use portolan_types::Instant;
 use rustix::io::Errno;
 
+use crate::descriptors::{self, InternalFd};
 use crate::posix;
 use crate::process::control::Control;
 use crate::process::inside;
@@ -29,8 +30,6 @@ use crate::process::successor;
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::Socket;
-use crate::socket::table;
-use crate::socket::table::InternalFd;
 use crate::wait::turns::Turns;
 use crate::wait::unseen::Looks;
 use crate::wait::watch::{HelperStep, Since};
@@ -73,7 +72,7 @@ impl BackgroundThread {
             thread: Mutex::new(None),
             is_resting: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
-            notifier: EventNotifier::from_fd(table::hide(EventNotifier::new()?.into())),
+            notifier: EventNotifier::from_fd(descriptors::hide(EventNotifier::new()?.into())),
             turns: Turns::default(),
             equipment: Mutex::new(Some((Waiter::new(), Unattended::new()))),
         })

@@ -17,6 +17,7 @@ use std::time::Duration;
 use portolan_sys::{clock, descriptor, sleeps};
 use portolan_types::{Instant, Protocol};
 
+use crate::descriptors;
 use crate::posix;
 use crate::process::Process;
 use crate::runtime::Core;
@@ -135,7 +136,7 @@ impl Core {
 fn registered_elsewhere() -> HashMap<RawFd, Vec<Registration>> {
     let mut registered: HashMap<RawFd, Vec<Registration>> = HashMap::new();
     for set in descriptor::all_open() {
-        if table::is_ours(set) || table::is_internal(set) {
+        if descriptors::is_ours(set) || descriptors::is_internal(set) {
             continue;
         }
         let Ok(kind) = fs::read_link(format!("/proc/self/fd/{set}")) else {

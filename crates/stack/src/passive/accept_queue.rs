@@ -5,7 +5,8 @@ use core::hash::Hash;
 use std::collections::{HashMap, VecDeque};
 
 use portolan_proto::control;
-use serde::{Deserialize, Serialize};
+
+use super::rules::CookieUse;
 
 /// Linux's default `net.core.somaxconn`.
 pub const SOMAXCONN: u32 = 4096;
@@ -19,16 +20,6 @@ pub enum SynVerdict {
     Cookie,
     /// The accept queue is full; the peer will try again.
     Drop,
-}
-
-/// When SYNs are answered by cookies; Linux's `tcp_syncookies`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum CookieUse {
-    /// A SYN that finds the queue full is dropped.
-    Never,
-    #[default]
-    WhenFull,
-    Always,
 }
 
 /// What became of a connection whose handshake is done.

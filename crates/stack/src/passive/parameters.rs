@@ -8,24 +8,11 @@ use portolan_tcp::cookie::CookieOptions;
 use portolan_tcp::isn::{Secret, timestamp_offset};
 use portolan_tcp::{ASSUMED_MSS_V4, ASSUMED_MSS_V6, Config, Connection};
 use portolan_types::FlowKey;
-use serde::{Deserialize, Serialize};
 
-use super::accept_queue::CookieUse;
 use crate::routes::Path;
 
 /// The least receive buffer that a connection starts with.
 const RECEIVE_BUFFER_MIN: u32 = 4096;
-
-/// What holds for all handshakes of a host, as the server tells it to a library that performs some.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Rules {
-    /// Of connections before their path and their listener are known.
-    pub config: Config,
-    pub cookies: CookieUse,
-    pub syn_ack_retries: u8,
-    /// For cookies and initial numbers of the port. The server knows it, and goes on with it.
-    pub secret: [u8; 16],
-}
 
 /// What the path to a peer says.
 pub fn path_config(base: &Config, path: &Path, flow: &FlowKey, secret: &Secret) -> Config {

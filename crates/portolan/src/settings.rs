@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use portolan_proto::control::{Delivery, MappingChoice};
 use portolan_sys::descriptor;
 
-use crate::socket::table;
+use crate::descriptors;
 
 /// Whether sockets are Portolan's (`PORTOLAN`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -62,7 +62,7 @@ pub(crate) fn complain() {
 pub(crate) fn complain_of(complaint: &str) {
     let stderr = rustix::stdio::stderr();
     let is_connection =
-        table::is_ours(libc::STDERR_FILENO) || descriptor::is_network_socket(stderr);
+        descriptors::is_ours(libc::STDERR_FILENO) || descriptor::is_network_socket(stderr);
     if !is_connection {
         let line = format!("portolan: {complaint}\n");
         // There is no place to report that the line could not be written.
