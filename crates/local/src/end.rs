@@ -290,9 +290,10 @@ impl Local {
     /// What the peer showed for the first time since this end was empty may have been seen by a look before: then the last
     /// it has shown says more.
     fn note_news(&mut self, [first_at, last_at]: [Instant; 2]) {
-        let arose = match first_at < self.last_in {
-            true => last_at,
-            false => first_at,
+        let arose = if first_at < self.last_in {
+            last_at
+        } else {
+            first_at
         };
         self.news_at = self.news_at.min(arose);
     }
@@ -468,9 +469,12 @@ impl Local {
         let sender = u64::from(self.theirs().kept.0.send_limit.load(Relaxed));
         let limit = self.limit_of(sender, self.mine()).min(self.peer_cycle);
         let is_room = |taken| (self.peer.sent - taken) * 3 <= limit * 2;
-        is_room(self.own.taken).then(|| match has_grown || !is_room(before.taken) {
-            true => Room::New,
-            false => Room::More,
+        is_room(self.own.taken).then(|| {
+            if has_grown || !is_room(before.taken) {
+                Room::New
+            } else {
+                Room::More
+            }
         })
     }
 

@@ -37,7 +37,7 @@ impl Guard {
                 number >= LEAST_ETHERTYPE && !KERNELS_ETHERTYPES.contains(&number)
             }
             Guard::IpProtocol(number) => !STACKS_PROTOCOLS.contains(&number),
-            /// The table of ports decides.
+            // The table of ports decides.
             Guard::Port { .. } => true,
         }
     }

@@ -51,9 +51,10 @@ pub(crate) enum Since {
 impl Since {
     /// By the count of those that attend.
     pub(crate) fn of(seen: u64, attended: u64) -> Since {
-        match attended == seen {
-            true => Since::Left,
-            false => Since::Attended,
+        if attended == seen {
+            Since::Left
+        } else {
+            Since::Attended
         }
     }
 }

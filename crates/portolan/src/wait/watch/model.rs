@@ -247,9 +247,10 @@ impl State {
         let only_local = self.has_local() && !self.exists(Wire) && !self.exists(Outcome);
         let needs_no_poll = matches!(wants, Wanted::One(source) if source.is_local());
         let may_use_words = !self.is_deaf && self.watch.may_use_words();
-        let on = match only_local && needs_no_poll && may_use_words {
-            true => SleepsOn::Words,
-            false => SleepsOn::Descriptors,
+        let on = if only_local && needs_no_poll && may_use_words {
+            SleepsOn::Words
+        } else {
+            SleepsOn::Descriptors
         };
         self.armed = on;
         let role = if self.watch.is_led_by(Leader::Application) {
@@ -263,9 +264,10 @@ impl State {
             Role::Lead
         };
         let polls = match role {
-            Role::Lead => self.existing(match self.is_deaf {
-                true => &[Wire, Outcome],
-                false => &SOURCES,
+            Role::Lead => self.existing(if self.is_deaf {
+                &[Wire, Outcome]
+            } else {
+                &SOURCES
             }),
             Role::Follow => Vec::new(),
         };
