@@ -102,7 +102,7 @@ impl Server {
         }
     }
 
-    /// Charges queued programs whose charge was deferred; refuses those that no charge can become free for.
+    /// Charges queued programs whose charge was deferred; refuses those for which none will become free.
     pub fn admit_waiting(&mut self) {
         let waiting = std::mem::take(&mut self.channel_pool.waiting);
         for mut pending_hello in waiting {

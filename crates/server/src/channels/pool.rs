@@ -174,7 +174,7 @@ impl ChannelPool {
         (self.target / PER_RESERVED).max(1)
     }
 
-    /// Returns whether more channels are ready than will be kept.
+    /// Returns whether the pool is larger than it stays after a lull.
     pub(super) fn is_raised(&self) -> bool {
         self.target > FEWEST || self.ready.len() > FEWEST + self.reserve()
     }

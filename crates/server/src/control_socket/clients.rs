@@ -242,7 +242,7 @@ impl Server {
     }
 
     pub fn reply(&mut self, client: ClientId, request: u32, body: ReplyBody, fds: Vec<OwnedFd>) {
-        // Whoever learns of it must find it done.
+        // The rows that sessions have left are rewritten before the reply reports it.
         self.tell_of_left();
         if request != NO_REPLY {
             let reply = Reply { id: request, body };
