@@ -1,5 +1,5 @@
-//! A listener as the server knows it: its passive opens, whom they are for, and the process that performs its
-//! handshakes, if one does (ADR 15).
+//! The server's record of a listener: its passive opens, the intended receivers of its connections, and the
+//! process that its handshakes are delegated to, if any (ADR 15).
 
 use std::collections::VecDeque;
 

@@ -249,7 +249,7 @@ impl Server {
         let (peer, awaited_by) = (end.peer, end.awaited_by.take());
         let mut local = end.watched.take().unwrap_or_else(|| end.open());
         finish(&mut local);
-        // The wake-up that it asks for is among those that follow.
+        // The wake-up that it requests is among those that follow.
         let _ = local.publish(self.now);
         local.wake_peer();
         if let Some(claim) = awaited_by {
@@ -404,7 +404,7 @@ impl Server {
         }
     }
 
-    /// `EventNotifier`: returns the notifier of the peer.
+    /// `PeerNotifier`: returns the notifier of the peer.
     pub fn notifier_of_peer(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
         let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         if !matches!(session.holder, Holder::Process(holder, _) if holder == channel) {

@@ -228,7 +228,7 @@ impl Server {
         }
     }
 
-    /// Something changed for a session that the server holds.
+    /// Handles a change of a session that the server holds.
     pub fn on_changed(&mut self, slot: Slot, events: Events) {
         let Some(session) = self.stack.tcp(slot) else {
             return;

@@ -13,10 +13,10 @@ use crate::server::Server;
 /// Timers processed in one turn.
 const TIMERS_PER_TURN: usize = 256;
 
-/// The allocator keeps what programs used that have gone, until the server has nothing to do.
+/// How long the allocator keeps the memory of disconnected programs, if the server is idle then.
 const MEMORY_KEPT: Duration = Duration::from_secs(5);
 
-/// A slot that no session has.
+/// A slot without a session.
 const NO_SLOT: Slot = Slot(u32::MAX);
 
 impl Server {
@@ -142,7 +142,7 @@ impl Server {
         self.control.timers.arm_once(Timer::FreeMemory, later);
     }
 
-    /// Walks through the allocator's lists: not while somebody waits.
+    /// Returns free memory to the kernel. It walks the allocator's lists, so it waits until the server is idle.
     fn give_back_memory(&mut self) {
         if self.was_asked {
             return self.give_back_memory_later();

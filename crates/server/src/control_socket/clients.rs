@@ -30,7 +30,7 @@ const REQUESTS_PER_TURN: usize = 64;
 /// Connections accepted before others have their turn.
 const ACCEPTED_PER_TURN: usize = 64;
 
-/// Number of a request whose sender does not wait.
+/// Number of a request without a reply.
 const NO_REPLY: u32 = 0;
 
 impl Server {
@@ -562,7 +562,7 @@ impl Server {
         }
     }
 
-    /// The control connection of the process that owns `channel`.
+    /// Returns the control connection of the process that owns `channel`.
     pub fn client_of(&self, channel: ChannelId) -> Option<ClientId> {
         self.channels.get(&channel).map(|channel| channel.client)
     }

@@ -85,7 +85,7 @@ impl Server {
         }
         report.listener = self.report_listener(id);
         if let Some(listener) = self.control.registry.listener(id) {
-            // As of the kernel's: what waits to be accepted, and how many may.
+            // As the kernel does for listeners: connections waiting to be accepted, and their limit.
             report.figures.receive_queue = listener.opens.queue.waiting();
             report.figures.send_queue = listener.opens.queue.limit();
         }

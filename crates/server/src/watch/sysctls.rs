@@ -123,8 +123,7 @@ impl Default for Values {
     }
 }
 
-/// The parameters of the server's namespace. The kernel tells nobody of a change: who needs them
-/// has them looked at.
+/// The parameters of the server's namespace. The kernel does not report changes, so they are read when needed.
 #[derive(Debug)]
 pub struct Sysctls {
     files: Vec<(Parameter, Honoured)>,
