@@ -267,7 +267,7 @@ impl Slices {
     }
 }
 
-/// Limits on the server's time over more than a turn: of each second, one user's requests may take so many percent,
+/// Limits on the server's time over more than a turn: of each second, one user's requests may take `percent`,
 /// each charged at its measured cost. Root has no such limit.
 #[derive(Debug)]
 pub struct Shares {

@@ -87,7 +87,7 @@ pub enum Input {
     Unsteer(SessionId),
     /// Keep the session for the next process that asks for it.
     Park(SessionId),
-    /// The engine has begun to finish a session that has so many bytes unacknowledged.
+    /// The engine has begun to finish a session with `unsent` unacknowledged bytes.
     Finishing {
         id: SessionId,
         unsent: u64,

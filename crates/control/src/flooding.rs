@@ -105,7 +105,7 @@ impl Control {
         }
     }
 
-    /// The filter does not answer, or stopped answering, and has seen so many SYNs in total.
+    /// The filter does not answer, or stopped answering. `seen` counts the SYNs so far.
     pub fn on_flood_ended(&mut self, binding: &BindingKey, seen: FloodSeen) {
         self.count_flooded(binding, seen);
         self.floods.met.remove(binding);

@@ -43,7 +43,7 @@ fn binding() -> BindingKey {
     BindingKey::new(Protocol::Tcp, ([10, 0, 0, 1], 80).into())
 }
 
-/// Sends so many SYNs, for which no state is kept, at one instant.
+/// Sends `count` SYNs, for which no state is kept, at one instant.
 fn syns(bed: &mut Bed, id: SessionId, count: usize) -> Effects {
     let flow = FlowKey {
         protocol: Protocol::Tcp,

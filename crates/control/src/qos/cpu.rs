@@ -381,7 +381,7 @@ impl Class {
     }
 }
 
-/// Returns so many millionths of a whole, saturating.
+/// Returns so many `millionths` of `whole`, saturating.
 fn part(whole: u64, millionths: u64) -> u64 {
     let part = u128::from(whole) * u128::from(millionths) / u128::from(WHOLE);
     u64::try_from(part).unwrap_or(u64::MAX)
@@ -413,7 +413,7 @@ pub struct Adaptation {
     seconds: usize,
 }
 
-/// A rate is lowered only if so many seconds agree.
+/// Number of seconds that must agree before a rate is lowered.
 const SECONDS: usize = 4;
 
 /// Measurements of one second.

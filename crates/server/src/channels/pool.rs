@@ -76,7 +76,7 @@ pub(super) enum Order {
     Make(Vec<ChannelId>),
     /// Another tap for a channel.
     MakeTxQueue(ChannelId, u8),
-    /// A ring of so many bytes for one session.
+    /// A ring of the given size, in bytes, for one session.
     MakeRing(ChannelId, u32),
 }
 
@@ -93,7 +93,7 @@ pub struct ChannelPool {
     pub(super) ordered: BTreeSet<ChannelId>,
     /// Users take turns; the requests of each are in order.
     pub(super) waiting: VecDeque<PendingHello>,
-    /// How many are to be ready, in addition to the reserve.
+    /// Number of channels to keep ready, besides the reserve.
     pub(super) target: usize,
     pub(super) wanted_at: Instant,
     pub(super) map_builder: Arc<MapBuilder>,

@@ -52,8 +52,8 @@ impl Default for ExtensionConfig {
 }
 
 impl ExtensionConfig {
-    /// Returns whether a user may install a handler; root always may. `[[raw]]` determines which protocols without ports
-    /// a user may have.
+    /// Returns whether a user may install a handler; root always may. `[[raw]]` determines which protocols without
+    /// ports a user may have.
     pub fn allows(&self, user: &Credentials, event: Event, port: Option<u16>) -> bool {
         let rules = &self.allow;
         user.uid == 0 || rules.is_empty() || rules.iter().any(|r| r.allows(user, event, port))

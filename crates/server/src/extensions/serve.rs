@@ -231,7 +231,7 @@ impl Server {
         }
         let key = |of| guard_key(session, of, event);
         match self.receiving_channel(session) {
-            // Whoever performs the handshakes, packets that the process sends are its own.
+            // Packets that the process sends are its own, whether or not it performs the handshakes.
             Some(_) if is_listener && event.direction() == Direction::Send => {
                 Ok(vec![key(channel)])
             }

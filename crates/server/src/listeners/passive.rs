@@ -200,7 +200,7 @@ impl Server {
         };
         if !self.reset_limit.allows(self.now) {
             self.control.counters.resets_withheld += 1;
-            // So many count as a flood, too.
+            // Resets above the limit count as a flood, too.
             return self.rx_throttle.note(self.now);
         }
         let ip = IpOptions::default();

@@ -283,7 +283,7 @@ const SHARED: Reuse = Reuse {
     port: true,
 };
 
-/// Opens so many sockets on one UDP port.
+/// Opens `count` sockets on one UDP port.
 pub fn share_port(library: &mut Library, port: u16, count: u32) -> Vec<Near> {
     let local = SocketAddr::new(ANY, port);
     let share = |slot| {

@@ -233,7 +233,7 @@ fn datagrams_leave_only_from_ones_own_port() {
     );
 }
 
-/// Returns the frame with a checksum that the kernel is to complete.
+/// Returns the frame with a checksum that the kernel completes.
 pub fn to_be_summed(mut frame: Vec<u8>, start: u16, offset: u16) -> Vec<u8> {
     VnetHeader::partial_checksum(start, offset).emit(&mut frame);
     frame
@@ -292,7 +292,7 @@ fn a_checksum_is_completed_where_it_belongs_and_nowhere_else() {
     crate::common::await_some("genuine frames", || passed().then_some(()));
 }
 
-/// Returns the frame as one that the kernel is to fragment into eight bytes each.
+/// Returns the frame as one that the kernel cuts into fragments of eight bytes.
 fn to_be_cut(mut frame: Vec<u8>) -> Vec<u8> {
     VnetHeader::segments(Gso::UdpFragments, 14 + 20 + 8, 14 + 20, 8).emit(&mut frame);
     frame

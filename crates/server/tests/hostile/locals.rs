@@ -228,7 +228,7 @@ fn await_some_or_wake(what: &str, end: &End, mut has_come: impl FnMut() -> bool)
     true
 }
 
-/// Makes the server relay so many sessions, and notifies it once of data written to all.
+/// Makes the server relay `count` sessions, and notifies it once of data written to all.
 pub fn ring_for_many(
     hostile: &mut Library,
     accepter: &mut Library,

@@ -132,7 +132,7 @@ impl Stage {
         write(&self.owner.library, &packet.frame());
     }
 
-    /// Waits for so many frames of that type with the mark, or its edit; no more may follow.
+    /// Waits for `count` frames of that type with the mark, or its edit; no more may follow.
     fn hears(&self, ethertype: [u8; 2], count: usize) -> Vec<Vec<u8>> {
         let mut heard = Vec::new();
         let is_ours = |frame: &Vec<u8>| {

@@ -17,7 +17,7 @@ use crate::qos::scope::{breadth, covers_process};
 #[derive(Debug, Default)]
 pub(super) struct ProcessThreads {
     processes: BTreeMap<u32, Vec<u32>>,
-    /// If set, only so many of its threads are covered.
+    /// If set, the number of its threads that are covered; the others are not.
     pub leaves_out: Option<usize>,
 }
 

@@ -20,7 +20,7 @@ pub(super) struct CpuReservation {
     pub spec: Cpu,
     /// Sorted by process.
     pub threads: Vec<ThreadReservation>,
-    /// If set, only so many of its threads are covered.
+    /// If set, the number of its threads that are covered; the others are not.
     pub leaves_out: Option<usize>,
     adaptation: Adaptation,
     pub used_ppm: u32,

@@ -25,7 +25,7 @@ impl Random {
         (self.number() % bound.max(1) as u64) as usize
     }
 
-    /// Returns true once in so many times.
+    /// Returns true in one of `times` calls on average.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
