@@ -1,5 +1,5 @@
-//! Limits log lines that others can provoke repeatedly: each call site may write a burst of lines, and then so many per
-//! second.
+//! Limits log lines that others can provoke repeatedly: each call site may write a burst of lines, then a limited number
+//! per second.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
