@@ -1,4 +1,4 @@
-//! Connections to listeners, from the handshake to whoever accepts: those that come over a network, and those from within
+//! Connections to listeners, from the handshake to `accept`: connections from the network, and connections from within
 //! the host, which wait for room in the accept queue.
 
 use std::net::SocketAddr;
@@ -17,18 +17,18 @@ use crate::timer::Deadline;
 #[cfg(test)]
 mod tests;
 
-/// How long an open within the host waits for room in the accept queue (Linux: six SYNs).
+/// How long an open within the host waits for room in the accept queue (Linux: the time of six SYNs).
 const OPEN_WAITS: Duration = Duration::from_secs(127);
 
 impl Control {
-    /// The listener that a session came from, if it is still there.
+    /// Returns the listener that a session was opened by, if it still exists.
     fn listener_of(&mut self, id: SessionId) -> Option<(SessionId, &mut Listener)> {
         let listener = self.registry.session(id)?.listener?;
         Some((listener, self.registry.listener_mut(listener)?))
     }
 
-    /// A handshake is done, and nothing else has come. With `TCP_DEFER_ACCEPT` the application hears of it with the first
-    /// bytes, or when the time is over.
+    /// Handles a handshake that completed without data. With `TCP_DEFER_ACCEPT` the connection is offered when its
+    /// first bytes arrive or the time-out expires.
     pub(crate) fn on_handshake(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         let listener = self.listener_of(id);
         let seconds =
@@ -47,7 +47,7 @@ impl Control {
         }
     }
 
-    /// A handshake is done: the session waits to be accepted.
+    /// Handles a completed handshake: the session waits to be accepted.
     pub(crate) fn on_readable_handshake(&mut self, id: SessionId, out: &mut Effects) {
         let Some(session) = self.registry.session_mut(id) else {
             return;
@@ -77,7 +77,7 @@ impl Control {
         }
     }
 
-    /// A handshake came to nothing.
+    /// Handles a failed handshake.
     pub(crate) fn on_failed_handshake(&mut self, id: SessionId, out: &mut Effects) {
         if let Some((_, listener)) = self.listener_of(id) {
             listener.opens.queue.handshake_failed(id);
@@ -85,7 +85,7 @@ impl Control {
         self.forget(id, out);
     }
 
-    /// The accept queue may have room for those that it had none for.
+    /// Queues connections that had no room in the accept queue, as far as it has room now.
     pub(crate) fn admit_crowded_out(&mut self, listener_id: SessionId, out: &mut Effects) {
         while let Some(listener) = self.registry.listener_mut(listener_id)
             && let Some(id) = listener.opens.queue.admit_crowded_out()
@@ -98,7 +98,8 @@ impl Control {
         }
     }
 
-    /// The session has left its listener's accept queue; a process that accepts is its acceptor.
+    /// Handles a session that has left its listener's accept queue. If a process accepted it, that process becomes its
+    /// acceptor.
     pub(crate) fn on_accepted(
         &mut self,
         id: SessionId,
@@ -118,8 +119,8 @@ impl Control {
         }
     }
 
-    /// Learns from who uses an accepted session whom those to come are for: the process that accepted it, or a child of
-    /// that. A child may be one that nobody knows.
+    /// Learns from the first user of an accepted session whom the listener accepts for: the accepting process itself,
+    /// or a child of it. `user` is `None` for a child that has not registered.
     pub fn note_user(&mut self, id: SessionId, user: Option<ChannelId>) {
         let Some(session) = self.registry.session(id) else {
             return;
@@ -127,7 +128,7 @@ impl Control {
         let is_acceptor = session.acceptor == user;
         let is_first = match session.migrations {
             0 => session.acceptor.is_some(),
-            // It went to the acceptor with `accept`, and may have come back since.
+            // It went to the acceptor with `accept`, and may have been flushed since.
             1 | 2 => !is_acceptor,
             _ => false,
         };
@@ -136,14 +137,14 @@ impl Control {
         }
     }
 
-    /// A listener ends: what nobody accepted is reset, and what comes finds nobody.
+    /// Ends a listener: connections not accepted yet are reset, and new ones find no listener.
     pub(crate) fn end_listening(&mut self, id: SessionId, out: &mut Effects) {
         self.forget_exempt(id, out);
         let Some(session) = self.registry.session_mut(id) else {
             return;
         };
         let port = session.local.port();
-        // Not yet, if the port could not be opened at the kernel.
+        // The session is not listening yet if its port could not be opened at the kernel.
         out.push(Effect::CloseRows(self.listeners.close(id, port)));
         if session.phase() != SessionPhase::Listening {
             return;
@@ -162,7 +163,8 @@ impl Control {
 
     // Opens within the host.
 
-    /// Two ends of a connection within the host: of `opener`, which the process at `to` has, and of the listener.
+    /// Makes the two ends of a connection within the host: `opener`'s, held by the process at `channel`, and the
+    /// listener's. Returns the latter.
     pub fn introduce(
         &mut self,
         opener: SessionId,
@@ -195,7 +197,7 @@ impl Control {
         self.registry.session(opener)?.local_peer
     }
 
-    /// Somebody opens a connection within the host: at once, or when there is room in the accept queue.
+    /// Opens a connection within the host: at once, or when there is room in the accept queue.
     pub(crate) fn on_local_open(&mut self, opener: SessionId, now: Instant, out: &mut Effects) {
         let accepter = self.accepter_of(opener);
         let Some((_, listener)) = accepter.and_then(|id| self.listener_of(id)) else {
@@ -209,7 +211,7 @@ impl Control {
         self.arm(opener, Deadline::LocalConnect, now + OPEN_WAITS);
     }
 
-    /// The opener has its end, if it could be told of it; the listener hears of the other one.
+    /// Completes a local open if its opener could be notified, and passes the other end to the listener.
     pub(crate) fn on_local_opener_told(
         &mut self,
         opener: SessionId,
@@ -235,7 +237,7 @@ impl Control {
         }
     }
 
-    /// The next of those that wait may be let in; those after it follow when it is.
+    /// Admits the next waiting opener if there is room; its completion admits the one after it.
     fn admit_local_open(&mut self, listener_id: SessionId, out: &mut Effects) {
         if let Some(listener) = self.registry.listener_mut(listener_id)
             && listener.opens.queue.has_room()
@@ -251,14 +253,14 @@ impl Control {
         out.push(Effect::FailOpen(opener, errno));
     }
 
-    /// One who has waited for too long.
+    /// Refuses an opener that has waited too long.
     pub(crate) fn on_late_local_open(&mut self, opener: SessionId, out: &mut Effects) {
         if self.leave_local_opens(opener, self.accepter_of(opener)) {
             self.refuse_local_open(opener, Errno::TIMEDOUT, out);
         }
     }
 
-    /// True if the opener waited in the queue of the listener that `accepter` is of.
+    /// Removes the opener from the queue of `accepter`'s listener. Returns whether it was waiting there.
     pub(crate) fn leave_local_opens(
         &mut self,
         opener: SessionId,

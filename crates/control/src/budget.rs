@@ -1,6 +1,6 @@
-//! Budgets: how much of a resource of the server's one user, and all together, may have. A charge is a
-//! value that whatever uses the resource owns; dropped, it gives back what it took. The last part of
-//! each resource is root's alone, so that no number of users keeps root out.
+//! Budgets: how much of a server resource one user, and all users together, may have. A charge is a value owned by the
+//! user of the resource; dropping it returns the amount. The last part of each resource is reserved for root, so that
+//! no number of users locks root out.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -17,21 +17,21 @@ mod tests;
 
 const ROOT: u32 = 0;
 
-/// Root may use the server for so many times as long as another user in one turn.
+/// Root's slice of a turn, as a multiple of another user's.
 const SLICES_OF_ROOT: u32 = 4;
 
-/// How much there is of a resource.
+/// The limits of a resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
     pub total: u64,
-    /// Of one user. Root has no such limit.
+    /// Per user other than root, who has no such limit.
     pub per_user: u64,
-    /// Only root gets the last so many.
+    /// Amount at the end of `total` that only root gets.
     pub reserve: u64,
 }
 
 impl Limit {
-    /// With a reserve in percent of all, which is one at least where there is more than one.
+    /// Returns a limit with a reserve in percent of `total`, at least one unit where `total` is more than one.
     pub fn with_reserve(total: u64, per_user: u64, percent: u8) -> Limit {
         let reserve = (total.saturating_mul(percent.into()) / 100).max(u64::from(percent > 0));
         Limit {
@@ -50,7 +50,7 @@ pub enum Exhausted {
 }
 
 impl Exhausted {
-    /// As Linux says it of descriptors and processes.
+    /// Returns the errno that Linux has for descriptors and processes.
     pub fn errno_of_number(self) -> Errno {
         match self {
             Exhausted::User => Errno::MFILE,
@@ -69,7 +69,7 @@ impl From<Exhausted> for Errno {
 struct Ledger {
     limit: Limit,
     used: u64,
-    /// Users without any are not in it.
+    /// Users without a charge are not in it.
     users: HashMap<u32, u64>,
     refused: u64,
 }
@@ -97,7 +97,7 @@ impl Ledger {
         }
     }
 
-    /// Others than root leave it the reserve.
+    /// Users other than root cannot take the reserve.
     fn room_of_all(&self, uid: u32) -> u64 {
         let kept = if uid == ROOT { 0 } else { self.limit.reserve };
         let total = self.limit.total.saturating_sub(kept);
@@ -121,7 +121,7 @@ impl Ledger {
     }
 }
 
-/// Of one resource. Copies are the same budget.
+/// The budget of one resource. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Budget(Rc<RefCell<Ledger>>);
 
@@ -135,12 +135,12 @@ impl Budget {
         })))
     }
 
-    /// What is charged stays so, also where that is more than the limit now.
+    /// Changes the limit. Existing charges stay, even if they exceed it.
     pub fn set_limit(&self, limit: Limit) {
         self.0.borrow_mut().limit = limit;
     }
 
-    /// Charges a user; a refusal is counted.
+    /// Charges a user. Refusals are counted.
     pub fn charge(&self, uid: u32, amount: u64) -> Result<Charge, Exhausted> {
         let mut ledger = self.0.borrow_mut();
         if let Err(exhausted) = ledger.check(uid, amount) {
@@ -155,7 +155,7 @@ impl Budget {
         })
     }
 
-    /// A charge of nothing yet.
+    /// Returns an empty charge for the user.
     pub fn open(&self, uid: u32) -> Charge {
         Charge {
             budget: self.clone(),
@@ -164,7 +164,7 @@ impl Budget {
         }
     }
 
-    /// How much more could the user be charged?
+    /// Returns how much more the user can be charged.
     pub fn room(&self, uid: u32) -> u64 {
         self.0.borrow().room(uid)
     }
@@ -182,7 +182,7 @@ impl Budget {
     }
 }
 
-/// What somebody uses of a resource, until it is dropped.
+/// What a user has taken of a resource, until it is dropped.
 #[derive(Debug)]
 pub struct Charge {
     budget: Budget,
@@ -195,7 +195,7 @@ impl Charge {
         self.uid
     }
 
-    /// Gives back what is more than `amount`.
+    /// Gives back the amount above `amount`.
     pub fn shrink_to(&mut self, amount: u64) {
         let surplus = self.amount.saturating_sub(amount);
         self.budget.0.borrow_mut().give_back(self.uid, surplus);
@@ -204,8 +204,8 @@ impl Charge {
 }
 
 impl Charge {
-    /// Charges what is used now. What is there already is charged also where it is more than there may be: then there is
-    /// no room for more ([`Budget::room`]).
+    /// Sets the charge to what is in use. Use that exists already is charged even above the limit; then there is no
+    /// room for more ([`Budget::room`]).
     pub fn set(&mut self, amount: u64) {
         self.shrink_to(amount);
         let more = amount - self.amount;
@@ -222,17 +222,17 @@ impl Drop for Charge {
     }
 }
 
-/// What requests of all users together may take of a turn, about: where they are many, each has less of it.
+/// Target length of a turn's requests; the slices of many users are shortened to meet it.
 const TURN: Duration = Duration::from_millis(8);
 
-/// But no less than this.
+/// Lower bound of a slice.
 const LEAST_SLICE: Duration = Duration::from_micros(100);
 
-/// The time of the server's loop: how long each user has had it in this turn. Who has had its slice
-/// is served again in the next turn, after the others, so that nobody loses time that nobody else wants.
+/// The time of the server's loop, by user, in this turn. A user whose slice is spent is served again in the next turn,
+/// after the others; time that nobody else wants is not lost to it.
 #[derive(Debug)]
 pub struct Slices {
-    /// Of one user, where there are few.
+    /// The slice of a user when there are few.
     longest: Duration,
     slice: Duration,
     spent: HashMap<u32, Duration>,
@@ -247,7 +247,7 @@ impl Slices {
         }
     }
 
-    /// As many users are expected as there were in the last one.
+    /// Begins a turn; the number of users is estimated by that of the last one.
     pub fn begin_turn(&mut self) {
         let users = u32::try_from(self.spent.len()).unwrap_or(u32::MAX).max(1);
         self.slice = (TURN / users).max(LEAST_SLICE).min(self.longest);
@@ -267,25 +267,25 @@ impl Slices {
     }
 }
 
-/// The server's time over more than a turn: of each second, so many percent are what the requests of one user may take, each
-/// at the price that it had by the clock. Root has no such limit.
+/// Limits on the server's time over more than a turn: of each second, one user's requests may take `percent`,
+/// each charged at its measured cost. Root has no such limit.
 #[derive(Debug)]
 pub struct Shares {
     percent: u32,
     accounts: HashMap<u32, Account>,
 }
 
-/// What a user has taken, less what has become due to it since.
+/// The time a user has taken, less what has accrued to it since.
 #[derive(Clone, Copy, Debug)]
 struct Account {
     debt: Duration,
     at: Instant,
 }
 
-/// What may be taken at once.
+/// Time that may be taken at once.
 const BURST: Duration = Duration::from_millis(250);
 
-/// Users whose accounts are kept, balanced or not.
+/// Number of accounts kept before those without debt are removed.
 const ACCOUNTS: usize = 256;
 
 impl Shares {
@@ -316,11 +316,11 @@ impl Shares {
         };
     }
 
-    /// When the user may be served again; none if that is now.
+    /// Returns when the user may be served again; none if that is now.
     pub fn served_again(&self, uid: u32, now: Instant) -> Option<Instant> {
         let debt = self.accounts.get(&uid)?.debt_at(now, self.percent);
         let surplus = debt.checked_sub(BURST)?;
-        // A part of what it may take at once, so that it is not woken for each request.
+        // Waits for a part of the burst to accrue, so that the user is not woken for each request.
         Some(now + (surplus + BURST / 16) * 100 / self.percent)
     }
 }

@@ -1,10 +1,10 @@
-//! The machine: what it is told comes in as [`Input`]s, what is to be done goes out as [`Effect`]s. It owns
-//! all that the server knows of sessions, and their deadlines; whoever performs the effects owns
-//! descriptors, memory, the engine and the packet filter, and decides nothing.
+//! The state machine: events come in as [`Input`]s, work to be done goes out as [`Effect`]s. It owns all that the
+//! server knows of sessions, and their deadlines. The code that performs the effects owns descriptors, memory, the
+//! engine and the packet filter, and decides nothing.
 //!
 //! # Call contract
-//! Effects are performed in their order, each of them completely, together with the inputs that it leads to, before the
-//! next. An effect may find its session gone, because one before it has led to that; then it does nothing.
+//! Effects are performed in order. Each is completed, together with the inputs that it leads to, before the next. An
+//! effect whose session an earlier one has removed does nothing.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -31,36 +31,36 @@ use crate::timer::{Deadline, Timer};
 #[cfg(test)]
 pub(crate) mod tests;
 
-/// How long the port of an aborted connection is kept from careless reuse: as long as TIME_WAIT.
+/// How long the port of an aborted connection is held back from reuse: as long as TIME-WAIT.
 const HOLD_BACK: Duration = Duration::from_secs(60);
 
-/// First wait for a peer to answer the probe; doubled each time. Linux answers at most one segment
-/// outside the window each 500 ms.
+/// First wait for a peer's answer to the probe, doubled each time. Linux answers at most one segment outside the window
+/// each 500 ms.
 const PROBE_EVERY: Duration = Duration::from_millis(550);
 const PROBES: u32 = 5;
 
-/// How long ports in TIME_WAIT are kept from a connection to the same peer, at least.
+/// Minimum age of a TIME-WAIT whose port a new connection to the same peer may take.
 const REUSE_AFTER: Duration = Duration::from_secs(1);
 
-/// Of a user's own orphans that are reset at once to make room for one more.
+/// How many of a user's own orphans are reset at once to make room for one more.
 const EVICTED_AT_ONCE: usize = 64;
 
-/// How long a holder may take to give a session back. One that is stopped or hung loses it: its numbers
-/// are in its memory only, and what it has published is not enough to go on from.
+/// How long a holder may take to give a session back. A stopped or hung holder loses the session: the sequence numbers
+/// are in its memory only, and what it has published is not enough to continue from.
 const RECALL_WITHIN: Duration = Duration::from_secs(2);
 
-/// Bounds of what the machine admits.
+/// Limits of what is admitted.
 #[derive(Clone, Copy, Debug)]
 pub struct ControlLimits {
     pub registry: Limits,
     pub orphans: OrphanLimits,
-    /// Bytes that are held of relayed sessions.
+    /// Bytes held for relayed sessions.
     pub relay_memory: Limit,
     /// Sessions in TIME-WAIT.
     pub time_wait: usize,
 }
 
-/// What a connection that the server finishes has come to.
+/// State of a connection that the server is finishing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     Open,
@@ -68,31 +68,31 @@ pub enum Progress {
     Closed,
 }
 
-/// What has happened.
+/// An event.
 #[derive(Clone, Debug)]
 pub enum Input {
-    /// Every copy of the session's descriptor is closed, and what was said before has been heard.
+    /// Every copy of the session's descriptor is closed, and everything sent on it before was handled.
     HungUp(SessionId),
-    /// To be finished: what is queued, FIN, TIME-WAIT.
+    /// Finish the session: send what is queued, FIN, TIME-WAIT.
     Close(SessionId),
-    /// To be reset.
+    /// Reset the session.
     Abort(SessionId),
-    /// To be gone, as it is.
+    /// Remove the session as it is.
     Forget(SessionId),
-    /// The handshake of an active open has come to nothing: it is as before `connect`.
+    /// The handshake of an active open failed: return to the state before `connect`.
     OpenFailed(SessionId),
-    /// Its program wants connections no longer, and it is as before `listen`.
+    /// The program no longer wants connections: return to the state before `listen`.
     StoppedListening(SessionId),
-    /// No packets are for it any more.
+    /// Stop steering packets to the session.
     Unsteer(SessionId),
-    /// To be kept for the next process that asks.
+    /// Keep the session for the next process that asks for it.
     Park(SessionId),
-    /// The engine has begun to finish a session, with so many bytes that the peer has not acknowledged.
+    /// The engine has begun to finish a session with `unsent` unacknowledged bytes.
     Finishing {
         id: SessionId,
         unsent: u64,
     },
-    /// What the engine says of a closing session.
+    /// The engine's report on a closing session.
     Progress {
         id: SessionId,
         progress: Progress,
@@ -102,112 +102,112 @@ pub enum Input {
         id: SessionId,
         unsent: Option<u64>,
     },
-    /// The process that held it is gone, or its state is no use.
+    /// The process that held the session is gone, or its state is unusable.
     Orphaned(SessionId),
-    /// The peer of a session whose holder died has said its numbers, and was answered.
+    /// The peer of a session whose holder died has sent its sequence numbers and was reset.
     ProbeAnswered(SessionId),
-    /// A session listens from now on.
+    /// The session begins to listen.
     Listens(SessionId),
-    /// It does so no longer.
+    /// The session no longer listens.
     ListeningEnds(SessionId),
-    /// A listener's accept queue is longer or shorter.
+    /// A listener's accept queue was resized.
     Resized(SessionId),
-    /// The handshake of a passive open is done, and no bytes have come.
+    /// The handshake of a passive open is done, without data.
     Handshake(SessionId),
-    /// It is done, and there is something to read.
+    /// The handshake of a passive open is done, and there is data to read.
     ReadableHandshake(SessionId),
-    /// It has come to nothing.
+    /// The handshake of a passive open failed.
     FailedHandshake(SessionId),
-    /// It has left its listener's queue: a process has accepted it, or it is relayed.
+    /// The session has left its listener's queue: a process has accepted it, or it is relayed.
     Accepted(SessionId, Option<ChannelId>),
-    /// Both ends of an open within the host are there.
+    /// Both ends of an open within the host exist.
     LocalOpen(SessionId),
     /// Answer to [`Effect::TellLocalOpener`].
     LocalOpenerTold(SessionId, Result<(), Errno>),
-    /// Somebody else has, or needs, the port of a listener whose handshakes a process performs.
+    /// The port of a delegated listener is, or is about to be, used by others, too.
     WantBack(SessionId),
-    /// Whoever has the descriptor of a session that is here reads and writes that.
+    /// Relay a session held by the server to the holders of its descriptor.
     Relay(SessionId, Start),
     /// Bytes of a relayed session were moved.
     Relayed(SessionId, RelayProgress),
-    /// Somebody wants a session that a process holds.
+    /// A requester wants a session that a process holds.
     Recall(SessionId, Requester),
-    /// A session that was wanted is here again.
+    /// A session that was recalled is back.
     Returned(SessionId),
     Due(SessionId, Deadline),
 }
 
-/// What is to be done.
+/// Work for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// The engine closes the connection; [`Input::Finishing`] follows.
+    /// Close the connection in the engine; [`Input::Finishing`] follows.
     CloseConnection(SessionId, Slot),
     ResetConnection(Slot),
-    /// The rows of a listener are written.
+    /// Write the rows of a listener.
     SteerListener(SessionId),
     CloseRows(Vec<BindingKey>),
-    /// The filter need not know of these flows to a listener any more.
+    /// The filter no longer needs to know these flows to a listener.
     ForgetExempt(Vec<FlowKey>),
-    /// The filter answers the SYNs to listeners.
+    /// Have the filter answer the SYNs to listeners.
     AnswerFlood(BindingKey, Box<Flood>),
-    /// It does so no longer; [`Control::on_flood_ended`] follows.
+    /// Stop the filter from doing so; [`Control::on_flood_ended`] follows.
     EndFlood(BindingKey),
-    /// What the filter answers for a listener may have changed.
+    /// Review what the filter answers for a listener, which may have changed.
     ReviewFloods(SessionId),
-    /// Connections wait to be accepted.
+    /// Announce connections that wait to be accepted.
     Announce(SessionId),
-    /// The server's end of a local session is closed, and forgotten.
+    /// Close and forget the server's end of a local session.
     CloseLocal(SessionId),
     ResetLocal(SessionId),
-    /// Nobody holds the local session any more.
+    /// The local session has no holder any more.
     UnholdLocal(SessionId),
-    /// Nothing more is sent or received: what the flow was guaranteed is over.
+    /// End the guarantees of the flow: it sends and receives nothing more.
     EndGuarantees(FlowKey),
-    /// The extensions of the session's port end.
+    /// End the extensions of the session's port.
     EndExtensions(SessionId),
-    /// The session is gone, with all that there is of it.
+    /// Remove the session with everything that belongs to it.
     Forget(SessionId),
-    /// The same when its last segments are out.
+    /// Like `Forget`, once its last segments are sent.
     ForgetWhenSent(SessionId),
-    /// The engine's connection goes, or what has waited for a session that does not come.
+    /// Remove the engine's connection, or packets held for a session that will not arrive.
     RemoveConnection(Slot),
     RemoveRow(FlowKey),
-    /// Datagrams to the endpoint are not for the session any more.
+    /// Steer datagrams to the endpoint away from the session.
     LeaveEndpoint(SessionId, UdpEndpoint),
-    /// The server's end of a local session is reset, if it has not ended, and given up.
+    /// Reset the server's end of a local session unless it has ended, and release it.
     DropLocalEnd(SessionId),
-    /// The kernel's socket on its port goes.
+    /// Close the kernel socket on its port.
     ReleasePort(SessionId),
-    /// All descriptors and memory that the server has for the session go.
+    /// Release all descriptors and memory that the server has for the session.
     Release(SessionId),
-    /// Its packets come here, where no session has them.
+    /// Steer its packets to the server, where no session takes them.
     SteerToNobody(SessionId),
-    /// A segment outside any window makes the peer acknowledge (RFC 9293 §3.10.7.4), and the reset that
-    /// answers this acknowledgement is exact.
+    /// Send a segment outside any window, which makes the peer acknowledge (RFC 9293 §3.10.7.4); the reset that answers
+    /// this acknowledgement is exact.
     Probe(FlowKey),
-    /// The server's end of the descriptor is closed.
+    /// Close the server's end of the descriptor.
     ClosePeerEnd(SessionId),
-    /// [`Input::Unsent`] follows.
+    /// Query the unsent bytes of an orphan; [`Input::Unsent`] follows.
     LookAtOrphan(SessionId),
-    /// A process is asked to give a session back.
+    /// Ask a process to give a session back.
     AskBack(ChannelId, SessionId),
-    /// Of a relayed session, what can be moved; [`Input::Relayed`] follows.
+    /// Move the bytes of a relayed session that can be moved; [`Input::Relayed`] follows.
     MoveBytes(SessionId),
     WatchPeerEnd(SessionId, Interest),
-    /// As if the request had come now.
+    /// Serve the request as if it had arrived now.
     Serve(SessionId, Requester),
     Refuse(Requester, Errno),
-    /// An opener within the host is given its end; [`Input::LocalOpenerTold`] follows.
+    /// Give an opener within the host its end; [`Input::LocalOpenerTold`] follows.
     TellLocalOpener(SessionId),
-    /// The server reads a local session, to learn of its first bytes.
+    /// Watch the server's end of a local session for its first bytes.
     WatchLocal(SessionId),
-    /// The opener is told that there is no connection; [`Input::OpenFailed`] follows.
+    /// Notify the opener that there is no connection; [`Input::OpenFailed`] follows.
     FailOpen(SessionId, Errno),
     TakeHandshakes(SessionId),
     OpenPortAtKernel(SessionId),
 }
 
-/// In the order in which they are performed.
+/// Effects, in the order in which they are performed.
 pub type Effects = Vec<Effect>;
 
 /// What the server of one network namespace knows and decides.
@@ -242,7 +242,7 @@ impl Control {
         }
     }
 
-    /// Other limits from now on, for what is asked for next.
+    /// Changes the limits for requests from now on.
     pub fn set_limits(&mut self, limits: &ControlLimits) {
         self.registry.set_limits(&limits.registry);
         self.orphans.set_limits(&limits.orphans);
@@ -288,7 +288,7 @@ impl Control {
         effects
     }
 
-    /// Sets the deadline of a session in place of an earlier one of its kind. It goes with the session.
+    /// Sets a deadline of a session, replacing an earlier one of its kind. It is removed with the session.
     pub fn arm(&mut self, id: SessionId, deadline: Deadline, at: Instant) {
         if let Some(session) = self.registry.session_mut(id) {
             session.armed |= deadline.bit();
@@ -352,7 +352,7 @@ impl Control {
         }
     }
 
-    /// Keeps a session for the next process that asks, as long as there is a descriptor.
+    /// Keeps a session for the next process that asks for it, as long as its descriptor is open.
     fn park(&mut self, id: SessionId, out: &mut Effects) {
         match self.registry.session_mut(id) {
             Some(session) if session.is_closing() => {}
@@ -362,7 +362,7 @@ impl Control {
         }
     }
 
-    // The end of a session.
+    // Closing.
 
     pub(crate) fn close(&mut self, id: SessionId, out: &mut Effects) {
         let Some(session) = self.registry.session_mut(id) else {
@@ -392,8 +392,8 @@ impl Control {
         });
     }
 
-    /// The server is to finish a connection that a program has closed. Where there are too many the oldest of the
-    /// same user are reset.
+    /// Counts a connection that the server finishes for a program. Where there are too many, the oldest of the same
+    /// user are reset.
     fn note_orphan(&mut self, id: SessionId, unsent: u64, now: Instant, out: &mut Effects) {
         let Some(uid) = self.registry.session(id).map(|session| session.uid) else {
             return;
@@ -448,7 +448,7 @@ impl Control {
         let Some(unsent) = unsent else {
             return;
         };
-        // A peer that does not close has a time-limit of its own (FIN-WAIT-2).
+        // For a peer that does not close, FIN-WAIT-2 has its own time-out.
         if orphan.has_shrunk_to(unsent) || unsent == 0 {
             self.arm(id, Deadline::Orphan, now + self.orphans.patience);
         } else {
@@ -466,7 +466,7 @@ impl Control {
         }
     }
 
-    /// There is nothing more to send or to receive. The oldest go when too many wait.
+    /// Enters TIME-WAIT: nothing more is sent or received. Above the limit the oldest entries are removed.
     fn enter_time_wait(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         self.release_orphan(id);
         let Some(session) = self.registry.session_mut(id) else {
@@ -488,8 +488,8 @@ impl Control {
         }
     }
 
-    /// The oldest TIME-WAIT between two hosts that is old enough for its ports to be used again: timestamps
-    /// tell its late segments from the new connection's (RFC 6191; Linux's `tcp_tw_reuse`).
+    /// Returns the oldest TIME-WAIT between two hosts whose ports are old enough for reuse: timestamps tell its late
+    /// segments from the new connection's (RFC 6191; Linux's `tcp_tw_reuse`).
     pub fn reusable_time_wait(
         &self,
         local: IpAddr,
@@ -504,14 +504,14 @@ impl Control {
             .find(|id| self.registry.session(*id).is_some_and(is_between))
     }
 
-    /// The holder is gone and with it the numbers of a connection.
+    /// Handles the loss of the holder, and with it of a connection's sequence numbers.
     fn on_orphaned(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         let Some(session) = self.registry.session(id) else {
             return;
         };
         if session.local_peer.is_some() {
             out.push(Effect::UnholdLocal(id));
-            // Others may have the descriptor.
+            // Other processes may have the descriptor.
             self.park(id, out);
             if self.is_parked(id) {
                 self.on_returned(id, now, out);
@@ -536,7 +536,7 @@ impl Control {
         self.probe(id, now, out);
     }
 
-    /// The session does not come: what has waited for it is nobody's.
+    /// The session will not arrive: discards packets that wait for it.
     fn drop_awaited(&mut self, id: SessionId, out: &mut Effects) {
         let session = self.registry.session_mut(id);
         if let Some((slot, _)) = session.and_then(|session| session.awaited.take()) {
@@ -563,7 +563,7 @@ impl Control {
         }
     }
 
-    /// Forgets a connection that ended badly, and holds its port back.
+    /// Forgets a connection that ended abnormally, and holds its port back.
     fn quarantine_port(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         let session = self.registry.session_mut(id);
         if let Some(claim) = session.and_then(|session| session.flow_claim.take()) {
@@ -573,7 +573,8 @@ impl Control {
         out.push(Effect::Forget(id));
     }
 
-    /// Keeps the port of a connection that is over. New connections always find one.
+    /// Keeps the port of a closed connection in TIME-WAIT. At most half of the ephemeral ports are kept, so that new
+    /// connections always find one.
     pub fn keep_port(&mut self, claim: ClaimId, until: Instant) {
         let most = self.time_wait_max.min(self.ports.ephemeral() / 2);
         if self.ports.linger(claim, until, most) {
@@ -588,15 +589,15 @@ impl Control {
         }
     }
 
-    /// Frees ports that were kept for long enough.
+    /// Frees ports whose time has expired.
     pub fn expire_ports(&mut self, now: Instant) {
         if let Some(next) = self.ports.expire(now) {
             self.timers.arm(Timer::Ports, next);
         }
     }
 
-    /// Takes the session out with all that is known of it. What it has elsewhere goes by what its entry says, and whoever
-    /// waits for it is refused.
+    /// Removes the session with all that is known of it. The effects release its other resources; pending requesters
+    /// are refused.
     pub(crate) fn forget(&mut self, id: SessionId, out: &mut Effects) {
         self.release_orphan(id);
         let accepter = self.registry.session(id).and_then(|it| it.local_peer);
@@ -625,7 +626,7 @@ impl Control {
         }
     }
 
-    /// The session is nowhere any more: not in the engine, not in the filter, not in memory that it shares with another.
+    /// Removes the session from the engine, the filter and local shared memory.
     pub(crate) fn vacate(&mut self, id: SessionId, out: &mut Effects) {
         self.drop_awaited(id, out);
         let Some(session) = self.registry.session_mut(id) else {
@@ -648,7 +649,7 @@ impl Control {
         }
     }
 
-    // Sessions that others want.
+    // Recalls.
 
     fn recall(&mut self, id: SessionId, requester: Requester, now: Instant, out: &mut Effects) {
         let Some(session) = self.registry.session_mut(id) else {
@@ -682,8 +683,8 @@ impl Control {
         recall.requesters
     }
 
-    /// The session is here again: whoever waits for it hears how it goes on. From the second time on it is relayed, since
-    /// nobody could have it for long.
+    /// Serves the requesters of a session that is back. From the second recall on the session is relayed, since no
+    /// process could keep it for long.
     fn on_returned(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         let requesters = self.take_recall(id);
         if requesters.is_empty() {
@@ -709,7 +710,7 @@ impl Control {
         session.is_some_and(|session| matches!(session.life, Life::Parked))
     }
 
-    /// The session will not come back.
+    /// Refuses the requesters of a session that will not come back.
     fn fail_recall(&mut self, id: SessionId, out: &mut Effects) {
         for requester in self.take_recall(id) {
             self.refuse(requester, Errno::CONNRESET, out);

@@ -6,7 +6,7 @@ use portolan_stack::FragmentCounters;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $field:ident = $name:literal,)*) => {
-        /// One number per thing that can happen.
+        /// One counter per event.
         #[derive(Debug, Default)]
         pub struct Counters { $($(#[$doc])* pub $field: u64,)* }
 
@@ -23,33 +23,34 @@ counters! {
     processes = "processes",
     /// Control connections closed for a malformed or illegal message.
     malformed = "malformed_messages",
-    /// Control connections closed because nobody read the replies.
+    /// Control connections closed because replies were not read.
     deaf = "deaf_clients",
     /// Requests answered with an error.
     refused = "refused_requests",
-    /// What was refused because a user, or all but root, had as much as they may: control connections, processes, sessions,
+    /// Refusals because a user, or all users but root, had reached a limit: control connections, processes, sessions,
     /// rows in the table of bindings, ports that several sockets share.
     connections_refused = "budget_connections_refused",
     processes_refused = "budget_processes_refused",
     sessions_refused = "budget_sessions_refused",
     bindings_refused = "budget_bindings_refused",
     shared_ports_refused = "budget_shared_ports_refused",
-    /// Lists that were not given, since the answer before was not read yet.
+    /// Lists refused because the previous answer was still unread.
     lists_refused = "budget_lists_refused",
     /// Times that requests of a user waited for the next turn.
     slices_spent = "budget_turns_spent",
-    /// Times that a connection was not read for a while, since its user's requests had had their share of the time.
+    /// Times that a connection was not read for a while because its user's requests had used up their share of the
+    /// time.
     shares_spent = "budget_shares_spent",
-    /// Times that a relayed descriptor was not read, since what the server holds for its user's was as much as may be.
+    /// Times that a relayed descriptor was not read because the server held as much for its user as allowed.
     relays_stalled = "budget_relays_stalled",
-    /// Closed connections that were reset: their user had too many, or too much unsent, or their peer took nothing for
-    /// too long.
+    /// Closed connections that were reset: their user had too many, or too much unsent, or their peer acknowledged
+    /// nothing for too long.
     orphans_reset = "orphans_reset",
-    /// System calls of the server's that its own filter refused.
+    /// System calls of the server that its own seccomp filter refused.
     calls_refused = "refused_system_calls",
     /// Requests for guarantees that were not granted.
     guarantees_refused = "guarantees_refused",
-    /// Protocols of programs' own.
+    /// Raw flows: EtherTypes or IP protocol numbers opened by programs.
     raw_flows = "raw_flows_opened",
     /// Protocol extensions installed, not admitted, and removed because they took too long.
     extensions = "extensions_installed",
@@ -58,45 +59,45 @@ counters! {
     opens = "active_opens",
     open_failures = "failed_opens",
     accepts = "passive_opens",
-    /// Listeners whose handshakes a process performs, the connections of those that it accepted, and
-    /// those that it gave back unaccepted.
+    /// Delegated listeners, the connections that their processes accepted, and the connections returned unaccepted.
     delegations = "listeners_delegated",
     claims = "connections_claimed",
     surrenders = "connections_surrendered",
     kernel_accepts = "kernel_accepts",
-    /// Sessions of the server before this one whose sockets a process has brought, and processes that found theirs brought.
+    /// Sockets of a previous server's sessions that a process reopened, and processes that found theirs reopened
+    /// already.
     reopened = "sessions_reopened",
     rejoined = "sessions_rejoined",
     kernel_datagrams = "kernel_datagrams",
-    /// Unread datagrams of sockets that became the kernel's: put into the kernel's socket, and lost.
+    /// Unread datagrams of sockets that fell back to the kernel: put into the kernel socket, and lost.
     unread_handed_over = "unread_datagrams_handed_over",
     unread_lost = "unread_datagrams_lost",
-    /// Accepted sessions that waited here for their first use.
+    /// Accepted sessions that waited in the server for their first use.
     delayed = "sessions_delayed",
-    /// Opens that led to a listener of ours on this host.
+    /// Opens that led to a Portolan listener on this host.
     local_sessions = "local_sessions",
     handoffs = "sessions_cached",
     flushes = "sessions_flushed",
-    /// Sessions that got a ring of their own, and those that got none: their process, or all together, have as many as they
-    /// may; each of their packets is a message; the kernel, or the process, could not make it.
+    /// Sessions with a ring of their own, and sessions refused one: the process, or the host, has reached its limit;
+    /// each packet is a message anyway; the kernel, or the process, could not make it.
     direct_mappings = "sessions_mapped_directly",
     direct_process_limit = "direct_refused_process_limit",
     direct_host_limit = "direct_refused_host_limit",
     direct_delivery = "direct_refused_delivery",
     direct_not_made = "direct_refused_not_made",
-    /// How often the packet filter was put back on a device that somebody had taken it off.
+    /// Times that the packet filter was attached again to a device from which it had been removed.
     hooks_restored = "hooks_restored",
-    /// Devices that were to have the packet filter in their driver, and have it not.
+    /// Devices configured for the packet filter in their driver, which could not be attached there.
     driver_hooks_refused = "driver_hooks_refused",
-    /// Handles that processes were given for their sessions (active demultiplexing).
+    /// Demux handles given to processes for their sessions (active demultiplexing).
     handles_given = "handles_given",
-    /// Sessions without one, since all were given.
+    /// Sessions without a handle because all were in use.
     handles_lacking = "handles_lacking",
-    /// Of all capsules that went or came, unread and unacknowledged data included.
+    /// Bytes of all capsules sent and received, with unread and unacknowledged data.
     capsule_bytes = "capsule_bytes",
-    /// Sessions wanted back from the process that held them.
+    /// Sessions recalled from the process that held them.
     recalls = "sessions_recalled",
-    /// Relayed sessions that came back to a library.
+    /// Relayed sessions that a library cached again.
     relays_ended = "relays_ended",
     /// Processes that did not give a session back in time.
     recall_timeouts = "recall_timeouts",
@@ -104,37 +105,38 @@ counters! {
     reinjected = "reinjected_frames",
     reinject_failed = "reinject_failures",
     resets = "resets_sent",
-    /// For segments without a connection, beyond the limit.
+    /// Resets for segments without a connection, above the rate limit.
     resets_withheld = "resets_withheld",
     syn_dropped = "syns_dropped_queue_full",
     cookies_sent = "syn_cookies_sent",
     cookies_taken = "syn_cookies_accepted",
     cookies_bad = "syn_cookies_refused",
-    /// Floods of SYNs that were left to the packet filter.
+    /// Floods of SYNs that were handed over to the packet filter.
     floods = "syn_floods",
     fast_opens = "fast_opens_with_text",
     fast_accepts = "fast_opens_accepted",
     fast_open_refused = "fast_open_cookies_refused",
     fast_open_overflow = "fast_open_queue_overflows",
     accept_overflow = "accept_queue_overflows",
-    /// Times that something new had to wait, or was refused, for want of descriptors of the server's.
+    /// Times that new work had to wait, or was refused, for lack of descriptors in the server.
     descriptors_short = "descriptors_short",
     dropped = "frames_dropped",
-    /// `IP_MINTTL` of a listener.
+    /// Segments below `IP_MINTTL` of a listener.
     too_far = "segments_dropped_min_ttl",
-    /// Transmit reservations made or changed, and those that ended because their process did.
+    /// Transmit reservations made or changed, and those ended by the exit of their process.
     reservations = "transmit_reservations",
     reservations_orphaned = "transmit_reservations_orphaned",
-    /// Links that had another rate, or went.
+    /// Links whose rate changed, and links that disappeared.
     links_changed = "links_changed",
     links_lost = "links_lost",
-    /// Transmit guarantees that were kept at a lower rate, or not at all; and that were kept better again.
+    /// Transmit guarantees reduced, suspended, and restored.
     guarantees_scaled = "guarantees_scaled",
     guarantees_suspended = "guarantees_suspended",
     guarantees_restored = "guarantees_restored",
-    /// Reservations of flows and ports whose sessions share their process's transmit queue: it has too many.
+    /// Reservations of flows and ports whose sessions share the process's transmit queue because it has too many.
     tx_queues_refused = "tx_queues_refused",
-    /// TxQueues that were not there, or not in use, after a second: their sessions shared their process's until then.
+    /// Transmit queues not available, or not in use, after a second: their sessions shared the process's queue until
+    /// then.
     tx_queues_late = "tx_queues_late",
     bad_capsules = "capsules_refused",
     time_wait_evicted = "time_wait_evictions",
@@ -166,7 +168,7 @@ impl Counters {
         } += 1;
     }
 
-    /// With what the stack counts of datagrams in fragments.
+    /// Returns all counters, with the stack's counters of fragmented datagrams.
     pub fn report(&self, fragments: FragmentCounters, unclaimed: u64) -> Vec<CounterReport> {
         let fragments = [
             ("datagrams_reassembled", fragments.reassembled),

@@ -1,5 +1,5 @@
-//! The errno values of Linux that the server answers with. Numbers are those of x86-64 and
-//! aarch64; the crate cannot ask an operating system for them.
+//! The Linux errno values that the server answers with. The numbers are those of x86-64 and
+//! aarch64; this crate has no operating system to take them from.
 
 /// An error number as `Reply::Error` carries it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,6 +1,6 @@
 //! Protocol extensions (PX): which instructions are admitted, how a handler becomes a program of the
-//! packet filter, and which handlers an endpoint has. Loads nothing; the kernel's verifier judges
-//! what passes here once more.
+//! packet filter, and which handlers an endpoint has. Loads nothing; the kernel's verifier checks
+//! the admitted code again.
 
 mod check;
 mod instruction;
@@ -15,23 +15,23 @@ pub use table::{Full, Table, TableEntry};
 #[cfg(test)]
 mod tests;
 
-/// A protection domain: what an extension may name, and how much it may have.
+/// A protection domain: what an extension may refer to, and its limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Domain {
-    /// By their numbers in linux/bpf.h.
+    /// Helper numbers of linux/bpf.h.
     pub helpers: &'static [u32],
     pub instructions: usize,
     pub maps: usize,
     pub entries: u32,
     pub key: u32,
     pub value: u32,
-    /// Bytes of all maps together, processors counted.
+    /// Bytes of all maps together, including per-CPU copies.
     pub memory: u64,
     pub processors: u32,
 }
 
 impl Domain {
-    /// That of handlers in the packet's path: memory of their own, time, chance and sums.
+    /// Returns the domain of handlers on the packet path: own maps, time, random numbers, checksums.
     pub fn of_handlers(processors: u32) -> Domain {
         Domain {
             // map_lookup_elem, map_update_elem, map_delete_elem, ktime_get_ns, get_prandom_u32,

@@ -1,5 +1,5 @@
-//! Listeners under a flood of SYNs (ADR 22): while many of a listener's SYNs are answered by cookies, the packet filter
-//! answers them, as the listener's owner would. What is decided here is when, and with what.
+//! Listeners under a SYN flood (ADR 22): while many of a listener's SYNs are answered by cookies, the packet filter
+//! answers them, as the listener's owner would. This module decides when, and with what.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -18,38 +18,38 @@ use crate::timer::Timer;
 #[cfg(test)]
 mod tests;
 
-/// From one look at floods to the next.
+/// Interval between reviews of floods.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// With fewer SYNs meanwhile a flood is over: half as many as make one (`FloodDetector`).
+/// With fewer SYNs in an interval a flood is over: half as many as make one (`FloodDetector`).
 const FEW: u64 = 100;
 
-/// What answers to SYNs follow from, beside their listener.
+/// The parameters of answers to SYNs, besides those of the listener.
 pub struct Answering {
     pub config: Config,
     pub secret: Secret,
     pub cookies: CookieUse,
 }
 
-/// SYNs of one flood.
+/// Counts of one flood's SYNs.
 #[derive(Debug, Default)]
 struct FloodedSyns {
-    /// Counted for its listeners.
+    /// Already counted for its listeners.
     counted: FloodSeen,
-    /// All up to the last look.
+    /// Total at the last review.
     looked: u64,
 }
 
-/// The listeners' bindings that are flooded.
+/// Flooded bindings of listeners.
 #[derive(Debug, Default)]
 pub(crate) struct Floods {
     met: HashMap<BindingKey, FloodedSyns>,
-    /// Listeners with flows that the filter is to leave to them.
+    /// Listeners with flows that the filter must leave to them.
     exempting: HashSet<SessionId>,
 }
 
 impl Control {
-    /// A SYN to the listener was answered by a cookie, or dropped. Returns the binding if that makes it flooded.
+    /// Notes a SYN to the listener that was answered by a cookie, or dropped. Returns the binding if it is flooded now.
     pub fn on_unkept_syn(
         &mut self,
         id: SessionId,
@@ -66,7 +66,8 @@ impl Control {
         (!self.floods.met.contains_key(&binding)).then_some(binding)
     }
 
-    /// Whoever performs the listener's handshakes says that it is flooded, and how its accept queue is.
+    /// Handles a report of the process that performs the listener's handshakes: the listener is flooded, and `queue` is
+    /// the state of its accept queue.
     pub fn on_flooded(
         &mut self,
         id: SessionId,
@@ -104,13 +105,14 @@ impl Control {
         }
     }
 
-    /// The filter does not answer, or does so no longer, and has seen so many SYNs up to now.
+    /// The filter does not answer, or stopped answering. `seen` counts the SYNs so far.
     pub fn on_flood_ended(&mut self, binding: &BindingKey, seen: FloodSeen) {
         self.count_flooded(binding, seen);
         self.floods.met.remove(binding);
     }
 
-    /// The filter leaves a flow to the listener from now on; or it cannot, and must not answer for the listener.
+    /// Notes a flow that the filter now leaves to the listener; with `None` it cannot, and must not answer for the
+    /// listener.
     pub fn note_exempt(&mut self, id: SessionId, flow: Option<FlowKey>, now: Instant) {
         let Some(listener) = self.registry.listener_mut(id) else {
             return;
@@ -122,7 +124,7 @@ impl Control {
         self.look_at_floods_later(now);
     }
 
-    /// No flood needs to know of the listener's connections any more.
+    /// The flows of the listener no longer need to be exempt from a flood.
     pub(crate) fn forget_exempt(&mut self, id: SessionId, out: &mut Effects) {
         self.floods.exempting.remove(&id);
         let listener = self.registry.listener_mut(id);
@@ -142,7 +144,8 @@ impl Control {
         })
     }
 
-    /// Which of several listeners a SYN is for, the filter cannot tell: they must agree, and all have room.
+    /// Returns what the filter answers for a binding. It cannot tell which of several listeners a SYN is for: they must
+    /// agree, and all have room.
     fn flood_of(&self, binding: &BindingKey, answering: &Answering) -> Option<Flood> {
         let mut members = self.listeners.having(binding);
         let flood = self.answers_of(members.next()?, answering)?;
@@ -183,7 +186,7 @@ impl Control {
         }
     }
 
-    /// Counts for its listeners what the filter has dealt with.
+    /// Adds the filter's counts to those of the binding's listeners.
     fn count_flooded(&mut self, binding: &BindingKey, seen: FloodSeen) {
         let Some(known) = self.floods.met.get_mut(binding) else {
             return;
@@ -197,7 +200,7 @@ impl Control {
         });
     }
 
-    /// Is the listener flooded? What the filter has seen of it is counted.
+    /// Returns whether the listener is flooded, and updates its counts.
     pub fn is_flooded(&mut self, id: SessionId, seen: impl Fn(&BindingKey) -> FloodSeen) -> bool {
         let mut is_flooded = false;
         for binding in self.bindings_of(id) {
@@ -207,12 +210,12 @@ impl Control {
         is_flooded
     }
 
-    /// Is any listener flooded?
+    /// Returns whether any listener is flooded.
     pub fn has_floods(&self) -> bool {
         !self.floods.met.is_empty()
     }
 
-    /// Something about the listener has changed, which may be gone.
+    /// Reviews the floods of a listener that has changed or been removed.
     pub fn review_floods_of(&self, id: SessionId, answering: &Answering) -> Effects {
         let bindings = self.bindings_of(id).into_iter();
         let met = bindings.filter(|binding| self.floods.met.contains_key(binding));
@@ -220,7 +223,8 @@ impl Control {
             .collect()
     }
 
-    /// What the listeners of a flooded binding answer with now, if the filter can still answer for them.
+    /// Updates the answers for a flooded binding, or ends the flood if the filter can no longer answer for its
+    /// listeners.
     fn review_flood(&self, binding: &BindingKey, answering: &Answering) -> Effect {
         match self.flood_of(binding, answering) {
             Some(flood) => Effect::AnswerFlood(*binding, Box::new(flood)),
@@ -228,7 +232,7 @@ impl Control {
         }
     }
 
-    /// The listener's owner answers what comes next, whatever it is.
+    /// Ends the floods of a listener: its owner answers all further SYNs.
     pub fn end_floods_of(&mut self, id: SessionId) -> Effects {
         let bindings = self.bindings_of(id).into_iter();
         let met = bindings.filter(|binding| self.floods.met.contains_key(binding));
@@ -237,7 +241,7 @@ impl Control {
         effects
     }
 
-    /// Ends the floods that are over, and looks again if some are not.
+    /// Ends the floods that are over, and schedules another review if some are not.
     pub fn look_at_floods(
         &mut self,
         answering: &Answering,
@@ -270,7 +274,7 @@ impl Control {
         effects
     }
 
-    /// SYNs since the last look.
+    /// Returns the number of SYNs since the last review.
     fn newly_met(&mut self, binding: &BindingKey) -> u64 {
         self.floods.met.get_mut(binding).map_or(0, |known| {
             let all = known.counted.answered + known.counted.dropped;

@@ -1,5 +1,5 @@
-//! The one table of commands and of when each is legal. Every request about a session passes it
-//! before anything else happens.
+//! The table of commands and of when each is legal. Every request about a session is checked
+//! against it first.
 
 use portolan_proto::control::RequestBody;
 use portolan_types::Protocol;
@@ -19,7 +19,7 @@ pub enum Command {
     Disconnect,
     KernelSocket,
     Group,
-    /// Of a listener: what a process does that performs its handshakes.
+    /// Actions of the process that performs a listener's handshakes.
     Serve,
     StopListening,
 }
@@ -67,7 +67,7 @@ impl Command {
     }
 }
 
-/// Where a session stands in its life.
+/// Phase of a session's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SessionPhase {
     /// Does not exist yet: `SessionRef::New`.
@@ -75,9 +75,9 @@ pub enum SessionPhase {
     /// Has a local endpoint and no peer.
     Bound,
     Listening,
-    /// Active open under way at the server.
+    /// The server performs an active open.
     Connecting,
-    /// Passive open under way at the server; no process knows it.
+    /// The server performs a passive open; no process knows the session.
     Handshake,
     /// In an accept queue.
     Offered,
@@ -85,9 +85,9 @@ pub enum SessionPhase {
     Connected,
     /// Held by the server and moved through its descriptor.
     Relayed,
-    /// Held by the server for the next process that asks.
+    /// Held by the server for the next process that asks for it.
     Parked,
-    /// The server finishes it; no process has it any more.
+    /// The server finishes the session; no process has it any more.
     Closing,
 }
 
@@ -106,16 +106,16 @@ impl SessionPhase {
     ];
 }
 
-/// May `command` be given for a session of `protocol` in `phase`? The errno is Linux's.
+/// Checks whether `command` is legal for a session of `protocol` in `phase`. The errno is Linux's.
 pub fn check(command: Command, protocol: Protocol, phase: SessionPhase) -> Result<(), Errno> {
     use Command as C;
     use Protocol::{Tcp, Udp};
     use SessionPhase as P;
     match (command, protocol, phase) {
-        // No process may touch these.
+        // No process may refer to these.
         (_, _, P::Handshake | P::Closing) => Err(Errno::BADF),
 
-        // One that has a port already is refused where that is known.
+        // A session that has a port already is refused where the port is checked.
         (C::Bind, _, P::New) | (C::Bind, Tcp, P::Bound) => Ok(()),
         (C::Bind, _, _) => Err(Errno::INVAL),
 
@@ -139,7 +139,7 @@ pub fn check(command: Command, protocol: Protocol, phase: SessionPhase) -> Resul
         (C::Flush, _, _) => Err(Errno::NOTCONN),
 
         (C::Release, _, P::New) => Err(Errno::BADF),
-        // A connected TCP session has state worth a capsule: it must be flushed.
+        // A connected TCP session has state for a capsule: it must be flushed.
         (C::Release, Tcp, P::Connected) => Err(Errno::INVAL),
         (C::Release, _, _) => Ok(()),
 

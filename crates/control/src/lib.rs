@@ -1,4 +1,4 @@
-//! Server logic, sans-IO: ports, processes and sessions, accept queues, admission. Knows no file
+//! Server logic, sans-IO: ports, processes and sessions, accept queues, admission. Uses no file
 //! descriptor, clock or random source; time and randomness are arguments.
 #![forbid(unsafe_code)]
 #![deny(unreachable_pub, clippy::fn_params_excessive_bools, clippy::match_bool)]

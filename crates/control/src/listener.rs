@@ -1,5 +1,5 @@
-//! A listener as the server knows it: its passive opens, whom they are for, and the process that performs its
-//! handshakes, if one does (ADR 15).
+//! The server's record of a listener: its passive opens, the intended receivers of its connections, and the
+//! process that its handshakes are delegated to, if any (ADR 15).
 
 use std::collections::VecDeque;
 
@@ -13,19 +13,19 @@ use portolan_types::{ChannelId, FlowKey, SessionId, Slot};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Delegate {
     pub channel: ChannelId,
-    /// Where the port's segments go there.
+    /// The slot there that the port's segments go to.
     pub slot: Slot,
-    /// As it said last.
+    /// As last reported by the process.
     pub queue: AcceptQueue,
-    /// It was asked to end it.
+    /// The process was asked to end the delegation.
     pub is_wanted_back: bool,
 }
 
-/// Flows to a delegated listener of which the filter knows no rows.
+/// Flows to a delegated listener that have no row in the filter.
 #[derive(Debug, Default)]
 pub struct ExemptFlows {
     pub flows: Vec<FlowKey>,
-    /// There are others, which found no place: the filter must not answer for the listener.
+    /// There are others that found no room: the filter must not answer for the listener.
     pub is_incomplete: bool,
 }
 
@@ -34,13 +34,13 @@ pub struct Listener {
     pub opens: PassiveOpen<SessionId>,
     /// Opens within the host that wait for room.
     pub(crate) local_opens: VecDeque<SessionId>,
-    /// The descriptor's queue is full: we wait for room, and leave connections to the kernel.
+    /// The descriptor's queue is full: the server waits for room, and leaves connections to the kernel.
     pub is_blocked: bool,
-    /// Another process than the one that accepted it was the first to use the last connection.
+    /// The last connection was first used by another process than the one that accepted it.
     pub is_for_children: bool,
-    /// Performs the handshakes; without one the server does.
+    /// Performs the handshakes; the server does if there is none.
     pub delegate: Option<Delegate>,
-    /// Of the processes that do, or did.
+    /// Cookie secret of the processes that perform or performed the handshakes.
     pub lent_secret: Option<Secret>,
     pub floods: FloodCounts,
     pub exempt: Option<ExemptFlows>,

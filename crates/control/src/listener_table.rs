@@ -1,4 +1,4 @@
-//! Who listens at which port, and whose a connection is of several that do.
+//! Which sessions listen at which port, and which of several listeners gets a connection.
 
 use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use portolan_proto::filter::BindingKey;
 use portolan_types::{FlowKey, Protocol, SessionId};
 
-/// Listeners by their port.
+/// Listeners by port.
 #[derive(Debug, Default)]
 pub struct ListenerTable(HashMap<u16, Vec<Endpoint>>);
 
@@ -22,7 +22,7 @@ impl Endpoint {
         BindingKey::of(Protocol::Tcp, self.local, self.v6_only)
     }
 
-    /// Is it bound to any address, and takes those of the flow's family?
+    /// Returns whether it is bound to the unspecified address and accepts the flow's family.
     fn takes_any(&self, flow: &FlowKey) -> bool {
         let is_dual = self.local.is_ipv6() && !self.v6_only;
         self.local.ip().is_unspecified()
@@ -31,7 +31,7 @@ impl Endpoint {
 }
 
 impl ListenerTable {
-    /// Adds a listener, and tells with whom it shares its port.
+    /// Adds a listener. Returns those that it shares its port with.
     pub(crate) fn open(&mut self, endpoint: Endpoint) -> Vec<SessionId> {
         let at_port = self.0.entry(endpoint.local.port()).or_default();
         let others = at_port.iter().map(|other| other.id).collect();
@@ -39,8 +39,8 @@ impl ListenerTable {
         others
     }
 
-    /// Takes a listener out, and tells which bindings no other has. On loopback there are none: no frame of a network is
-    /// for it.
+    /// Removes a listener. Returns the bindings that no other listener has. A listener on loopback has none: no frame
+    /// from a network is for it.
     pub(crate) fn close(&mut self, id: SessionId, port: u16) -> Vec<BindingKey> {
         let Some(at_port) = self.0.get_mut(&port) else {
             return Vec::new();
@@ -62,8 +62,9 @@ impl ListenerTable {
             .collect()
     }
 
-    /// The listener that a connection is for: the very address goes before any address; among equals (`SO_REUSEPORT`) the
-    /// one with the highest hash. Who joins takes flows evenly from all others, who leaves gives up only its own.
+    /// Returns the listener that a connection is for: a specific address takes precedence over the unspecified one;
+    /// among equals (`SO_REUSEPORT`) the highest hash wins. A new member takes flows evenly from all others; a leaving
+    /// one gives up only its own.
     pub fn choose(&self, flow: &FlowKey, hash: impl Fn(SessionId) -> u64) -> Option<SessionId> {
         let at_port = self.0.get(&flow.local.port())?;
         let preferred = |group: &mut dyn Iterator<Item = &Endpoint>| {
@@ -74,7 +75,7 @@ impl ListenerTable {
             .or_else(|| preferred(&mut at_port.iter().filter(|it| it.takes_any(flow))))
     }
 
-    /// The listeners that have the binding.
+    /// Returns the listeners that have the binding.
     pub fn having<'a>(&'a self, binding: &'a BindingKey) -> impl Iterator<Item = SessionId> + 'a {
         let port = u16::from_be_bytes(binding.local_port);
         let at_port = self.0.get(&port).into_iter().flatten();
@@ -173,7 +174,7 @@ mod tests {
         let mut table = table(&[(1, "[::]:80"), (2, "0.0.0.0:80"), (3, "127.0.0.1:80")]);
         let any_v4 = endpoint(2, "0.0.0.0:80").bindings().next();
         assert_eq!(table.having(&any_v4.expect("it has one")).count(), 2);
-        // Any IPv6 address has IPv4's binding, too, which the second keeps.
+        // The unspecified IPv6 address has IPv4's binding, too, which the second listener keeps.
         assert_eq!(table.close(SessionId(1), 80).len(), 1);
         assert!(table.close(SessionId(3), 80).is_empty(), "loopback");
         assert!(table.close(SessionId(3), 80).is_empty(), "closed before");

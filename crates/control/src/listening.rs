@@ -1,4 +1,4 @@
-//! When a port is a listener's, and which process may perform its handshakes.
+//! When a port belongs to a listener, and which process may perform its handshakes.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::listener::Delegate;
 use crate::listener_table::Endpoint;
 use crate::timer::Deadline;
 
-/// How long a process may take to end a delegation that the server wants back.
+/// How long a process may take to end a delegation after it was asked to.
 const BACK_WITHIN: Duration = Duration::from_secs(2);
 
 impl Control {
-    /// A listener begins: its row is to be written, and who performs handshakes at the port alone does so no longer.
+    /// Opens a listener: its row is written, and an existing delegation of the port ends.
     pub(crate) fn open_port(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         let Some(session) = self.registry.session(id) else {
             return;
@@ -31,7 +31,7 @@ impl Control {
         }
     }
 
-    /// Asks the process that performs the listener's handshakes to end that.
+    /// Asks the process that performs the listener's handshakes to end the delegation.
     pub(crate) fn want_back(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         let delegate = self.registry.listener_mut(id);
         let delegate = delegate.and_then(|listener| listener.delegate.as_mut());
@@ -43,7 +43,7 @@ impl Control {
         }
     }
 
-    /// Has a process perform the handshakes of a listener, if that can be; returns what it makes cookies with.
+    /// Delegates the handshakes of a listener to a process, if possible. Returns the cookie secret for it.
     pub fn delegate(
         &mut self,
         id: SessionId,
@@ -64,7 +64,7 @@ impl Control {
         Some(listener.lent_secret.get_or_insert_with(fresh).0)
     }
 
-    /// Not ports that listeners share, nor what only the server does: Fast Open, and waiting for bytes.
+    /// Ports that listeners share cannot be delegated, nor what only the server does: Fast Open, and waiting for data.
     fn can_delegate(&self, channel: ChannelId, id: SessionId) -> bool {
         let (Some(session), Some(listener)) =
             (self.registry.session(id), self.registry.listener(id))
@@ -82,7 +82,7 @@ impl Control {
                 .is_none_or(|delegate| delegate.channel == channel && !delegate.is_wanted_back)
     }
 
-    /// Who performs the listener's handshakes.
+    /// Returns the delegate of the listener, if any.
     pub fn delegate_of(&self, id: SessionId) -> Option<Delegate> {
         self.registry.listener(id)?.delegate
     }
@@ -92,13 +92,13 @@ impl Control {
         delegate.is_some_and(|delegate| delegate.channel == channel)
     }
 
-    /// Whose the SYNs to a listener are.
+    /// Returns the channel that SYNs to a listener go to.
     pub fn channel_of_listener(&self, id: SessionId) -> ChannelId {
         let delegate = self.delegate_of(id);
         delegate.map_or(ChannelId::SERVER, |delegate| delegate.channel)
     }
 
-    /// The listeners whose handshakes the process performs.
+    /// Returns the listeners delegated to the process.
     pub fn delegated_to(&self, channel: ChannelId) -> Vec<SessionId> {
         let all = self.listeners.all();
         all.filter(|&id| self.is_delegate(id, channel)).collect()

@@ -1,4 +1,4 @@
-//! Which way an open leads, from which endpoint, which session comes of it, and what a failed one leaves behind.
+//! Where an open leads, from which endpoint, which session results, and what a failed open leaves behind.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -19,7 +19,7 @@ use crate::timer::Deadline;
 #[cfg(test)]
 mod tests;
 
-/// Why a call does not lead to a session of Portolan's.
+/// Why a call does not result in a Portolan session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fallback {
     Kernel(KernelReason),
@@ -41,22 +41,22 @@ impl From<KernelReason> for Fallback {
 /// Where an active open leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// To a listener of ours, without leaving the host.
+    /// To a Portolan listener, without leaving the host.
     WithinHost(LocalPeer),
     Network(Path),
 }
 
-/// An address of this host's that somebody wants to reach, and where from.
+/// A local address of this host that is to be reached, and the path to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LocalPeer {
     pub remote: SocketAddr,
     pub path: Path,
-    /// The listener takes bytes with the opening (`TCP_FASTOPEN`).
+    /// The listener accepts data with the SYN (`TCP_FASTOPEN`).
     pub opens_fast: bool,
 }
 
 impl Control {
-    /// Where an open to `remote` leads. `known` may be bound; `hash` deals connections to listeners that share a port.
+    /// Returns where an open to `remote` leads. `known` may be bound; `hash` chooses among listeners that share a port.
     pub fn way_to(
         &self,
         routes: &Routes,
@@ -107,8 +107,8 @@ impl Control {
         })
     }
 
-    /// Chooses source address and port for a TCP session that wants to reach `remote`, and enters the connection in the
-    /// port table. Where that fails, a TIME-WAIT between the two hosts goes if it is old enough.
+    /// Chooses source address and port for a TCP session to `remote`, and enters the connection in the port table. If
+    /// that fails, a TIME-WAIT between the two hosts is reused if it is old enough.
     pub fn choose_source(
         &mut self,
         id: SessionId,
@@ -160,7 +160,7 @@ impl Control {
         }
     }
 
-    /// Enters a session, of a process or of a listener's; what it claims goes if it cannot be.
+    /// Enters a session of a process or of a listener; on failure its claims are released.
     pub fn enter(
         &mut self,
         owner: Option<ChannelId>,
@@ -172,7 +172,7 @@ impl Control {
         entered.inspect_err(|_| claims.for_each(|claim| self.ports.release(claim)))
     }
 
-    /// Enters the session of a connection that a listener opens: on its port, and for its user.
+    /// Enters the session of a connection that a listener opens: on its port, and charged to its user.
     pub fn enter_for(
         &mut self,
         listener: SessionId,
@@ -204,12 +204,12 @@ impl Control {
         Ok(id)
     }
 
-    /// The claim behind a session, for connections that join its port.
+    /// Returns the claim of a session, for connections that join its port.
     pub fn claim_of(&self, id: SessionId) -> Option<PortClaim> {
         self.ports.claim(self.registry.session(id)?.claim?)
     }
 
-    /// Takes a failed open back to where `connect` found it.
+    /// Returns a session whose open failed to its state before `connect`.
     pub(crate) fn on_open_failed(&mut self, id: SessionId, out: &mut Effects) {
         self.vacate(id, out);
         let bound = self.claim_of(id);
@@ -236,8 +236,8 @@ impl Control {
         self.give_up_unchosen_port(id, out);
     }
 
-    /// As Linux: a socket that is closed for its peers keeps its address, and its port only if the program chose it
-    /// (`SOCK_BINDPORT_LOCK`).
+    /// As in Linux, a socket that is disconnected or stops listening keeps its address, but its port only if the
+    /// program chose it (`SOCK_BINDPORT_LOCK`).
     fn give_up_unchosen_port(&mut self, id: SessionId, out: &mut Effects) {
         let session = self.registry.session_mut(id);
         let Some(session) = session.filter(|session| !session.has_chosen_port) else {
@@ -250,8 +250,8 @@ impl Control {
         }
     }
 
-    /// A call leads to the kernel's sockets. Returns the session whose port goes there, too: of a UDP session that its process
-    /// holds, its library says when.
+    /// Counts a call that falls back to the kernel. Returns the session whose port goes to the kernel, too, except a
+    /// UDP session held by its process: there the library decides when.
     pub fn fall_back(
         &mut self,
         reason: KernelReason,
@@ -265,7 +265,7 @@ impl Control {
     }
 }
 
-/// May a session of Portolan's have this local address?
+/// Checks whether a Portolan session may have this local address.
 pub fn check_local(routes: &Routes, protocol: Protocol, local: SocketAddr) -> Result<(), Fallback> {
     let address = local.ip();
     if is_scoped(address) && scope_of(local) == 0 {
@@ -282,7 +282,7 @@ pub fn check_local(routes: &Routes, protocol: Protocol, local: SocketAddr) -> Re
     }
     let is_for_many = address.is_multicast() || routes.is_broadcast(address);
     match protocol {
-        // Who binds to a group hears that group only (the kernel socket is bound likewise).
+        // A socket bound to a group receives that group only (the kernel socket is bound likewise).
         Protocol::Udp if is_for_many => return Ok(()),
         Protocol::Tcp if is_for_many => return Err(KernelReason::NotUnicast.into()),
         Protocol::Udp | Protocol::Tcp => {}
@@ -294,11 +294,11 @@ pub fn check_local(routes: &Routes, protocol: Protocol, local: SocketAddr) -> Re
     }
 }
 
-/// Is `remote` reached through a managed device? The session may be bound to an address of one.
+/// Returns the path to `remote` through a managed device. The session may be bound to an address of one.
 fn path_to(routes: &Routes, remote: SocketAddr, bound: Option<IpAddr>) -> Result<Path, Fallback> {
     let scope = scope_of(remote);
     let remote = remote.ip();
-    // As Linux: a link-local peer is on no link that anybody knows.
+    // As in Linux, a link-local peer needs a scope.
     if is_scoped(remote) && scope == 0 {
         return Err(Errno::INVAL.into());
     }
@@ -320,7 +320,7 @@ fn path_to(routes: &Routes, remote: SocketAddr, bound: Option<IpAddr>) -> Result
         RouteKind::Refuse => return Err(KernelReason::NoRoute.into()),
     }
     match bound {
-        // The kernel knows what to say of that.
+        // The kernel knows the right error for that.
         Some(local) if local.is_loopback() => Err(KernelReason::LocalAddress.into()),
         Some(local) if !local.is_unspecified() && local.is_ipv4() != remote.is_ipv4() => {
             Err(Errno::AFNOSUPPORT.into())
@@ -329,7 +329,7 @@ fn path_to(routes: &Routes, remote: SocketAddr, bound: Option<IpAddr>) -> Result
     }
 }
 
-/// The path to an address of the host's own.
+/// Returns the path to an address of this host.
 fn path_within(routes: &Routes, remote: SocketAddr, bound: Option<IpAddr>) -> Option<Path> {
     if !routes.is_local(remote.ip()) {
         return None;
@@ -344,7 +344,7 @@ fn path_within(routes: &Routes, remote: SocketAddr, bound: Option<IpAddr>) -> Op
     })
 }
 
-/// Linux takes "any address" for this host's own.
+/// As in Linux, the unspecified address means this host.
 fn reached(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(Ipv4Addr::UNSPECIFIED) => Ipv4Addr::LOCALHOST.into(),

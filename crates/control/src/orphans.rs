@@ -1,6 +1,6 @@
 //! Orphans: connections that programs have closed with data unsent, or with a peer that does not close.
-//! The server finishes them. They are limited in number and in bytes, for each user and in all, and one
-//! that makes no progress in time: as Linux resets orphans (`tcp_max_orphans`, `tcp_orphan_retries`).
+//! The server finishes them. They are limited in number and in bytes, per user and in total; an orphan
+//! that makes no progress in time is reset, as in Linux (`tcp_max_orphans`, `tcp_orphan_retries`).
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,24 +10,24 @@ use portolan_types::SessionId;
 use crate::budget::{Budget, Exhausted, Limit};
 use crate::session::Orphan;
 
-/// How many there may be, and for how long.
+/// How many orphans there may be, and for how long.
 #[derive(Clone, Copy, Debug)]
 pub struct OrphanLimits {
     pub number: Limit,
     /// In bytes.
     pub memory: Limit,
-    /// For how long a peer may take nothing.
+    /// How long a peer may acknowledge nothing.
     pub patience: Duration,
 }
 
-/// What bounds them; the orphans themselves are in their sessions' entries.
+/// The limits of orphans; the orphans themselves are in the entries of their sessions.
 #[derive(Debug)]
 pub(crate) struct Orphans {
     number: Budget,
     memory: Budget,
     pub(crate) patience: Duration,
     next_age: u64,
-    /// Each user's, the oldest first.
+    /// By user, the oldest first.
     by_age: BTreeMap<(u32, u64), SessionId>,
 }
 
@@ -65,7 +65,7 @@ impl Orphans {
         Ok(orphan)
     }
 
-    /// It has nothing to send any more, or is gone.
+    /// Removes an orphan that is finished or reset.
     pub(crate) fn remove(&mut self, uid: u32, orphan: Orphan) {
         self.by_age.remove(&(uid, orphan.age));
     }
@@ -82,7 +82,7 @@ impl Orphans {
 }
 
 impl Orphan {
-    /// Is there less of it than at the last look?
+    /// Updates the unsent bytes. Returns whether they are fewer than at the last review.
     pub(crate) fn has_shrunk_to(&mut self, bytes: u64) -> bool {
         let has_shrunk = bytes < self.bytes;
         self.bytes = bytes;

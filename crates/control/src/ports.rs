@@ -1,9 +1,9 @@
-//! The port namespace: who holds which local endpoint, by Linux's rules for `SO_REUSEADDR`,
-//! `SO_REUSEPORT` and `IPV6_V6ONLY`. Owns claims and the set of live flows; never opens a socket.
+//! The port namespace: who holds which local endpoint, by Linux's rules for `SO_REUSEADDR`, `SO_REUSEPORT` and
+//! `IPV6_V6ONLY`. Owns claims and the set of live flows; never opens a socket.
 //!
 //! A claim is *bound* (by `bind`), *listening*, a *flow* (a connection on the port), a flow that *lingers* (FIN-WAIT-2
-//! without a user, or TIME-WAIT, of a connection that nobody holds any more), or *held back* (the time after a process
-//! died). One port may carry many claims.
+//! without a user, or TIME-WAIT, of a connection without a holder), or *held back* (for a time after a process died).
+//! One port may carry many claims.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, SocketAddr};
@@ -27,7 +27,7 @@ pub struct PortClaim {
     pub uid: u32,
 }
 
-/// Names a granted claim until it is released.
+/// Identifies a granted claim until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClaimId(u64);
 
@@ -43,7 +43,7 @@ pub enum ClaimError {
 }
 
 impl ClaimError {
-    /// As `bind`, `listen` and `connect` of Linux report it.
+    /// Returns the errno that `bind`, `listen` and `connect` of Linux return.
     pub fn errno(self) -> Errno {
         match self {
             ClaimError::InUse => Errno::ADDRINUSE,
@@ -68,7 +68,7 @@ enum Use {
 }
 
 impl Use {
-    /// The peer of a connection.
+    /// Returns the peer of a connection.
     fn remote(&self) -> Option<SocketAddr> {
         match *self {
             Use::Flow(remote) | Use::Lingering { remote, .. } => Some(remote),
@@ -84,7 +84,7 @@ struct ClaimEntry {
     usage: Use,
 }
 
-/// How many ports a connection looks at for one that nobody has.
+/// How many ports a connection tries to find one without any claim.
 const UNSHARED_TRIES: usize = 16;
 
 /// All claims of one network namespace.
@@ -136,10 +136,10 @@ impl PortTable {
         Err(ClaimError::InUse)
     }
 
-    /// Grants an ephemeral port for a connection to `remote`. Connections to different peers may
-    /// share a port, which they do where a port of one's own is not found soon: who binds it later with `SO_REUSEADDR` must
-    /// share with each of them. A bound endpoint is never shared. Of a connection within one host both ends are here: the other one
-    /// of the last on this port may still be closing.
+    /// Grants an ephemeral port for a connection to `remote`. A bound endpoint is never shared, but connections to
+    /// different peers may share a port if an unused one is not found soon: a later bind with `SO_REUSEADDR` must share
+    /// with each of them. Both ends of a connection within the host are in the table: the other end of the last one on
+    /// this port may still be closing.
     pub fn connect(
         &mut self,
         claim: PortClaim,
@@ -163,8 +163,8 @@ impl PortTable {
         Err(ClaimError::Exhausted)
     }
 
-    /// Records one more connection on a port that its listener or a `bind` holds. It takes the place of one that
-    /// lingers (Linux's `tcp_twsk_unique` for a port that was chosen, and its SYN in TIME-WAIT).
+    /// Records one more connection on a port that its listener or a `bind` holds. It replaces a lingering one (Linux's
+    /// `tcp_twsk_unique` for a port that was chosen, and its SYN in TIME-WAIT).
     pub fn join(&mut self, claim: PortClaim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
         let claim = normalised(claim);
         if let Some(&earlier) = self.flows.get(&flow_of(&claim, remote)) {
@@ -200,7 +200,7 @@ impl PortTable {
         }
     }
 
-    /// Frees a claim now.
+    /// Frees a claim at once.
     pub fn release(&mut self, id: ClaimId) {
         let Some(key) = self.index.remove(&id) else {
             return;
@@ -224,8 +224,8 @@ impl PortTable {
         }
     }
 
-    /// Keeps a claim's port from careless reuse until `until`: only a bind with `SO_REUSEADDR`
-    /// gets it, and no connection to the same peer.
+    /// Holds a claim's port back from reuse until `until`: only a bind with `SO_REUSEADDR` gets it, and no connection
+    /// to the same peer.
     pub fn hold_back(&mut self, id: ClaimId, until: Instant) {
         let Some(entry) = self.entry_mut(id) else {
             return;
@@ -239,9 +239,9 @@ impl PortTable {
         self.held.insert((until, id));
     }
 
-    /// Keeps the claim of a connection that is over until `until`, again if it lingers already: a `bind` shares the port
-    /// as with a live connection, and a connection to the same peer from a port that was chosen takes its place. True
-    /// if the one that would have ended next had to go because there are more than `most`.
+    /// Keeps the claim of a closed connection until `until`, or extends it if it lingers already: a `bind` shares the
+    /// port as with a live connection, and a connection to the same peer from a chosen port replaces it. Returns true
+    /// if there were more than `most` and the next to expire was evicted.
     pub fn linger(&mut self, id: ClaimId, until: Instant, most: usize) -> bool {
         let Some(entry) = self.entry_mut(id) else {
             return false;
@@ -265,12 +265,12 @@ impl PortTable {
         true
     }
 
-    /// Ephemeral ports that there are.
+    /// Returns the size of the ephemeral range.
     pub fn ephemeral(&self) -> usize {
         self.ephemeral.len()
     }
 
-    /// Frees what was held back, or has lingered, long enough. Returns when to call again.
+    /// Frees claims whose hold-back or lingering has expired. Returns when to call again.
     pub fn expire(&mut self, now: Instant) -> Option<Instant> {
         while let Some((until, id)) = self.next_to_expire()
             && until <= now
@@ -280,7 +280,7 @@ impl PortTable {
         self.next_expiry()
     }
 
-    /// When there is something to free.
+    /// Returns when the next claim expires.
     pub fn next_expiry(&self) -> Option<Instant> {
         self.next_to_expire().map(|(until, _)| until)
     }
@@ -329,7 +329,7 @@ impl PortTable {
         self.ports.contains_key(&(protocol, port))
     }
 
-    /// Is the port held by anything but connections?
+    /// Returns whether the port is held by anything but connections.
     fn bound(&self, claim: &PortClaim) -> bool {
         let key = (claim.protocol, claim.local.port());
         self.ports.get(&key).is_some_and(|entries| {

@@ -1,4 +1,4 @@
-//! Guarantees: which fit, and what each is then. Sums and formulas only.
+//! Guarantees: which are admitted, and what each amounts to. Arithmetic only.
 
 pub mod cpu;
 pub mod transmit;

@@ -1,11 +1,11 @@
-//! Sessions that a process is asked to give back, and who waits for them (ADR 8).
+//! Sessions that a process is asked to give back, and the requesters that wait for them (ADR 8).
 
 use portolan_types::Slot;
 
-/// Requests that may wait for one session.
+/// How many requests may wait for one session.
 pub(crate) const REQUESTERS_MAX: usize = 64;
 
-/// Names a control connection.
+/// Identifies a control connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClientId(pub u64);
 
@@ -26,7 +26,7 @@ pub struct Requester {
     pub want: RequestedState,
 }
 
-/// A session on its way back.
+/// A pending recall of a session.
 #[derive(Debug)]
 pub struct Recall {
     pub requesters: Vec<Requester>,

@@ -1,6 +1,6 @@
-//! Who is there: processes with their channels, sessions with their holders. Admits requests and
-//! bounds how much one process or user may have. SessionEntry numbers are random, so that knowing one
-//! proves that its descriptor's message was read.
+//! Processes with their channels, and sessions with their holders. Admits requests and limits how much one
+//! process or user may have. Session numbers are random: knowing one proves that its descriptor's message
+//! was read.
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ use crate::session::{Holder, Life, Opening, SessionEntry};
 #[cfg(test)]
 mod tests;
 
-/// How much the server lets in.
+/// Limits of what the server admits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub processes: Limit,
@@ -46,7 +46,7 @@ pub struct Process {
 /// All processes and sessions of one network namespace.
 #[derive(Debug)]
 pub struct Registry {
-    /// Channels are numbered up to it.
+    /// Highest channel number.
     channels: u32,
     sessions_per_process: u32,
     process_budget: Budget,
@@ -57,9 +57,9 @@ pub struct Registry {
     cookies: HashMap<u64, SessionId>,
     /// Sessions with a row of their flow in the filter.
     flows: HashMap<FlowKey, SessionId>,
-    /// Memberships of all sessions in groups.
+    /// Number of group memberships of all sessions.
     memberships: usize,
-    /// The last generation given to any row: fresh for every aim of every row.
+    /// The last generation given to any row; each steering of a row gets a new one.
     generation: u32,
 }
 
@@ -80,7 +80,7 @@ impl Registry {
         }
     }
 
-    /// Other limits from now on. There are as many channels as before.
+    /// Changes the limits. The number of channels stays.
     pub fn set_limits(&mut self, limits: &Limits) {
         self.sessions_per_process = limits.sessions_per_process;
         self.process_budget.set_limit(limits.processes);
@@ -88,7 +88,7 @@ impl Registry {
         self.binding_budget.set_limit(limits.bindings);
     }
 
-    /// Channels that no process has, the lowest first.
+    /// Returns the channels without a process, lowest first.
     pub fn free_channels(&self) -> impl Iterator<Item = ChannelId> + '_ {
         (1..=self.channels)
             .map(ChannelId)
@@ -100,7 +100,7 @@ impl Registry {
         self.process_budget.charge(uid, 1)
     }
 
-    /// Gives a process that was admitted a free channel.
+    /// Gives an admitted process a free channel.
     pub fn register(&mut self, channel: ChannelId, pid: u32, program: String, charge: Charge) {
         let process = Process {
             channel,
@@ -115,7 +115,7 @@ impl Registry {
         self.processes.insert(channel, process);
     }
 
-    /// Charges the session's user for rows in the table of bindings, instead of what it was charged before.
+    /// Charges the session's user for rows in the table of bindings, replacing the previous charge.
     pub fn charge_bindings(&mut self, id: SessionId, rows: usize) -> Result<(), Errno> {
         let session = self.sessions.get_mut(&id).ok_or(Errno::BADF)?;
         session.bindings = None;
@@ -123,14 +123,14 @@ impl Registry {
         Ok(())
     }
 
-    /// Charges for no rows any more.
+    /// Releases the charge for rows in the table of bindings.
     pub fn release_bindings(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.bindings = None;
         }
     }
 
-    /// Requests that were refused for want of processes, sessions, and rows in the table of bindings.
+    /// Returns how many requests were refused by the budgets of processes, sessions, and rows in the table of bindings.
     pub fn refusals(&self) -> [u64; 3] {
         let budgets = [
             &self.process_budget,
@@ -140,19 +140,19 @@ impl Registry {
         budgets.map(Budget::refused)
     }
 
-    /// The sessions whose packets go to a process.
+    /// Returns the sessions whose packets go to a process.
     pub fn held_by(&self, channel: ChannelId) -> Vec<SessionId> {
         let process = self.processes.get(&channel);
         process.map_or_else(Vec::new, |process| process.held.iter().copied().collect())
     }
 
-    /// The sessions whose descriptor a process is known to have.
+    /// Returns the sessions whose descriptor a process is known to have.
     pub fn known_to(&self, channel: ChannelId) -> Vec<SessionId> {
         let process = self.processes.get(&channel);
         process.map_or_else(Vec::new, |process| process.known.iter().copied().collect())
     }
 
-    /// Forgets that a process has a session's descriptor.
+    /// Records that a process no longer has a session's descriptor.
     pub fn disentitle(&mut self, id: SessionId, channel: ChannelId) {
         if let Some(process) = self.processes.get_mut(&channel) {
             process.known.remove(&id);
@@ -166,7 +166,7 @@ impl Registry {
         }
     }
 
-    /// Forgets a process, which holds no session any more. Returns what it was charged for.
+    /// Removes a process that holds no sessions. Returns its charge.
     pub fn unregister(&mut self, channel: ChannelId) -> Option<Charge> {
         for id in self.known_to(channel) {
             self.disentitle(id, channel);
@@ -175,7 +175,7 @@ impl Registry {
         Some(process.charge)
     }
 
-    /// May `channel` have one more session?
+    /// Checks whether `channel` may have one more session.
     pub fn has_room(&self, channel: ChannelId) -> Result<(), Errno> {
         let process = self.processes.get(&channel).ok_or(Errno::PERM)?;
         if process.sessions >= self.sessions_per_process {
@@ -194,7 +194,7 @@ impl Registry {
         if let Some(channel) = owner {
             self.has_room(channel)?;
         }
-        // One near end, one session: a second would take the first one's name.
+        // One near end, one session: a second would take over the first one's cookie.
         if opening.cookie != 0 && self.by_cookie(opening.cookie).is_some() {
             return Err(Errno::INVAL);
         }
@@ -231,7 +231,7 @@ impl Registry {
         Ok(session)
     }
 
-    /// Records that `channel` has the descriptor; the first one that does is charged.
+    /// Records that `channel` has the descriptor; the first process that does is charged.
     pub fn entitle(&mut self, id: SessionId, channel: ChannelId) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
@@ -247,7 +247,7 @@ impl Registry {
         }
     }
 
-    /// As [`Registry::entitle`], for a process that is told that the session is relayed.
+    /// Like [`Registry::entitle`], for a process that is told that the session is relayed.
     pub fn tell_relayed(&mut self, id: SessionId, channel: ChannelId) {
         self.entitle(id, channel);
         if let Some(session) = self.sessions.get_mut(&id) {
@@ -255,14 +255,14 @@ impl Registry {
         }
     }
 
-    /// Nobody's calls go to the descriptor any more.
+    /// Records that no process uses the descriptor for relaying any more.
     pub fn end_relay(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.relayed_to.clear();
         }
     }
 
-    /// Records that `channel` no longer uses the session; it is no longer charged.
+    /// Records that the session's owner no longer uses it and is not charged for it.
     pub fn detach(&mut self, id: SessionId) {
         let Some(session) = self.sessions.get_mut(&id) else {
             return;
@@ -276,7 +276,7 @@ impl Registry {
         }
     }
 
-    /// Keeps what a library says of the socket.
+    /// Stores the socket options reported by a library.
     pub fn describe(&mut self, id: SessionId, options_blob: SocketOptionsBlob) {
         if let Some(session) = self.sessions.get_mut(&id)
             && options_blob.0.len() <= SocketOptionsBlob::MAX
@@ -300,7 +300,7 @@ impl Registry {
         generation
     }
 
-    /// Nothing reaches the session any more. Returns the flow that has a row.
+    /// Removes the session's holder. Returns the flow that has a row in the filter.
     pub fn unsteer(&mut self, id: SessionId) -> Option<FlowKey> {
         self.set_holder(id, Holder::None);
         let flow = self.sessions.get_mut(&id)?.row.take()?;
@@ -310,7 +310,7 @@ impl Registry {
         Some(flow)
     }
 
-    /// Makes the session a member of a group on a device.
+    /// Adds the session to a group on a device.
     pub fn join_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
         if let Some(session) = self.sessions.get_mut(&id)
             && session.memberships.insert((group, interface))
@@ -333,7 +333,7 @@ impl Registry {
         }
     }
 
-    /// Is any session a member of a group?
+    /// Returns whether any session is a member of a group.
     pub fn has_members(&self) -> bool {
         self.memberships > 0
     }
@@ -359,7 +359,7 @@ impl Registry {
         }
     }
 
-    /// The server has the session that it waited for; none if it did not.
+    /// Makes the server the holder of a session that it waited for. Returns none if it did not wait.
     pub fn arrive(&mut self, id: SessionId) -> Option<(Slot, Generation)> {
         let session = self.sessions.get_mut(&id)?;
         let (slot, generation) = session.awaited.take()?;
@@ -373,7 +373,7 @@ impl Registry {
         Generation(self.generation)
     }
 
-    /// Replaces the descriptor's cookie (a listener's descriptor is replaced by `Listen`).
+    /// Replaces the descriptor's cookie (`Listen` replaces a listener's descriptor).
     pub fn replace_cookie(&mut self, id: SessionId, cookie: u64) {
         if let Some(session) = self.sessions.get_mut(&id) {
             self.cookies.remove(&session.cookie);
@@ -433,7 +433,7 @@ impl Registry {
         self.cookies.get(&cookie).and_then(|id| self.session(*id))
     }
 
-    /// The session whose row has the flow.
+    /// Returns the session whose row has the flow.
     pub fn by_flow(&self, flow: &FlowKey) -> Option<SessionId> {
         self.flows.get(flow).copied()
     }

@@ -1,4 +1,4 @@
-//! What is known of a relayed session, and what all of them hold.
+//! State of a relayed session, and the memory of all of them.
 
 use std::collections::BTreeSet;
 
@@ -6,46 +6,46 @@ use portolan_types::SessionId;
 
 use crate::budget::{Budget, Charge, Limit};
 
-/// What one relayed session has seen.
+/// State of one relayed session.
 #[derive(Debug, Default)]
 pub struct Relay {
-    /// The application's side ended: nothing more comes from the descriptor.
+    /// The application's side has ended: nothing more comes from the descriptor.
     pub near_ended: bool,
-    /// The peer's end was passed on to the descriptor.
+    /// The peer's FIN was passed on to the descriptor.
     pub far_ended: bool,
     /// Every copy of the descriptor is closed.
     pub hung_up: bool,
-    /// And bytes lay in it that nobody had read.
+    /// The descriptor was closed with unread bytes in it.
     pub left_unread: bool,
-    /// Bytes that may still go to the descriptor before its last holder has had time to come back.
+    /// Bytes that may still be written to the descriptor before its last holder has had time to take the session back.
     pub allowance: Option<usize>,
-    /// For what is held.
+    /// Charge for the bytes held.
     pub(crate) charge: Option<Charge>,
 }
 
-/// Does the session's last holder perhaps want it back at once?
+/// Whether the session's last holder may soon want it back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
     AtOnce,
     Gently,
 }
 
-/// How a relayed session stands after bytes have been moved both ways.
+/// State of a relayed session after bytes were moved both ways.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RelayProgress {
-    /// Bytes that the server holds of it; those of local sessions lie in the memory that its two programs share.
+    /// Bytes that the server holds for it. Those of local sessions are in memory that the two programs share.
     pub stored: Option<usize>,
-    /// The connection takes more.
+    /// The connection accepts more data.
     pub is_writable: bool,
-    /// It is closed, and all that came is read.
+    /// It is closed, and everything received was read.
     pub is_over: bool,
     /// The user has no room for more.
     pub is_stalled: bool,
-    /// The descriptor takes no more.
+    /// The descriptor accepts no more.
     pub is_blocked: bool,
 }
 
-/// What is waited for at a descriptor, beside its end.
+/// Events awaited on a descriptor, besides its hang-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Interest {
     pub bytes: bool,
@@ -56,7 +56,7 @@ pub struct Interest {
 #[derive(Debug)]
 pub(crate) struct Relays {
     pub(crate) memory: Budget,
-    /// Those whose descriptors are not read for want of room.
+    /// Sessions whose descriptors are not read for lack of room.
     pub(crate) stalled: BTreeSet<SessionId>,
 }
 

@@ -1,9 +1,9 @@
-//! Relayed sessions: which directions their descriptors are served in, how much the server holds of them for a user, and
-//! when they end.
+//! Relayed sessions: in which directions their descriptors are served, how much the server holds of them for a user,
+//! and when they end.
 //!
-//! What is held, bytes that a program has written and the peer has not acknowledged, and those that the program has not
-//! read, is charged to the session's user. Where that has as much as it may, no more is taken out of its descriptors: who
-//! writes to one waits, as for a peer that takes nothing.
+//! The held bytes – written by a program and not acknowledged by the peer, or not read by the program – are charged to
+//! the session's user. At the limit no more is read from the user's descriptors, and writers block as for a peer with a
+//! closed window.
 
 use std::time::Duration;
 
@@ -17,15 +17,15 @@ use crate::timer::{Deadline, Timer};
 #[cfg(test)]
 mod tests;
 
-/// What comes at once to a descriptor whose session its last holder may soon want back, and how long
-/// the rest waits: all that lies in the descriptor then has to be taken out again.
+/// Bytes written at once to a descriptor whose last holder may soon want the session back, and how long the rest waits:
+/// all that is in the descriptor then has to be taken out again.
 const FIRST_HELPING: usize = 16 * 1024;
 const SECOND_HELPING_AFTER: Duration = Duration::from_millis(2);
 
-/// What each session may hold whatever the others of its user do, so that none waits for ever.
+/// What each session may hold regardless of its user's others, so that none starves.
 const LEAST: usize = 4096;
 
-/// When to look for room again.
+/// When to check for room again.
 const RETRY: Duration = Duration::from_millis(10);
 
 impl Control {
@@ -54,7 +54,7 @@ impl Control {
         }
     }
 
-    /// What was held back follows, since nobody wanted the session back.
+    /// Releases the bytes that were held back, since the session was not recalled.
     pub(crate) fn end_allowance(&mut self, id: SessionId, out: &mut Effects) {
         if let Some(relay) = self.registry.relay_mut(id) {
             relay.allowance = None;
@@ -62,7 +62,7 @@ impl Control {
         }
     }
 
-    /// How many bytes may be taken out of the descriptor of a session of which `stored` are held?
+    /// Returns how many bytes may be read from the descriptor of a session that has `stored` bytes held.
     pub fn relay_room(&self, id: SessionId, stored: Option<usize>) -> usize {
         let (Some(stored), Some(session)) = (stored, self.registry.session(id)) else {
             return usize::MAX;
@@ -87,7 +87,7 @@ impl Control {
             let open = || self.relays.memory.open(uid);
             relay.charge.get_or_insert_with(open).set(stored as u64);
         }
-        // Who still has the descriptor of a connection that is over learns it by the descriptor's end.
+        // Processes that still have the descriptor of a closed connection see its end-of-file.
         if (relay.hung_up && relay.near_ended) || progress.is_over {
             let is_lost = relay.left_unread;
             out.push(Effect::ClosePeerEnd(id));
@@ -99,7 +99,7 @@ impl Control {
         }
         if !relay.hung_up {
             let interest = Interest {
-                // If it is not writable now, an event will tell when it is.
+                // If the connection is not writable now, an event reports when it is.
                 bytes: !relay.near_ended && progress.is_writable && !progress.is_stalled,
                 room: progress.is_blocked,
             };
@@ -112,7 +112,7 @@ impl Control {
         }
     }
 
-    /// Those that waited for room are read again.
+    /// Resumes the relays that waited for room.
     pub fn stalled_relays(&mut self) -> Effects {
         let stalled = std::mem::take(&mut self.relays.stalled);
         stalled.into_iter().map(Effect::MoveBytes).collect()

@@ -1,5 +1,5 @@
-//! The entry of one session, whoever holds it: its endpoints, who may use it, and where it stands in
-//! its life. What only one part of that life needs lies in that part and ends with it.
+//! The entry of one session, whoever holds it: its endpoints, who may use it, and its phase of life.
+//! Data that only one phase needs is part of that phase and ends with it.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -24,18 +24,18 @@ pub enum Holder {
     Process(ChannelId, Slot),
 }
 
-/// A session's life, with what each part of it needs. [`SessionPhase`] names the parts.
+/// A session's life, with the data of each phase. [`SessionPhase`] names the phases.
 #[derive(Debug)]
 pub enum Life {
     /// Has a local endpoint and no peer.
     Bound,
     Listening(Box<Listener>),
-    /// Goes to that process when its handshake is done.
+    /// Given to that process when its handshake is done.
     Connecting {
         channel: ChannelId,
         slot: Slot,
     },
-    /// Its listener offers it when bytes have come, or at that time.
+    /// Offered by its listener when data has arrived, or at `deferred_until`.
     Handshake {
         deferred_until: Option<Instant>,
     },
@@ -44,13 +44,13 @@ pub enum Life {
     /// Held by a process; TCP is connected, UDP has a peer.
     Connected,
     Relayed(Relay),
-    /// Held by the server for the next process that asks.
+    /// Held by the server for the next process that asks for it.
     Parked,
     Closing(Closing),
 }
 
 impl Life {
-    /// Of a handshake that waits for nothing else.
+    /// A handshake that waits for nothing else.
     pub fn handshake() -> Life {
         Life::Handshake {
             deferred_until: None,
@@ -75,12 +75,12 @@ impl Life {
 /// How the server finishes a session that no process has any more.
 #[derive(Debug)]
 pub enum Closing {
-    /// The engine sends what is left; an orphan while that is counted against its user.
+    /// The engine sends the rest; counted against its user as long as it is an orphan.
     Finishing(Option<Orphan>),
     TimeWait {
         since: Instant,
     },
-    /// Its holder died with its numbers: the peer must say them before it can be reset.
+    /// Its holder died with the sequence numbers: the peer must send them before it can be reset.
     Probing {
         tries: u32,
     },
@@ -90,7 +90,7 @@ pub enum Closing {
 #[derive(Debug)]
 pub struct Orphan {
     pub(crate) age: u64,
-    /// Unsent at the last look.
+    /// Unsent bytes at the last review.
     pub(crate) bytes: u64,
     pub(crate) _number: Charge,
     pub(crate) memory: Charge,
@@ -111,21 +111,21 @@ pub struct SessionEntry {
     pub generation: Generation,
     /// Its row in the filter's table of flows.
     pub(crate) row: Option<FlowKey>,
-    /// Where the server waits for it while its holder packs it.
+    /// Where the server waits for the session while its holder makes the capsule.
     pub awaited: Option<(Slot, Generation)>,
-    /// Others want it, and its holder was asked to give it back.
+    /// Set while the session is recalled from its holder.
     pub recall: Option<Recall>,
     /// The other end, if both are on this host.
     pub local_peer: Option<SessionId>,
     /// The server has its end of the descriptor.
     pub has_descriptor: bool,
-    /// Deadlines that were set, by their bits.
+    /// Deadlines that were set, as bits.
     pub(crate) armed: u8,
-    /// Its own bind, if it has one.
+    /// Claim of its own bind, if it has one.
     pub claim: Option<ClaimId>,
-    /// The process chose the port of its bind: that stays when a connection fails or the listener stops.
+    /// The process chose the port of its bind: the port is kept when a connection fails or the listener stops.
     pub has_chosen_port: bool,
-    /// Its connection's place in the port table.
+    /// Claim of its connection in the port table.
     pub flow_claim: Option<ClaimId>,
     /// Socket cookie of the descriptor's near end.
     pub cookie: u64,
@@ -133,28 +133,28 @@ pub struct SessionEntry {
     pub listener: Option<SessionId>,
     /// The process that accepted it.
     pub acceptor: Option<ChannelId>,
-    /// How often it went to a process or came back from one.
+    /// How often it moved to a process or back.
     pub migrations: u32,
-    /// How often it was wanted back from a process.
+    /// How often it was recalled from a process.
     pub recalls: u32,
-    /// As a library last told them.
+    /// As last reported by a library.
     pub options_blob: SocketOptionsBlob,
-    /// How packets reach it, if it has chosen.
+    /// How packets reach it, if it has chosen that.
     pub delivery: Option<Delivery>,
-    /// `SO_PRIORITY`, if it has chosen one.
+    /// `SO_PRIORITY`, or 0.
     pub priority: u8,
     /// Groups, each on one device.
     pub(crate) memberships: BTreeSet<(IpAddr, u32)>,
-    /// It shares its process's ring although it would rather not, and why.
+    /// Why it shares its process's ring against its wish.
     pub ring_refusal: Option<SharedReason>,
-    /// Charged for it; the first process that opened or cached it.
+    /// The process charged for it: the first that opened or cached it.
     pub(crate) owner: Option<ChannelId>,
     /// Processes known to have its descriptor.
     pub(crate) users: BTreeSet<ChannelId>,
-    /// Those of them whose calls go to the descriptor, because they were told that it is relayed.
+    /// Those of them that use the descriptor for I/O because they were told that it is relayed.
     pub(crate) relayed_to: BTreeSet<ChannelId>,
     pub(crate) _charge: Charge,
-    /// For its rows in the table of bindings.
+    /// Charge for its rows in the table of bindings.
     pub(crate) bindings: Option<Charge>,
 }
 
@@ -171,7 +171,7 @@ impl SessionEntry {
         })
     }
 
-    /// What its port is claimed with.
+    /// Returns the claim for its port.
     pub fn port_claim(&self) -> PortClaim {
         PortClaim {
             protocol: self.protocol,
@@ -187,7 +187,7 @@ impl SessionEntry {
         claims.into_iter().flatten()
     }
 
-    /// Where the server's engine has it.
+    /// Returns its slot in the server's engine.
     pub fn server_slot(&self) -> Option<Slot> {
         match self.holder {
             Holder::Server(slot) => Some(slot),
@@ -195,7 +195,7 @@ impl SessionEntry {
         }
     }
 
-    /// Are both ends on this host?
+    /// Returns whether both ends are on this host.
     pub fn is_local(&self) -> bool {
         self.local_peer.is_some()
     }
@@ -208,24 +208,24 @@ impl SessionEntry {
         matches!(self.holder, Holder::Process(holder, _) if holder == channel)
     }
 
-    /// Groups that it is a member of, each on one device.
+    /// Returns its groups, each on one device.
     pub fn memberships(&self) -> impl Iterator<Item = (IpAddr, u32)> + '_ {
         self.memberships.iter().copied()
     }
 
-    /// Does `channel` have, or did it have, the descriptor?
+    /// Returns whether `channel` has or had the descriptor.
     pub fn is_user(&self, channel: ChannelId) -> bool {
         self.users.contains(&channel)
     }
 
-    /// `asker`, and the processes known to have had the descriptor that do not read and write it.
+    /// Returns `asker` and the processes known to have had the descriptor that do not use it for I/O.
     pub fn idle_users(&self, asker: ChannelId) -> impl Iterator<Item = ChannelId> + '_ {
         let is_idle =
             move |&channel: &ChannelId| channel == asker || !self.relayed_to.contains(&channel);
         self.users.iter().copied().filter(is_idle)
     }
 
-    /// What a program chooses for an open, or for all connections to a listener.
+    /// Applies the options of an open, or of all connections to a listener.
     pub fn choose(&mut self, options: &HandshakeOptions) {
         self.delivery = options.delivery;
         self.set_priority(options.priority);
@@ -238,33 +238,33 @@ impl SessionEntry {
         };
     }
 
-    /// Does it wait for bytes before it is offered?
+    /// Returns whether it waits for data before it is offered.
     pub fn is_deferred(&self) -> bool {
         matches!(self.life, Life::Handshake { deferred_until } if deferred_until.is_some())
     }
 
-    /// The server is to finish it, if it is not doing so already.
+    /// Begins to finish the session, unless that has begun already.
     pub(crate) fn begin_closing(&mut self) {
         if !self.is_closing() {
             self.life = Life::Closing(Closing::Finishing(None));
         }
     }
 
-    /// The server finishes it.
+    /// Returns whether the server is finishing the session.
     pub fn is_closing(&self) -> bool {
         matches!(self.life, Life::Closing(_))
     }
 
-    /// Its holder died with its numbers.
+    /// Returns whether its peer is being probed because its holder died with the sequence numbers.
     pub fn is_probing(&self) -> bool {
         matches!(self.life, Life::Closing(Closing::Probing { .. }))
     }
 
     pub(crate) fn may_be_named_by(&self, channel: ChannelId, command: Command) -> bool {
         match self.life {
-            // Shared by fork or handed out through a descriptor: knowing the number is the right.
+            // Shared by fork or passed through a descriptor: knowing the number is the right.
             Life::Offered | Life::Relayed(_) | Life::Parked | Life::Listening(_) => true,
-            // Whoever has shown the descriptor may have it recalled.
+            // A process that has shown the descriptor may have it recalled.
             Life::Connected if command == Command::Cache => self.users.contains(&channel),
             Life::Bound => self.protocol == Protocol::Tcp || self.users.contains(&channel),
             Life::Connected => self.is_held_by(channel),
@@ -274,7 +274,7 @@ impl SessionEntry {
     }
 }
 
-/// What a new session starts with.
+/// Initial values of a session.
 #[derive(Debug)]
 pub struct Opening {
     pub protocol: Protocol,
@@ -291,7 +291,7 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Without a descriptor, a port or a peer yet.
+    /// Without a descriptor, a port or a peer.
     pub fn new(protocol: Protocol, local: SocketAddr, uid: u32) -> Opening {
         Opening {
             protocol,

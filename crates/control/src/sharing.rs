@@ -1,5 +1,5 @@
-//! Sockets that share one local endpoint: who gets what comes to it, by Linux's rules, and an even
-//! deal of flows among `SO_REUSEPORT` sockets that moves as few flows as it can.
+//! Sockets that share one local endpoint: which of them receives what, by Linux's rules, and an even
+//! distribution of flows among `SO_REUSEPORT` sockets that moves as few flows as possible.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -30,7 +30,7 @@ impl From<&SessionEntry> for UdpEndpoint {
 }
 
 impl UdpEndpoint {
-    /// The rows of the table of bindings that it has to do with, and whether it only sends from them.
+    /// Returns its rows in the table of bindings, and whether each is only for sending.
     pub fn bindings(&self) -> Vec<(BindingKey, bool)> {
         let own = BindingKey::of(Protocol::Udp, self.local, self.v6_only);
         let mut keys: Vec<(BindingKey, bool)> = own.map(|key| (key, false)).collect();
@@ -51,8 +51,7 @@ pub fn any_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A multicast address, or one that ends in a way that only a broadcast address may: sockets bound
-/// to it send from another.
+/// Whether this is a multicast or the broadcast address: sockets bound to it send from another one.
 fn is_for_many(address: IpAddr) -> bool {
     address.is_multicast() || matches!(address, IpAddr::V4(v4) if v4.is_broadcast())
 }
@@ -65,8 +64,8 @@ pub struct Sharer {
     pub uid: u32,
 }
 
-/// Who gets unicast datagrams, of sockets in the order they were bound: the last (Linux finds it
-/// first), with all of its `SO_REUSEPORT` group.
+/// Returns the receivers of unicast datagrams, of sockets in the order of their binds: the last
+/// (Linux finds it first), with its whole `SO_REUSEPORT` group.
 pub fn receivers(sharers: &[Sharer]) -> Vec<SessionId> {
     let Some(last) = sharers.last() else {
         return Vec::new();
@@ -82,15 +81,15 @@ pub fn receivers(sharers: &[Sharer]) -> Vec<SessionId> {
         .collect()
 }
 
-/// Whose each bucket of flows is.
+/// The owner of each bucket of flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Deal {
     buckets: Vec<SessionId>,
 }
 
 impl Deal {
-    /// Deals all buckets evenly to `members`. A member that stays keeps what it has, up to its new
-    /// share: who goes leaves only his own buckets to others.
+    /// Distributes all buckets evenly among `members`. A member that stays keeps its buckets, up to
+    /// its new share: a leaving member gives up only its own.
     pub fn among(&mut self, members: &[SessionId]) {
         let count = SHARE_BUCKETS as usize;
         if members.is_empty() {
@@ -118,7 +117,7 @@ impl Deal {
             .collect();
     }
 
-    /// How many buckets each member is to have: those that have more now get the odd ones.
+    /// Returns how many buckets each member gets; the remainder goes to those that have most now.
     fn shares(&self, places: &HashMap<SessionId, usize>) -> Vec<usize> {
         let (count, members) = (SHARE_BUCKETS as usize, places.len());
         let mut held = vec![0_usize; members];
@@ -134,7 +133,7 @@ impl Deal {
         shares
     }
 
-    /// Every bucket with its owner; none if nothing is dealt.
+    /// Returns every bucket with its owner; nothing before the first deal.
     pub fn buckets(&self) -> impl Iterator<Item = (u32, SessionId)> + '_ {
         (0..).zip(self.buckets.iter().copied())
     }

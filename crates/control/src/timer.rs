@@ -1,4 +1,4 @@
-//! Everything that becomes due without an event. One queue holds the deadlines of all of it.
+//! Everything that becomes due without an event. One queue holds all deadlines.
 
 use portolan_stack::NextHop;
 use portolan_types::{ChannelId, SessionId};
@@ -8,32 +8,32 @@ pub enum Timer {
     Session(SessionId, Deadline),
     /// Ports that are held back, or linger.
     Ports,
-    /// Sessions of processes that are gone.
+    /// Sessions of processes that have exited.
     EndedProcesses,
-    /// Lists that are put together.
+    /// Lists being put together.
     Listings,
-    /// Who waits for descriptors.
+    /// Tasks that wait for descriptors.
     Descriptors,
-    /// Connections whose user has had its share of the time.
+    /// Connections whose user has used up its share of the time.
     Shares,
     /// Relays that wait for room in their user's budget.
     RelayMemory,
     Neighbour(NextHop),
     ChannelPool,
     Floods,
-    /// Local sessions whose bytes the server moves.
+    /// Local sessions whose bytes the server relays.
     LocalSessions,
     LeavingClasses,
     Cpu,
     Extensions,
     Cgroups,
-    /// Rows that are to name another receive budget.
+    /// Rows to be moved to another receive budget.
     Budgets,
     TxQueues(ChannelId),
     Links,
     /// Requests that wait for copies of a descriptor to be closed.
     PendingCaches,
-    /// Memory of programs that have gone goes back to the kernel.
+    /// Return the memory of exited programs to the kernel.
     FreeMemory,
     Watchdog,
 }
@@ -41,21 +41,21 @@ pub enum Timer {
 /// What becomes due for one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Deadline {
-    /// Its listener offers it, although no bytes have come.
+    /// Its listener offers it, although no data has arrived.
     Defer,
-    /// A local open finds no room in its listener's queue.
+    /// A local open found no room in its listener's queue.
     LocalConnect,
-    /// Its holder does not give it back.
+    /// Its holder has not given it back.
     Recall,
-    /// Bytes that waited for its last holder go to the descriptor.
+    /// Bytes held back for its last holder go to the descriptor.
     Relay,
-    /// Its peer has not said its numbers.
+    /// Its peer has not answered the probe.
     Probe,
-    /// Has its peer taken anything?
+    /// Check whether its peer has acknowledged anything.
     Orphan,
-    /// A process does not give the listener's handshakes back.
+    /// A process has not ended the delegation of a listener.
     Delegation,
-    /// The kernel takes connections to the listener by managed devices, too.
+    /// The kernel accepts connections to the listener on managed devices, too.
     PortTransition,
 }
 

@@ -1,5 +1,5 @@
-//! The server's tables against clients that ask for anything in any order. Whatever they ask, no
-//! process gets at what is another's, no limit is passed, and nothing is left when all have gone.
+//! The server's tables against clients that make any requests in any order. No process can use
+//! another's sessions, no limit is exceeded, and nothing is left after all have exited.
 
 use core::time::Duration;
 use std::collections::HashMap;
@@ -31,7 +31,7 @@ const LIMITS: Limits = Limits {
     sessions_per_process: 5,
 };
 
-/// Requests; channels and sessions are picked among those that were ever given out.
+/// Requests; channels and sessions are picked among those ever handed out.
 #[derive(Debug, TypeGenerator)]
 enum Request {
     Hello {
@@ -72,13 +72,13 @@ struct Server {
     registry: Registry,
     channels: Vec<ChannelId>,
     sessions: Vec<SessionId>,
-    /// Generations never come twice.
+    /// Generations never repeat.
     generation: u32,
 }
 
 impl Server {
     fn channel(&self, pick: u8) -> ChannelId {
-        // One that was never given out is among them.
+        // Includes one that was never handed out.
         let all = self.channels.len() + 1;
         let pick = usize::from(pick) % all;
         self.channels.get(pick).copied().unwrap_or(ChannelId(99))
@@ -123,7 +123,7 @@ impl Server {
                     owner,
                     opening(protocol, life_of(life), cookie.into()),
                     || {
-                        // The numbers repeat: the registry must not give one out twice.
+                        // The numbers repeat: the registry must not hand one out twice.
                         next += 1;
                         next
                     },
@@ -162,7 +162,7 @@ impl Server {
         }
     }
 
-    /// As the server does it: what the process held is the server's then.
+    /// As the server does: it takes over what the process held.
     fn hang_up(&mut self, channel: ChannelId) {
         for id in self.registry.held_by(channel) {
             self.registry.steer(id, Holder::Server(Slot(0)));
@@ -198,7 +198,7 @@ impl Server {
         }
     }
 
-    /// What is noted with a process is what its sessions say.
+    /// The index of a process agrees with its sessions.
     fn check_index(&self, channel: ChannelId) {
         let is_held = |session: &&SessionEntry| matches!(session.holder, Holder::Process(of, _) if of == channel);
         let is_known = |session: &&SessionEntry| session.is_user(channel);
@@ -336,7 +336,7 @@ enum Operation {
     },
 }
 
-/// Few addresses and ports, so that they meet.
+/// Few addresses and ports, so that they collide.
 #[derive(Clone, Copy, Debug, TypeGenerator)]
 struct Endpoint {
     address: u8,
@@ -445,7 +445,7 @@ fn apply(table: &mut PortTable, live: &mut Vec<ClaimId>, now: &mut Instant, oper
     }
 }
 
-/// Two claims of one endpoint, neither with an option that lets others in.
+/// No two claims are on one endpoint without an option that allows sharing.
 fn check_claims(table: &PortTable, live: &[ClaimId]) {
     let claims: Vec<PortClaim> = live.iter().filter_map(|&id| table.claim(id)).collect();
     assert_eq!(claims.len(), live.len(), "a live claim was forgotten");

@@ -1,4 +1,4 @@
-//! The channels of processes: how they are made and handed out, and how packets take them.
+//! The channels of processes: how they are made and handed out, and how packets reach them.
 
 pub mod channel;
 pub mod channel_pool;

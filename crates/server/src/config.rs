@@ -41,7 +41,7 @@ pub use source::ConfigSource;
 /// Lowest port an unprivileged process may bind; the ephemeral range must lie above.
 pub const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
 
-/// Everything `portoland` can be told. Each key is optional.
+/// The configuration of `portoland`. Each key is optional.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
@@ -49,21 +49,21 @@ pub struct Config {
     pub interfaces: Vec<String>,
     /// Control socket; by default `/run/portolan/<namespace>/control`.
     pub socket: Option<PathBuf>,
-    /// Who may connect to it, as `chmod` takes it.
+    /// Mode of the control socket, as for `chmod`.
     pub socket_mode: u32,
-    /// Group that owns it.
+    /// Group that owns the control socket.
     pub socket_group: Option<String>,
-    /// First and last port for connections and binds that name none. Kept apart from the kernel's
-    /// own by `net.ipv4.ip_local_reserved_ports`, and by default outside its 32768–60999.
+    /// First and last port for connections and binds that name none. Kept apart from the kernel's own range by
+    /// `net.ipv4.ip_local_reserved_ports`, and by default outside 32768–60999.
     pub ephemeral_ports: [u16; 2],
     /// Bytes of each process's receive ring, a power of two.
     pub ring_size: u32,
-    /// The most microseconds that a waiting thread looks at its ring before it sleeps; if none, what a sleep costs on
-    /// this machine.
+    /// Maximum time in microseconds that a waiting thread polls its ring before it sleeps; if none, the cost of a
+    /// sleep on this machine.
     pub spin_us: Option<u32>,
     /// `cubic`, `reno` or `bbr`.
     pub congestion: String,
-    /// Explicit congestion notification: `off`, `accept` or `request`; if none, as `tcp_ecn` says.
+    /// Explicit congestion notification: `off`, `accept` or `request`; if none, `tcp_ecn` applies.
     pub ecn: Option<String>,
     pub buffers: Buffers,
     pub limits: LimitsConfig,
@@ -77,13 +77,13 @@ pub struct Config {
     pub delegation: DelegationConfig,
 }
 
-/// Who may perform the handshakes of its own ports.
+/// Which processes may perform the handshakes of their own ports.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DelegationConfig {
-    /// Whether programs may at all.
+    /// Whether programs may do so at all.
     pub allow: bool,
-    /// Ports whose listeners do that say nothing of it.
+    /// Ports that are delegated if their listener does not choose.
     pub ports: Vec<u16>,
 }
 
@@ -96,7 +96,7 @@ impl Default for DelegationConfig {
     }
 }
 
-/// Socket buffers in bytes: where they start and how far they grow.
+/// Socket buffers in bytes: initial sizes and limits of growth.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Buffers {
@@ -143,15 +143,15 @@ impl Default for Buffers {
 }
 
 impl Config {
-    /// Reads and checks a file's syntax; values are checked by [`Config::check`], after the command
-    /// line had its say.
+    /// Reads a file and checks its syntax; values are checked by [`Config::check`], after the command line was
+    /// applied.
     pub fn read(path: &Path) -> Result<Config, ConfigError> {
         let refused = |source| ConfigError::Read {
             path: path.to_owned(),
             source,
         };
         let mut text = String::new();
-        // A pipe has no length to ask for, a device has none at all.
+        // A pipe has no length to query, a device has none at all.
         let file = File::open(path).map_err(refused)?;
         file.take(LONGEST_FILE + 1)
             .read_to_string(&mut text)
@@ -159,7 +159,7 @@ impl Config {
         Config::parse(path, &text)
     }
 
-    /// The same of a text that came from there.
+    /// Parses the text of the file at `path`.
     fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         if text.len() as u64 > LONGEST_FILE {
             return Err(ConfigError::Long(path.to_owned()));
@@ -215,7 +215,7 @@ impl Config {
             if link.rate.is_some_and(|rate| rate < LEAST_LINK_RATE) {
                 return Err(ConfigError::LinkRate(name()));
             }
-            // Best effort keeps something in any case.
+            // Best effort always keeps a part.
             if !(1..=99).contains(&link.reservable) {
                 return Err(ConfigError::LinkPortion(name(), "reservable", 1, 99));
             }
@@ -242,12 +242,12 @@ impl Config {
         Ok(())
     }
 
-    /// What was chosen for explicit congestion notification, if anything was.
+    /// Returns the configured mode of explicit congestion notification, if any.
     pub fn ecn(&self) -> Option<EcnMode> {
         self.ecn.as_deref().and_then(EcnMode::from_name)
     }
 
-    /// The service classes of CPU time; the first is everybody's who names none.
+    /// Returns the service classes of CPU time; the first is the default.
     pub fn cpu_classes(&self) -> Vec<ClassTerms> {
         let default = [CpuClass::default_class()];
         let classes = match &*self.qos.cpu_class {
@@ -257,7 +257,7 @@ impl Config {
         classes.iter().filter_map(CpuClass::terms).collect()
     }
 
-    /// What the programs in the kernel are told.
+    /// Returns the settings of the programs in the kernel.
     pub fn filter_settings(&self) -> FilterSettings {
         FilterSettings {
             algorithm: self.filter.algorithm.number(),
@@ -265,7 +265,7 @@ impl Config {
         }
     }
 
-    /// What each library is told.
+    /// Returns the parameters of each library.
     pub fn parameters(&self) -> Parameters {
         Parameters {
             spin_us: self.spin_us.unwrap_or_default(),

@@ -1,6 +1,6 @@
-//! What the server gives up before it hears anybody: capabilities that it has no use for, files that are not its own, and
-//! system calls that it never makes. Whoever takes it over by a defect has no other program run, attaches to no process, reads
-//! no file of others, and changes neither mounts, users, modules nor the clock.
+//! What the server gives up before it serves anyone: unneeded capabilities, files not its own, and system calls that it
+//! never makes. An attacker who takes it over cannot run another program, attach to a process, read files of others, or
+//! change mounts, users, modules or the clock.
 
 mod calls;
 mod files;
@@ -13,7 +13,7 @@ use tracing::{info, warn};
 use crate::config::{Config, ConfigSource};
 use crate::instance::Instance;
 
-/// Why the server stays as it was in a part.
+/// Why a part of the confinement failed.
 #[derive(Debug, thiserror::Error)]
 enum ConfineError {
     #[error("cannot give up capabilities: {0}")]
@@ -26,7 +26,8 @@ enum ConfineError {
     Filter(String),
 }
 
-/// Of the calling thread, and of all that it starts. What the kernel does not have is missing, and said.
+/// Confines the calling thread and all threads that it starts. Parts that the kernel does not support are skipped with
+/// a warning.
 pub fn confine(config: &Config, source: &ConfigSource, instance: &Instance) {
     let parts = [
         Capability::renounce_others().map_err(ConfineError::Capabilities),
@@ -44,7 +45,7 @@ fn restrict_files(
     instance: &Instance,
 ) -> Result<(), ConfineError> {
     let mut rules = files::rules(config, instance);
-    // Read again by SIGHUP. One that takes its place is read by `portolan reload`.
+    // Read again on SIGHUP. A file that replaces it is read by `portolan reload`.
     let file = source.file.iter();
     rules.extend(file.map(|file| files::rule(file, AccessFs::ReadFile)));
     match files::restrict(&rules)? {
@@ -59,14 +60,14 @@ fn filter_calls() -> Result<(), ConfineError> {
     calls::filter().map_err(ConfineError::Filter)
 }
 
-/// Tells of calls that were refused since: a part of the server lacks them, or somebody has taken it over.
+/// Reports refused system calls: the server needs a call that is not listed, or was taken over.
 #[derive(Debug, Default)]
 pub struct RefusedCalls {
     told: u64,
 }
 
 impl RefusedCalls {
-    /// How many there were.
+    /// Logs new refusals. Returns their total number.
     pub fn look(&mut self) -> u64 {
         let (count, last) = refused_calls::so_far();
         if count > self.told {

@@ -1,6 +1,6 @@
-//! Protocol extensions: who may install one where, what becomes of it, and when it goes. The code
-//! is checked and linked by `portolan_control::extensions`, verified by the kernel in a thread of
-//! its own, and called by the managers in the packet filter (ADR 14).
+//! Protocol extensions: who may install one where, its state, and its removal. The code is checked
+//! and linked by `portolan_control::extensions`, verified by the kernel in a thread of its own, and
+//! called by the managers in the packet filter (ADR 14).
 
 mod loader;
 mod serve;
@@ -26,13 +26,13 @@ pub struct Extensions {
     installed: BTreeMap<u16, Installed>,
     pub loader: Loader,
     threaded: ThreadedHandlers,
-    /// Bytes of maps that processes were given; they may keep them for as long as they live.
+    /// Bytes of maps given to processes, which may keep them as long as they live.
     memory: HashMap<ChannelId, u64>,
     domain: Domain,
     config: ExtensionConfig,
 }
 
-/// What there is of an extension beside its place in the table.
+/// The data of an extension besides its entry in the table.
 struct Installed {
     guards: Vec<Guard>,
     name: String,
@@ -42,16 +42,16 @@ struct Installed {
     cost: Cost,
 }
 
-/// What is to be done with code that is verified, and who is told.
+/// What to do with verified code, and which client gets the answer.
 #[derive(Clone, Debug)]
 struct LoadRequest {
     client: ClientId,
     request: u32,
-    /// None if it is only to be checked.
+    /// None if the code is only to be checked.
     place: Option<InstallPoint>,
 }
 
-/// Where an extension is to go.
+/// Where an extension is to be installed.
 #[derive(Clone, Debug)]
 struct InstallPoint {
     guards: Vec<Guard>,

@@ -1,5 +1,5 @@
-//! Descriptors of the server's for sessions: their far ends, the kernel's sockets on their ports. They go with the
-//! session.
+//! The server's descriptors for sessions: the far ends of their descriptors, the kernel sockets on their ports. They
+//! are closed with the session.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
@@ -20,14 +20,14 @@ pub struct DescriptorPeer {
     pub token: Token,
 }
 
-/// The kernel's socket on a session's port.
+/// The kernel socket on a session's port.
 #[derive(Debug)]
 pub struct HeldPort {
     pub socket: PortReservation,
-    /// While it is watched.
+    /// Set while it is watched.
     pub token: Option<Token>,
-    /// Of a listener: bound to the same port, and for its program to listen on when there is no server. Nothing is read from it
-    /// here, since the program decides whether that would block.
+    /// Of a listener: the port token, bound to the same port, on which its program listens when there is no server. The
+    /// server reads nothing from it, since the program decides whether that would block.
     pub token_socket: Option<OwnedFd>,
 }
 
@@ -41,24 +41,24 @@ impl HeldPort {
     }
 }
 
-/// Those of one session.
+/// The descriptors of one session.
 #[derive(Debug, Default)]
 pub struct Handles {
     pub peer_end: Option<DescriptorPeer>,
     pub port: Option<HeldPort>,
-    /// The near end, while those may come for it that had the session under the server before.
+    /// The near end, while processes that had the session under the previous server may still claim it.
     pub rejoining: Option<Rejoining>,
     /// Connections from the kernel that wait for room in a listener's descriptor.
     pub kernel_connections: VecDeque<(OwnedFd, SocketAddr)>,
-    /// Its end, if both are on this host.
+    /// Its local end, if both ends are on this host.
     pub local: Option<Box<LocalEnd>>,
-    /// The ring of its own.
+    /// Its own ring.
     pub ring: Option<ChannelId>,
-    /// What its program bounds its pace to, while the server bounds it further.
+    /// The pacing rate that its program has set, while the server limits it further.
     pub paced: Option<Option<u64>>,
 }
 
-/// Those of all sessions.
+/// The descriptors of all sessions.
 #[derive(Debug, Default)]
 pub struct HandleTable(HashMap<SessionId, Handles>);
 
@@ -95,7 +95,7 @@ impl HandleTable {
         self.0.get_mut(&id)?.local.as_deref_mut()
     }
 
-    /// The end as the server moves it.
+    /// Returns the end if the server relays it.
     pub fn watched(&mut self, id: SessionId) -> Option<&mut Local> {
         self.local_mut(id)?.watched.as_mut()
     }
@@ -125,14 +125,14 @@ impl HandleTable {
     }
 }
 
-/// Who waits for descriptors.
+/// Work that waits for descriptors.
 #[derive(Debug, Default)]
 pub struct Shortage {
-    /// The highest number seen: the kernel gives out the lowest that is free.
+    /// The highest number seen: the kernel assigns the lowest free one.
     pub highest: u64,
     /// Listeners with connections that could not be offered.
     pub listeners: BTreeSet<SessionId>,
-    /// Nobody is let in at the control socket.
+    /// No control connection is accepted.
     pub is_closed: bool,
     pub has_warned: bool,
 }

@@ -1,6 +1,6 @@
-//! One server per network namespace, and one per control socket: a lock on a file beside the socket says whether one runs, also
-//! when the last one died without a word. What a server changed on the host stands in that file, so
-//! that the next one can undo it if this one cannot.
+//! One server per network namespace, and one per control socket: a lock on a file beside the socket shows whether a
+//! server runs, even if the last one was killed. The file records what a server has changed on the host, so that the
+//! next server can undo it if this one cannot.
 
 use std::cell::RefCell;
 use std::fs::{File, OpenOptions};
@@ -14,7 +14,7 @@ use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 use tracing::warn;
 
-/// Why this server cannot be the one.
+/// Why this server cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum InstanceError {
     #[error("a server is running already (pid {pid}, lock {path})")]
@@ -28,10 +28,11 @@ pub enum InstanceError {
     },
 }
 
-/// The name of the lock that a network namespace has one of, however servers' sockets are named.
+/// Name of the lock of a network namespace, independent of the sockets of servers.
 const NAMESPACE: &str = "portolan/server";
 
-/// Takes the namespace's lock; none where another user's process keeps it from servers, or the kernel does not tell.
+/// Takes the namespace's lock; returns none if another user's process has taken it from servers, or the kernel does not
+/// tell.
 pub fn claim_namespace() -> Result<Option<NamespaceLock>, InstanceError> {
     match namespace_lock::claim(NAMESPACE) {
         Ok(lock) => Ok(Some(lock)),
@@ -43,40 +44,40 @@ pub fn claim_namespace() -> Result<Option<NamespaceLock>, InstanceError> {
     }
 }
 
-/// Held while the server runs.
+/// The locks of a running server.
 #[derive(Debug)]
 pub struct Instance {
     socket: PathBuf,
     lock_path: PathBuf,
     journal: Journal,
-    /// Of the server before, if it died.
+    /// Record of the previous server, if it died.
     leftover: Record,
-    /// The socket's folder, if this server made it, or one before that died.
+    /// The socket's directory, if it was created by this server, or by one that died.
     folder: Option<PathBuf>,
 }
 
-/// One life of a process or thread: its number, and when it started, in the kernel's clock ticks.
+/// Identifies one run of a process or thread: its number, and its start time in clock ticks of the kernel.
 pub type LifeRecord = (u32, u64);
 
-/// A thread, and what it had before it was given CPU time, as `qos::cpu` records it.
+/// A thread, and its scheduling before it was given CPU time, as `qos::cpu` records it.
 pub type ThreadRecord = (LifeRecord, String);
 
-/// What the lock file says beside the server's number, one word and its value a line.
+/// The content of the lock file besides the server's number: one word and its value per line.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Record {
     made_folder: bool,
-    /// As `ReservedPorts` records them.
+    /// As recorded by `ReservedPorts`.
     ports: Option<String>,
-    /// Devices with a scheduler, and what was there before, as `traffic::Before` records it.
+    /// Devices with a scheduler, and what they had before, as recorded by `traffic::Before`.
     links: Vec<(String, String)>,
-    /// Who has CPU time reserved.
+    /// Processes and threads with reserved CPU time.
     cpu: Vec<LifeRecord>,
-    /// Those of their threads that are not to become ordinary ones.
+    /// Those of their threads that are not to return to ordinary scheduling.
     threads: Vec<ThreadRecord>,
 }
 
 impl Record {
-    /// What is not understood is skipped: the file may be older than this program.
+    /// Unknown lines are skipped: the file may be older than this program.
     fn parse(text: &str) -> Record {
         let mut record = Record::default();
         for line in text.lines() {
@@ -125,7 +126,7 @@ fn parse_thread(text: &str) -> Option<ThreadRecord> {
 const MADE_FOLDER: &str = "made-folder";
 
 impl Instance {
-    /// Takes the lock for `socket`. Whoever holds it may replace a socket file that is left there.
+    /// Takes the lock for `socket`. The holder of the lock may replace a socket file that was left there.
     pub fn claim(socket: &Path) -> Result<Instance, InstanceError> {
         let lock_path = lock_path(socket);
         let create = |source| InstanceError::Create {
@@ -137,14 +138,14 @@ impl Instance {
         if let Some(folder) = folder.filter(|_| is_missing) {
             std::fs::create_dir_all(folder).map_err(create)?;
         }
-        // In a folder where others write, the name may be theirs: what they link to is not written.
+        // In a directory that others can write to, the name may be a link of theirs, which must not be followed.
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         let mut lock = OpenOptions::new()
             .read(true)
             .write(true)
             .create(true)
             .truncate(false)
-            // Whoever could open it could have the lock when this server ends.
+            // A process that could open the file could take the lock when this server ends.
             .mode(0o600)
             .custom_flags(flags.bits() as i32)
             .open(&lock_path)
@@ -174,27 +175,27 @@ impl Instance {
         })
     }
 
-    /// The ports that a server which died has left reserved.
+    /// Returns the ports that a dead server has left reserved.
     pub fn leftover_ports(&self) -> Option<&str> {
         self.leftover.ports.as_deref()
     }
 
-    /// Devices that a server which died has left with a scheduler, and what was there before.
+    /// Returns the devices that a dead server has left with a scheduler, and what they had before.
     pub fn leftover_links(&self) -> &[(String, String)] {
         &self.leftover.links
     }
 
-    /// To whom a server which died has left CPU time.
+    /// Returns the processes and threads that a dead server has left with CPU time.
     pub fn leftover_cpu(&self) -> &[LifeRecord] {
         &self.leftover.cpu
     }
 
-    /// Which of their threads had something else before, or have a weaker form.
+    /// Returns those of their threads that had another scheduling before, or have a weaker form.
     pub fn leftover_threads(&self) -> &[ThreadRecord] {
         &self.leftover.threads
     }
 
-    /// For word of what is changed while the server runs.
+    /// Returns the journal for changes made while the server runs.
     pub fn journal(&self) -> Journal {
         self.journal.clone()
     }
@@ -203,12 +204,12 @@ impl Instance {
         &self.socket
     }
 
-    /// The socket's folder, if it goes with the server.
+    /// Returns the socket's directory, if it is removed with the server.
     pub fn made_folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
-    /// The directory that the socket is in.
+    /// Returns the directory of the socket.
     pub fn directory(&self) -> &Path {
         match self.socket.parent() {
             Some(directory) if directory != Path::new("") => directory,
@@ -217,7 +218,7 @@ impl Instance {
     }
 }
 
-/// What the next server is told.
+/// The record for the next server.
 #[derive(Clone, Debug)]
 pub struct Journal(Rc<RefCell<Written>>);
 
@@ -249,7 +250,7 @@ impl Journal {
         })
     }
 
-    /// All who have CPU time reserved now.
+    /// Records all processes and threads with reserved CPU time.
     pub fn record_cpu(
         &self,
         lives: Vec<LifeRecord>,
@@ -258,8 +259,8 @@ impl Journal {
         self.change(|record| (record.cpu, record.threads) = (lives, threads))
     }
 
-    /// Written first and cut off then: if the server dies in between, lines of the past stay behind, which say
-    /// too much, not too little.
+    /// Written first and truncated afterwards: if the server dies in between, old lines remain, which claim too much
+    /// rather than too little.
     fn change(&self, change: impl FnOnce(&mut Record)) -> std::io::Result<()> {
         let mut written = self.0.borrow_mut();
         change(&mut written.record);
@@ -270,7 +271,7 @@ impl Journal {
 }
 
 impl Drop for Instance {
-    /// Best effort: a file without a lock stops nobody.
+    /// Best effort: a file without a lock stops no server.
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.lock_path);
         if let Some(folder) = &self.folder {
@@ -285,7 +286,7 @@ fn lock_path(socket: &Path) -> PathBuf {
     name.into()
 }
 
-/// What cannot be read says nothing, like an empty file.
+/// An unreadable file counts as empty.
 fn read(lock: &mut File) -> String {
     let mut text = String::new();
     lock.read_to_string(&mut text)

@@ -1,6 +1,6 @@
-//! Taps of processes that are gone. The kernel waits tens of milliseconds for each device that is deleted by itself, and
-//! no longer for many together: a thread deletes them, all that have gathered while it deleted those before. A process is
-//! charged to its user until its tap is gone, so that programs that come and go in a loop wait for their own.
+//! Taps of exited processes. The kernel waits tens of milliseconds for each device deleted by itself, and no longer for
+//! many together: a thread deletes all taps that have gathered during its previous deletion. A process stays charged to
+//! its user until its tap is deleted, so that programs that start and exit in a loop wait for their own taps.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use tracing::warn;
 
 use crate::channels::pool::SpareClaim;
 
-/// The kernel lets nobody make a device while it takes several down.
+/// No device can be created while the kernel deletes several.
 const AT_ONCE: usize = 64;
 
 pub struct LeavingTaps {
-    /// By the device's number.
+    /// By interface index.
     charges: HashMap<u32, Charge>,
     to_delete: Sender<Tap>,
     deleted: Receiver<Vec<u32>>,
@@ -35,7 +35,7 @@ impl LeavingTaps {
         let ring = Arc::clone(&notifier);
         std::thread::spawn(move || {
             while let Some(devices) = delete_next(&taps) {
-                // Nobody is there any more if the server ends, and this thread with it.
+                // Fails only when the server ends, and this thread with it.
                 let _ = done.send(devices);
                 ring.notify();
             }
@@ -48,16 +48,16 @@ impl LeavingTaps {
         })
     }
 
-    /// Has a tap deleted, whoever has its descriptor besides. `charge` is given back when it is gone.
+    /// Deletes a tap, even if others have its descriptor. `charge` is released once it is deleted.
     pub fn delete(&mut self, tap: Tap, charge: Option<Charge>) {
         if let Some(charge) = charge {
             self.charges.insert(tap.ifindex, charge);
         }
-        // The thread ends with the server only, and devices with their descriptors.
+        // The thread ends only with the server, and devices with their descriptors.
         let _ = self.to_delete.send(tap);
     }
 
-    /// Are taps of a user's on their way out?
+    /// Returns whether taps of the user are being deleted.
     fn has_of(&self, uid: u32) -> bool {
         self.charges.values().any(|charge| charge.uid() == uid)
     }
@@ -71,7 +71,7 @@ impl LeavingTaps {
         }
     }
 
-    /// Will there soon be more of what was refused?
+    /// Returns whether more of what was refused becomes free soon.
     pub fn relieves(&self, uid: u32, exhausted: Exhausted) -> bool {
         match exhausted {
             Exhausted::User => self.has_of(uid),
@@ -87,7 +87,7 @@ impl LeavingTaps {
     }
 }
 
-/// Deletes what has gathered; none if there is no server any more.
+/// Deletes the gathered taps; returns none if the server has ended.
 fn delete_next(taps: &Receiver<Tap>) -> Option<Vec<u32>> {
     let first = taps.recv().ok()?;
     let others = taps.try_iter().take(AT_ONCE - 1);
@@ -100,7 +100,7 @@ fn delete_next(taps: &Receiver<Tap>) -> Option<Vec<u32>> {
             }
         }
     }
-    // Closed when the devices are gone: the close of a tap that still is one deletes it by itself.
+    // Closed after the deletion: closing an existing tap would delete it by itself.
     drop(taps);
     Some(devices)
 }

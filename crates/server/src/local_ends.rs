@@ -1,4 +1,4 @@
-//! The ends of local sessions (ADR 9), and whose notifier wakes whom.
+//! The ends of local sessions (ADR 9), and which notifier wakes which end.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -15,7 +15,7 @@ use portolan_types::SessionId;
 use crate::handles::HandleTable;
 use crate::random::random_u64;
 
-/// Words of watched ends that are read in one turn.
+/// Wake-up words of watched ends read in one turn.
 const WORDS: usize = 256;
 
 /// One end, whoever holds it.
@@ -24,19 +24,19 @@ pub struct LocalEnd {
     pub(crate) side: Side,
     pub(crate) peer: SessionId,
     pub(crate) memory: Arc<Memory>,
-    /// While the server moves its bytes, or waits for them.
+    /// Set while the server relays the end, or waits for its bytes.
     pub(crate) watched: Option<Local>,
-    /// It stands in [`Locals::round`].
+    /// Whether it is in [`Locals::round`].
     pub(crate) is_listed: bool,
-    /// It stands in [`Locals::due`].
+    /// Whether it is in [`Locals::due`].
     pub(crate) is_due: bool,
-    /// The port of the other end, which was closed and waits for the FIN of this one.
+    /// The port of the other end, which was closed and waits for this end's FIN.
     pub(crate) awaited_by: Option<ClaimId>,
-    /// The server has closed or reset it. The flags in the memory do not tell: its holder writes them.
+    /// Set once the server has closed or reset it. The flags in the memory are unreliable: its holder writes them.
     pub(crate) has_ended: bool,
 }
 
-/// What both ends share.
+/// The memory shared by both ends.
 #[derive(Debug)]
 pub(crate) struct Memory {
     pub(crate) fd: OwnedFd,
@@ -44,13 +44,13 @@ pub(crate) struct Memory {
 }
 
 impl LocalEnd {
-    /// Says whose notifier is this end's.
+    /// Sets the notifier of this end's holder.
     pub(crate) fn give_to(&self, number: u64) {
         let end = self.memory.rings.ends().of(self.side);
         end.notifier.0.number.store(number, Release);
     }
 
-    /// The end as its last holder left it.
+    /// Opens the end as its last holder left it.
     pub fn open(&self) -> Local {
         Local::new(Arc::clone(&self.memory.rings), self.side)
     }
@@ -61,7 +61,7 @@ impl LocalEnd {
 pub struct ProcessNotifier {
     pub number: u64,
     pub(crate) wake_sender: WakeSender,
-    /// Where its peers' sockets are connected to: each has its own.
+    /// The address that its peers' sockets connect to: each has its own socket.
     pub(crate) address: WakeAddress,
 }
 
@@ -82,15 +82,15 @@ pub struct Locals {
     pub(crate) wake_sender: WakeSender,
     /// The watched ends, in the order in which their words are read.
     pub(crate) round: VecDeque<SessionId>,
-    /// How many words are still to be read since the notifier was set.
+    /// How many words are still to be read since the last notification.
     pub(crate) unread: usize,
-    /// Ends to attend to, in this order.
+    /// Ends to process, in this order.
     pub(crate) due: VecDeque<SessionId>,
     pub(crate) address: WakeAddress,
 }
 
 impl Locals {
-    /// Names of wake-up sockets stand in `directory` for a moment.
+    /// Names of wake-up sockets exist in `directory` for a moment.
     pub fn new(directory: &std::path::Path) -> Result<Locals, rustix::io::Errno> {
         let (wake_receiver, address) = wake_receiver(directory)?;
         Ok(Locals {
@@ -103,7 +103,7 @@ impl Locals {
         })
     }
 
-    /// Has the end attended to in one of the next turns.
+    /// Schedules the end for one of the next turns.
     pub(crate) fn make_due(&mut self, id: SessionId, handles: &mut HandleTable) {
         if let Some(end) = handles.local_mut(id)
             && !std::mem::replace(&mut end.is_due, true)
@@ -112,7 +112,7 @@ impl Locals {
         }
     }
 
-    /// Reads the words of some watched ends, and finds those whose peers have news.
+    /// Reads the words of some watched ends, and schedules those whose peers have made changes.
     pub(crate) fn read_words(&mut self, handles: &mut HandleTable) {
         for _ in 0..self.unread.min(WORDS) {
             self.unread -= 1;

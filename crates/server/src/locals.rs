@@ -1,6 +1,6 @@
-//! Local sessions (ADR 9): two of this host's programs, or one with itself, are introduced and then
-//! need the server no more. It keeps both ends' memory, to close what its holder has left behind, to
-//! move what it relays, and to say whose notifier wakes whom.
+//! Local sessions (ADR 9): the server connects two programs of this host, or one with itself, which do not need it
+//! afterwards. It keeps the memory of both ends, to close what a holder has left behind, to relay ends, and to tell
+//! which notifier wakes which end.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -28,20 +28,20 @@ use crate::requests::NewDescriptor;
 use crate::requests::Target;
 use crate::server::Server;
 
-/// Bytes of a ring: what Linux's buffers hold at most. Memory that nothing was written to costs nothing.
+/// Bytes of a ring: the maximum of Linux's buffers. Memory that was never written costs nothing.
 const RING: usize = 8 << 20;
 
 /// Linux's `TCP_TIMEWAIT_LEN`.
 const TIME_WAIT: Duration = Duration::from_secs(60);
 
-/// Rounds of moving bytes before others get their turn.
+/// Rounds of moving bytes before others have their turn.
 const ROUNDS: usize = 8;
 
-/// How long a turn attends to watched ends.
+/// How long a turn processes watched ends.
 const TURN_LASTS: Duration = Duration::from_micros(500);
 
 impl Server {
-    /// Opens a local session: both ends come to be at once, and the listener hears of it.
+    /// Opens a local session: both ends are made at once, and the listener is notified.
     pub fn connect_local(
         &mut self,
         channel: ChannelId,
@@ -86,7 +86,7 @@ impl Server {
             local: remote,
             remote: local,
         };
-        // It was there a moment ago; which one of a group, the port decides.
+        // It existed a moment ago; which one of a group it is, the port decides.
         let listener = self.listener_for(&flow).ok_or(Errno::CONNREFUSED)?;
         let to = (channel, target.slot);
         let ends = (local, remote);
@@ -135,7 +135,7 @@ impl Server {
         .into())
     }
 
-    /// There is room in the accept queue: the opener gets its end.
+    /// Gives the opener its end: there is room in the accept queue.
     pub fn tell_local_opener(&mut self, opener: SessionId) {
         let is_told = self.give_end_to_opener(opener).ok_or(Errno::NOBUFS);
         self.input(Input::LocalOpenerTold(opener, is_told));
@@ -188,7 +188,7 @@ impl Server {
         Ok(Answer::Reply(body, vec![fd]))
     }
 
-    /// `Flush`: the holder gives the end back. What it did is in the memory.
+    /// `Flush`: the holder gives the end back. Its state is in the shared memory.
     pub fn flush_local(
         &mut self,
         channel: ChannelId,
@@ -219,13 +219,13 @@ impl Server {
         }
     }
 
-    /// The last descriptor has gone: as the kernel closes a socket.
+    /// Handles the close of the last descriptor as the kernel does for a socket.
     pub fn close_local(&mut self, id: SessionId) {
         let now = self.now;
         self.finish_local(id, |end| end.close(now));
     }
 
-    /// Resets what nobody will accept or read.
+    /// Resets an end that nobody will accept or read.
     pub fn abort_local(&mut self, id: SessionId) {
         let now = self.now;
         self.finish_local(id, |end| end.abort(now));
@@ -236,9 +236,9 @@ impl Server {
         self.forget(id);
     }
 
-    /// Ends an end that nobody holds any more, and has the holder of the other one look. What its last holder has
-    /// written into the memory, flags and wake-up words alike, may be false: the peer is woken in any case, and by what
-    /// the server itself knows of it.
+    /// Ends an end without a holder, and notifies the holder of the other one. What its last holder has written into
+    /// the memory, flags and wake-up words alike, may be wrong: the peer is always woken, based on the server's own
+    /// knowledge.
     fn end_local(&mut self, id: SessionId, finish: impl FnOnce(&mut Local)) {
         let Some(end) = self.handles.local_mut(id) else {
             return;
@@ -249,7 +249,7 @@ impl Server {
         let (peer, awaited_by) = (end.peer, end.awaited_by.take());
         let mut local = end.watched.take().unwrap_or_else(|| end.open());
         finish(&mut local);
-        // The wake-up that it asks for is among those that follow.
+        // The wake-up that it requests is among those that follow.
         let _ = local.publish(self.now);
         local.wake_peer();
         if let Some(claim) = awaited_by {
@@ -276,7 +276,7 @@ impl Server {
         }
     }
 
-    /// The port of an end that was closed stays for as long as a connection would be in FIN-WAIT-2 and TIME-WAIT.
+    /// Keeps the port of a closed end for as long as a connection would be in FIN-WAIT-2 and TIME-WAIT.
     fn leave_behind(&mut self, id: SessionId, peer: SessionId, remains: Remains) {
         let wait = match remains {
             Remains::Nothing => return,
@@ -293,14 +293,14 @@ impl Server {
         }
     }
 
-    /// An end that goes without a word is reset for its peer.
+    /// Resets an end that is dropped without being closed.
     pub fn drop_local_end(&mut self, id: SessionId) {
         let now = self.now;
         self.end_local(id, |end| end.abort(now));
         self.handles.of(id).local = None;
     }
 
-    /// From now on the server moves the end's bytes, or waits for them.
+    /// Makes the server relay the end, or wait for its bytes.
     pub fn watch_local(&mut self, id: SessionId) {
         let Some(end) = self.handles.local_mut(id) else {
             return;
@@ -312,7 +312,7 @@ impl Server {
         }
     }
 
-    /// The server's notifier was set: the words of all ends that it watches are to be read.
+    /// Handles a notification of the server: the words of all watched ends are to be read.
     pub fn on_notifier(&mut self) {
         self.locals.wake_receiver.drain();
         self.locals.unread = self.locals.round.len();
@@ -324,12 +324,12 @@ impl Server {
         self.control.timers.defer(Timer::LocalSessions);
     }
 
-    /// Attends to watched ends whose peers have news. Anybody with such a peer can ring without end, so one turn reads
+    /// Processes watched ends whose peers have made changes. A malicious peer can notify without end, so one turn reads
     /// a bounded number of words and moves bytes for a bounded time.
     pub fn attend_locals(&mut self) {
         self.locals.read_words(&mut self.handles);
         let until = clock::now() + TURN_LASTS;
-        // Those that become due again wait for the next turn.
+        // Ends that become due again wait for the next turn.
         for _ in 0..self.locals.due.len() {
             let Some(id) = self.locals.due.pop_front() else {
                 break;
@@ -365,8 +365,8 @@ impl Server {
         }
     }
 
-    /// Tells the peer of a watched end what was done, and asks to hear more. True if there is more
-    /// to move already.
+    /// Publishes the changes of a watched end to its peer, and requests notification of the peer's. Returns true if
+    /// there is more to move already.
     pub fn settle_local(&mut self, id: SessionId) -> bool {
         let now = self.now;
         let Some(end) = self.handles.watched(id) else {
@@ -379,7 +379,7 @@ impl Server {
         has_news
     }
 
-    /// `settle_local` until there is no more to move; a peer that never stops waits for its turn.
+    /// Repeats `settle_local` until nothing is left to move; a peer that never stops waits for the next turn.
     pub fn pump_local(&mut self, id: SessionId, pump: impl Fn(&mut Server)) {
         for _ in 0..ROUNDS {
             pump(self);
@@ -390,7 +390,7 @@ impl Server {
         self.attend_later(id);
     }
 
-    /// Rings the notifier that an end has asked for, if any.
+    /// Notifies the notifier that an end has requested, if any.
     pub fn notify(&self, wake: Option<Wake>) {
         match wake.and_then(Wake::notifier) {
             None | Some(holder::NONE) => {}
@@ -404,7 +404,7 @@ impl Server {
         }
     }
 
-    /// `EventNotifier`.
+    /// `PeerNotifier`: returns the notifier of the peer.
     pub fn notifier_of_peer(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
         let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         if !matches!(session.holder, Holder::Process(holder, _) if holder == channel) {

@@ -1,5 +1,5 @@
-//! Whoever can have the server say something in its log can have it say that again and again: of each place in the program,
-//! so many lines are written at once, and then so many each second.
+//! Limits log lines that others can provoke repeatedly: each call site may write a burst of lines, then a limited number
+//! per second.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -10,13 +10,13 @@ use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-/// Lines at once of one place.
+/// Lines that a call site may write at once.
 const BURST: f64 = 50.0;
 
-/// And in each second after that.
+/// Lines per second after that.
 const PER_SECOND: f64 = 1.0;
 
-/// Lets lines of one place through until they are too many; what is asked for by a level below `info` is not limited.
+/// Passes lines of a call site up to its limit; levels below `info`, which must be requested, are not limited.
 #[derive(Debug, Default)]
 pub struct LogLimit(Mutex<HashMap<Identifier, Bucket>>);
 

@@ -91,7 +91,7 @@ fn version() -> &'static str {
     &VERSION
 }
 
-/// Whatever a sleep costs, programs do not spin for longer if the configuration does not say so.
+/// Upper bound of the default spin time, whatever a sleep costs.
 const LONGEST_SPIN_US: u32 = 50;
 
 /// The end of `--help`, and of portoland(8).
@@ -122,7 +122,7 @@ enum LogFormat {
     Journal,
 }
 
-/// What the exit status says. 2 is also clap's for a wrong command line.
+/// The exit status. 2 is also clap's for a wrong command line.
 #[derive(Clone, Copy, Debug)]
 enum Exit {
     Success = 0,
@@ -182,7 +182,7 @@ fn main() -> ExitCode {
     ExitCode::from(exit as u8)
 }
 
-/// Writes or prints the manual, if the command line says so.
+/// Writes or prints the manual, if requested.
 fn print_manual(args: &Args) -> Option<ExitCode> {
     if args.markdown {
         print!("{}", portolan_manual::markdown(&Args::command()));
@@ -226,14 +226,14 @@ fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Microseconds that a sleep and a wake-up cost here, for both processors: a longer spin does not pay.
+/// Returns how many microseconds a sleep and a wake-up cost here, for both processors: a longer spin does not pay.
 fn longest_spin() -> u32 {
     let wake_up = wake_cost::measure().unwrap_or_default();
     let both = u32::try_from((2 * wake_up).as_micros()).unwrap_or(LONGEST_SPIN_US);
     both.min(LONGEST_SPIN_US)
 }
 
-/// The file's words, then the command line's.
+/// Returns the sources of the configuration: the file, then the command line.
 fn configuration(args: &Args) -> ConfigSource {
     let from_environment = || std::env::var_os("PORTOLAN_SOCKET").map(PathBuf::from);
     ConfigSource {
@@ -243,7 +243,7 @@ fn configuration(args: &Args) -> ConfigSource {
     }
 }
 
-/// What the configuration names must be there, and be what it can be used for.
+/// Checks that what the configuration names exists and is usable.
 fn check_host(config: &Config) -> Result<(), Failure> {
     for name in &config.interfaces {
         device::by_name(name)?;

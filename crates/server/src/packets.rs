@@ -1,5 +1,5 @@
-//! Frames that reach the server: to its own sessions, SYNs to listeners, frames for sessions that
-//! have moved, and the rest, which is reset.
+//! Frames that reach the server: for its own sessions, SYNs to listeners, frames for sessions that have moved, and the
+//! rest, which is reset.
 
 use portolan_control::{self as control, Errno, Holder, Progress, SessionPhase};
 use portolan_proto::filter::RecordHeader;
@@ -11,17 +11,17 @@ use portolan_wire::tcp::TcpFlags;
 
 use crate::server::Server;
 
-/// Frames taken from the ring before other events get their turn.
+/// Frames read from the ring before other events have their turn.
 const FRAMES_PER_TURN: usize = 1024;
 
-/// Header of a frame that is whole: nothing to check or to cut.
+/// Header of a complete frame: no checksum and no segmentation to do.
 const PLAIN: [u8; portolan_sys::tap::VNET_HEADER] = [0; portolan_sys::tap::VNET_HEADER];
 
-/// Where the source address lies in an Ethernet frame.
+/// Offset of the source address in an Ethernet frame.
 pub const SOURCE_MAC: usize = 6;
 
 impl Server {
-    /// Takes what has come, in its order.
+    /// Processes received frames in order.
     pub fn drain(&mut self) {
         let mut frame = std::mem::take(&mut self.frame);
         for _ in 0..FRAMES_PER_TURN {
@@ -54,7 +54,7 @@ impl Server {
         }
     }
 
-    /// One of a session's own, or a copy of an early one that nobody may own.
+    /// Handles a fragment of a session's own, or a copy of an early one, which may belong to nobody.
     fn on_fragment(&mut self, record: &RecordHeader, frame: &[u8]) {
         if record.flags & RecordHeader::HELD != 0 {
             for frame in self.early.take_in(self.now, frame) {
@@ -70,7 +70,7 @@ impl Server {
         }
     }
 
-    /// A new SYN for a connection in TIME_WAIT ends it (RFC 9293 §3.10.7.4, RFC 6191).
+    /// Ends a connection in TIME-WAIT when a new SYN for it arrives (RFC 9293 §3.10.7.4, RFC 6191).
     fn reopens(&mut self, record: &RecordHeader, frame: &[u8]) -> bool {
         if !self.is_in_time_wait(Slot(record.slot)) {
             return false;
@@ -98,16 +98,16 @@ impl Server {
         };
         let listener = self.listener_for(&segment.flow);
         self.forget(id);
-        // Without a listener of ours the port may be the kernel's by now: the peer repeats its SYN,
-        // and with the row gone the kernel answers.
+        // Without a Portolan listener the port may be the kernel's by now: the peer repeats its SYN, and with the row
+        // removed the kernel answers.
         if let Some(listener) = listener {
             self.on_syn(listener, &segment, isn);
         }
         true
     }
 
-    /// An acknowledgement that was on its way through a process while the peer's FIN came straight here. To answer it, as
-    /// one from the network, would have the peer reset what it has closed.
+    /// Returns whether this is an acknowledgement that took the way through a process while the peer's FIN came
+    /// straight here. An answer to it, as to one from the network, would make the peer reset what it has closed.
     fn is_overtaken(&mut self, slot: Slot, packet: &Packet<'_>) -> bool {
         let Transport::Tcp {
             header, payload, ..
@@ -150,7 +150,7 @@ impl Server {
         }
     }
 
-    /// The session has moved since the filter saw the frame: it is filtered again, or is here.
+    /// Handles a frame whose session has moved since the filter saw it: filters it again, or takes it here.
     fn on_moved(
         &mut self,
         id: SessionId,
@@ -187,13 +187,13 @@ impl Server {
         }
     }
 
-    /// Lets the filter see a frame that came by a device: in place of an address that nobody looks
-    /// at, it reads which one.
+    /// Passes a frame that came by a device through the filter, which reads the interface from an address field that is
+    /// otherwise unused.
     pub fn inject_from(&mut self, interface: u32, frame: &[u8]) {
         self.inject_for([0; SOURCE_MAC], interface, frame);
     }
 
-    /// The same of a datagram to many; in place of the other address the filter reads whom it is for.
+    /// Likewise for a multicast or broadcast datagram; the filter reads its recipient from the other address field.
     pub fn inject_for(&mut self, recipient: [u8; SOURCE_MAC], interface: u32, frame: &[u8]) {
         let mut frame = frame.to_vec();
         if let Some(place) = frame.get_mut(..SOURCE_MAC + 4) {
@@ -203,11 +203,11 @@ impl Server {
         }
     }
 
-    /// A frame that reached a process after its session had left. Only one for a session that the
-    /// process had is believed: everything else could be a forgery.
+    /// Handles a frame that reached a process after its session had left. Only frames for a session that the process
+    /// had are accepted: everything else could be a forgery.
     pub fn stray(&mut self, channel: ChannelId, frame: &[u8]) {
         let record = RecordHeader {
-            // The frame's length fits: messages are bounded.
+            // The length fits: messages are bounded.
             length: frame.len() as u32,
             slot: u32::MAX,
             ..RecordHeader::default()
@@ -228,7 +228,7 @@ impl Server {
         }
     }
 
-    /// Something changed for a session that the server holds.
+    /// Handles a change of a session that the server holds.
     pub fn on_changed(&mut self, slot: Slot, events: Events) {
         let Some(session) = self.stack.tcp(slot) else {
             return;

@@ -1,4 +1,4 @@
-//! Performs what the machine decides. Nothing is decided here.
+//! Performs the effects of `Control`. Decides nothing.
 
 use std::time::Duration;
 
@@ -10,17 +10,17 @@ use tracing::warn;
 
 use crate::server::Server;
 
-/// What one turn attends to of what is due.
+/// Timers processed in one turn.
 const TIMERS_PER_TURN: usize = 256;
 
-/// The allocator keeps what programs used that have gone, until the server has nothing to do.
+/// How long the allocator keeps the memory of disconnected programs, if the server is idle then.
 const MEMORY_KEPT: Duration = Duration::from_secs(5);
 
-/// A slot that no session has.
+/// A slot without a session.
 const NO_SLOT: Slot = Slot(u32::MAX);
 
 impl Server {
-    /// Tells the machine what has happened, and does what it wants done.
+    /// Passes an event to `Control`, and performs its effects.
     pub fn input(&mut self, input: Input) {
         let effects = self.control.handle(input, self.now);
         self.carry_out(effects);
@@ -96,7 +96,7 @@ impl Server {
         }
     }
 
-    /// By now the filter has seen all that reaches the kernel's stack since the port's row stands.
+    /// By now the filter has seen everything that reaches the kernel's stack since the port's row was written.
     fn open_port_at_kernel(&mut self, id: SessionId) {
         if let Some(port) = self.handles.port(id)
             && let Err(errno) = socket_filter::lift(&port.socket)
@@ -105,7 +105,7 @@ impl Server {
         }
     }
 
-    /// Attends to what is due, the earliest first.
+    /// Processes expired timers, the earliest first.
     pub fn on_timers(&mut self) {
         for timer in self.control.timers.take(self.now, TIMERS_PER_TURN) {
             match timer {
@@ -142,7 +142,7 @@ impl Server {
         self.control.timers.arm_once(Timer::FreeMemory, later);
     }
 
-    /// Walks through the allocator's lists: not while somebody waits.
+    /// Returns free memory to the kernel. It walks the allocator's lists, so it waits until the server is idle.
     fn give_back_memory(&mut self) {
         if self.was_asked {
             return self.give_back_memory_later();

@@ -1,5 +1,5 @@
-//! The event loop's wait: epoll over every descriptor the server watches, each with a token that
-//! is never reused, so that an event for a closed descriptor finds nothing.
+//! The event loop's wait: epoll over every descriptor that the server watches, each with a token that is never
+//! reused, so that an event for a closed descriptor finds nothing.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -9,20 +9,20 @@ use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 use rustix::io::Errno;
 
-/// Names a watched descriptor.
+/// Identifies a watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(u64);
 
-/// What an event is about.
+/// An event and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ready<S> {
     pub source: S,
     pub flags: EventFlags,
 }
 
-/// Watched descriptors of kinds `S`. The kernel reports what is ready in turn: those of which there may be thousands,
-/// sessions' descriptors and sockets, are in a set of their own, of which the other one reports that something in it
-/// is ready. So whoever has many of them ready at once keeps nobody's requests waiting behind them.
+/// Watched descriptors with sources `S`. The kernel reports ready ones in turn: sessions' descriptors and sockets, of
+/// which there may be thousands, are in an epoll set of their own, which the main set reports as one. So a client
+/// with many ready descriptors does not delay the requests of others.
 #[derive(Debug)]
 pub struct Poller<S> {
     epoll: OwnedFd,
@@ -37,10 +37,10 @@ enum Set {
     Crowd,
 }
 
-/// Of the crowd in the main set; no token is 0.
+/// Token of the crowd in the main set; no other token is 0.
 const CROWD: u64 = 0;
 
-/// What one look at a set reports at the most.
+/// Maximum number of events reported by one call.
 const READY_MAX: usize = 256;
 
 impl<S: Copy> Poller<S> {
@@ -60,7 +60,7 @@ impl<S: Copy> Poller<S> {
         self.add_to(Set::Main, fd, source, flags)
     }
 
-    /// The same for one of thousands.
+    /// Likewise for one of thousands.
     pub fn add_to_crowd(
         &mut self,
         fd: impl AsFd,
@@ -96,16 +96,16 @@ impl<S: Copy> Poller<S> {
         }
     }
 
-    /// To be called before `fd` is closed: a copy elsewhere would keep it in the set.
+    /// Must be called before `fd` is closed: a copy elsewhere would keep it in the set.
     pub fn remove(&mut self, fd: impl AsFd, token: Token) {
         let Some((_, set)) = self.sources.remove(&token.0) else {
             return;
         };
-        // Fails only if it is not in the set, which is what is wanted.
+        // Fails only if it is not in the set, which is the goal.
         let _ = epoll::delete(self.epoll_of(set), fd);
     }
 
-    /// Waits until something is ready or `deadline` has passed.
+    /// Waits until a descriptor is ready or `deadline` has passed.
     pub fn wait(&self, now: Instant, deadline: Option<Instant>) -> Result<Vec<Ready<S>>, Errno> {
         let timeout = deadline.map(|deadline| {
             let wait = deadline.since(now);
@@ -122,7 +122,7 @@ impl<S: Copy> Poller<S> {
         Ok(ready)
     }
 
-    /// Adds what a set reports. Is the crowd among it?
+    /// Adds the ready descriptors of a set. Returns whether the crowd is among them.
     fn look(
         &self,
         set: Set,
@@ -140,7 +140,7 @@ impl<S: Copy> Poller<S> {
         };
         let mut has_crowd = false;
         for event in &events[..count] {
-            // The field is packed; copied before it is used.
+            // The field is packed, so it is copied before use.
             let (flags, data) = (event.flags, event.data);
             has_crowd |= data.u64() == CROWD;
             if let Some(&(source, _)) = self.sources.get(&data.u64()) {

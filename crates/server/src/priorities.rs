@@ -1,5 +1,5 @@
-//! `SO_PRIORITY` of sessions: with which priority their frames leave, for queueing disciplines of the user's. Rows say
-//! it where they say no class, since a reservation goes before.
+//! `SO_PRIORITY` of sessions: the priority with which their frames leave, for queueing disciplines of the user's. Rows
+//! carry it only where they carry no class, since a reservation takes precedence.
 
 use portolan_control::SessionEntry;
 use portolan_proto::filter::CHOSEN_PRIORITY;
@@ -8,7 +8,7 @@ use portolan_types::{ChannelId, SessionId};
 use crate::server::Server;
 
 impl Server {
-    /// `Prioritize`.
+    /// `Prioritize`: sets the priority of a session.
     pub fn prioritize(&mut self, channel: ChannelId, id: SessionId, priority: u8) {
         if self.is_held_by(id, channel) {
             if let Some(session) = self.control.registry.session_mut(id) {
@@ -19,7 +19,7 @@ impl Server {
         }
     }
 
-    /// What the row of a session says.
+    /// Returns the class or priority in the row of a session.
     pub fn class_in_row(&self, session: &SessionEntry) -> u16 {
         match (self.row_class(session), session.priority) {
             (0, 0) => 0,

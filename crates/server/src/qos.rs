@@ -1,4 +1,4 @@
-//! Guarantees: who may ask for what, and what each kind of them does with the request.
+//! Guarantees: who may request what, and what each kind does with a request.
 
 mod cpu;
 mod groups;
@@ -24,7 +24,7 @@ pub struct Qos {
     renewals: receive::Renewals,
     cpu: cpu::Reservations,
     whereabouts: moves::Whereabouts,
-    /// Of the configuration.
+    /// From the configuration.
     policies: Vec<Policy>,
 }
 
@@ -41,12 +41,12 @@ impl Qos {
         }
     }
 
-    /// Managed devices that are not there at the moment.
+    /// Returns the managed devices that do not exist at the moment.
     pub fn gone_devices(&self) -> impl Iterator<Item = &str> {
         self.transmit.gone()
     }
 
-    /// The name of a managed device.
+    /// Returns the name of a managed device.
     pub fn device(&self, ifindex: u32) -> String {
         self.transmit.device(ifindex)
     }

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-/// Bytes from the kernel's generator, which is asked for many at a time.
+/// Returns bytes of the kernel's generator, which is read in large pieces.
 pub fn random_bytes<const N: usize>() -> [u8; N] {
     thread_local! {
         static POOL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
@@ -19,7 +19,7 @@ pub fn random_bytes<const N: usize>() -> [u8; N] {
     })
 }
 
-/// So many come whole and without an error once the generator is seeded, which the call waits for.
+/// Requests of this size are complete and without error once the generator is seeded, which the call waits for.
 const GENERATED: usize = 256;
 
 fn generated() -> [u8; GENERATED] {

@@ -1,5 +1,5 @@
-//! Raw flows: which program has which protocol of its own, and who may have one. The filters see to the rest
-//! (ADR 17).
+//! Raw flows: which program has which protocol of its own, and which users may have one. The filters do the
+//! rest (ADR 17).
 
 mod serve;
 
@@ -14,20 +14,20 @@ use crate::reservation::PortReservation;
 #[derive(Debug, Default)]
 pub struct RawFlows(BTreeMap<Guard, Owner>);
 
-/// Whose a protocol is.
+/// The owner of a protocol.
 #[derive(Debug)]
 struct Owner {
     channel: ChannelId,
     slot: Slot,
-    /// If it is at a port.
+    /// Set if the guard is a port.
     port: Option<Port>,
 }
 
-/// A port that nobody else has, nor the kernel.
+/// A port reserved in the port table and in the kernel.
 #[derive(Debug)]
 struct Port {
     claim: ClaimId,
-    /// Never read from: what the kernel hears there ends there.
+    /// Never read: what the kernel delivers there is discarded.
     _reservation: PortReservation,
 }
 

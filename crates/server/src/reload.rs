@@ -1,5 +1,5 @@
-//! Another configuration for a server at work: all of it, or nothing. What programs are told when they register holds for those
-//! that do so from then on.
+//! Replaces the configuration of a running server, all of it or nothing. Parameters told to programs apply to those
+//! that register afterwards.
 
 use std::os::fd::OwnedFd;
 
@@ -29,7 +29,7 @@ impl Server {
         }
     }
 
-    /// `Reload`: the text that root's command has read.
+    /// `Reload`: applies the text that root's command has read.
     pub fn reload_text(
         &mut self,
         client: ClientId,
@@ -55,7 +55,7 @@ impl Server {
     }
 
     fn take_config(&mut self, mut next: Config) -> Reloaded {
-        // What was measured at the start holds as long as nothing else is said.
+        // The value measured at the start stays unless the file sets one.
         if next.spin_us.is_none() {
             next.spin_us = self.config.spin_us;
         }
@@ -66,7 +66,7 @@ impl Server {
             let set = set_permissions(&next, &self.socket);
             refused.extend(set.err().map(|error| error.to_string()));
             if !refused.is_empty() {
-                // Part of it may be set.
+                // It may have been applied in part.
                 let _ = set_permissions(&self.config, &self.socket);
             }
         }

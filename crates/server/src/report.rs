@@ -1,4 +1,4 @@
-//! What commands show: counters, sessions, the state of the server.
+//! Data for commands: counters, sessions, the state of the server.
 
 #[cfg(test)]
 mod counters_tests;

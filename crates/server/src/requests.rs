@@ -1,4 +1,4 @@
-//! What requests of libraries bring, and what they lead to.
+//! Contents of libraries' requests, and their results.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -9,15 +9,15 @@ use portolan_proto::control::{
 };
 use portolan_types::{Instant, Protocol, SessionId, Slot};
 
-/// What a request leads to.
+/// The result of a request.
 pub enum Answer {
     Reply(ReplyBody, Vec<OwnedFd>),
     Silence,
-    /// The reply comes when the session's holder has given it back.
+    /// The reply is sent when the session's holder has given it back.
     Recall(SessionId, RequestedState),
-    /// The reply comes when copies of the session's descriptor are closed here.
+    /// The reply is sent when copies of the session's descriptor are closed in the server.
     AfterCloses(ShownSession),
-    /// The reply comes when there is a channel for the program.
+    /// The reply is sent when there is a channel for the program.
     Channel(String, Option<Charge>),
 }
 
@@ -27,7 +27,7 @@ impl From<ReplyBody> for Answer {
     }
 }
 
-/// A session and its descriptor, as a process shows it.
+/// A session and its descriptor, as shown by a process.
 #[derive(Debug)]
 pub struct ShownSession {
     pub id: SessionId,
@@ -35,7 +35,7 @@ pub struct ShownSession {
     pub near: OwnedFd,
 }
 
-/// A `Cache` that waits for copies of its descriptor to be closed here.
+/// A `Cache` that waits for copies of its descriptor to be closed in the server.
 #[derive(Debug)]
 pub struct PendingCache {
     pub client: ClientId,
@@ -45,14 +45,14 @@ pub struct PendingCache {
     pub until: Instant,
 }
 
-/// A new session's descriptor as a request brings it.
+/// A new session's descriptor, as sent with a request.
 #[derive(Debug)]
 pub struct NewDescriptor {
     pub far: OwnedFd,
     pub cookie: u64,
 }
 
-/// A local endpoint somebody wants.
+/// A requested local endpoint.
 #[derive(Clone, Copy, Debug)]
 pub struct BindRequest {
     pub protocol: Protocol,
@@ -61,7 +61,7 @@ pub struct BindRequest {
     pub v6_only: bool,
 }
 
-/// A peer somebody wants to talk to.
+/// A requested peer.
 #[derive(Clone, Debug)]
 pub struct Target {
     pub protocol: Protocol,
@@ -71,17 +71,17 @@ pub struct Target {
     pub early: FastOpenMode,
 }
 
-/// What a library asks for by `listen`.
+/// The parameters of `listen`.
 #[derive(Debug)]
 pub struct Listening {
     pub backlog: u32,
     pub options: HandshakeOptions,
     pub options_blob: SocketOptionsBlob,
-    /// Where the process would have the port's segments, to perform the handshakes itself.
+    /// The slot for the port's segments, if the process offers to perform the handshakes itself.
     pub slot: Option<Slot>,
 }
 
-/// What a library says of a connection that it opened.
+/// A connection that a library has opened, as it reports it.
 #[derive(Clone, Copy, Debug)]
 pub struct Claimed {
     pub local: SocketAddr,
@@ -89,7 +89,7 @@ pub struct Claimed {
     pub slot: Slot,
 }
 
-/// A capsule or a list as it travels.
+/// Packs a capsule or a list for sending.
 pub fn pack(bytes: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
     portolan_sys::shm::pack(bytes).map_err(|_| Errno::NOBUFS)
 }

@@ -1,6 +1,5 @@
-//! Kernel sockets that hold the ports Portolan hands out, so that neither side can take the
-//! other's. A listener's one listens: connections that only the kernel sees (loopback) arrive
-//! there.
+//! Kernel sockets that hold the ports Portolan hands out, so that neither side can take the other's. A listener's
+//! socket listens: connections that only the kernel sees (loopback) arrive there.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -20,11 +19,11 @@ pub struct PortReservation {
     is_v6: bool,
 }
 
-/// Whether the endpoint was the program's before.
+/// Whether the program had the endpoint before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taking {
     First,
-    /// Under the server before this one: connections of the kernel's may still be on the port, and the program's token.
+    /// Under the previous server: kernel connections may still use the port, and so may the program's port token.
     Again,
 }
 
@@ -37,8 +36,7 @@ impl Taking {
 }
 
 impl PortReservation {
-    /// Binds the claim's endpoint, with its reuse options. A socket of `AF_INET6` may have an address of
-    /// IPv4.
+    /// Binds the claim's endpoint, with its reuse options. A socket of `AF_INET6` may have an IPv4 address.
     pub fn take(claim: &PortClaim, is_v6: bool) -> Result<PortReservation, Errno> {
         let local = match claim.local {
             SocketAddr::V4(v4) if is_v6 => {
@@ -68,7 +66,7 @@ impl PortReservation {
         })
     }
 
-    /// Listens, but not for connections by these devices until its filter is lifted.
+    /// Listens, except for connections by these devices until its filter is lifted.
     pub fn listen_except_by(&self, devices: &[u32], backlog: u32) -> Result<(), Errno> {
         socket_filter::nothing_by(&self.fd, devices).map_err(errno)?;
         self.listen(backlog)
@@ -78,9 +76,9 @@ impl PortReservation {
         listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX)).map_err(errno)
     }
 
-    /// Another socket on the same endpoint, which does not listen. While this one does nobody else can.
+    /// Returns another socket on the same endpoint, which does not listen. While this one listens, no other can.
     pub fn token(&self) -> Result<OwnedFd, Errno> {
-        // Both must agree to share it, and this one must until it listens.
+        // Both must permit sharing, and this one must until it listens.
         sockopt::set_socket_reuseaddr(&self.fd, true).map_err(errno)?;
         let local = rustix::net::getsockname(&self.fd).map_err(errno)?;
         let family = if self.is_v6 {
@@ -102,18 +100,18 @@ impl PortReservation {
         Ok(fd)
     }
 
-    /// The kernel resets what it has not handed out, and refuses what comes; the port stays, as it was before there was a
-    /// token.
+    /// Stops listening: the kernel resets connections that were not accepted, and refuses new ones; the port stays
+    /// bound, as it was before there was a token.
     pub fn stop_listening(&self, shares_address: bool) {
         // It was set before.
         let _ = sockopt::set_socket_reuseaddr(&self.fd, shares_address);
-        // Only a socket that does not listen is refused, which is what is wanted.
+        // Fails only for a socket that does not listen, which is the goal.
         let _ = shutdown(&self.fd, Shutdown::Read);
         let _ = socket_filter::lift(&self.fd);
     }
 
-    /// From now on a datagram socket takes what comes from that peer only, and the kernel refuses
-    /// what others send there (port unreachable); without a peer it takes all again.
+    /// Restricts a datagram socket to this peer, so that the kernel refuses datagrams from others (port unreachable);
+    /// without a peer it accepts all again.
     pub fn set_peer(&self, peer: Option<SocketAddr>) -> Result<(), Errno> {
         let connected = match (peer, self.is_v6) {
             (None, _) => connect_unspec(&self.fd),
@@ -126,18 +124,18 @@ impl PortReservation {
         connected.map_err(errno)
     }
 
-    /// A connection that reached the port through the kernel.
+    /// Accepts a connection that reached the port through the kernel.
     pub fn accept(&self) -> Option<(OwnedFd, SocketAddr)> {
         let fd = accept_with(&self.fd, SocketFlags::CLOEXEC).ok()?;
-        // It has its listener's filter.
+        // It inherits its listener's filter.
         socket_filter::lift(&fd).ok()?;
         let remote = rustix::net::getpeername(&fd).ok().flatten()?;
         Some((fd, remote.try_into().ok()?))
     }
 
-    /// Nobody reads from it: what the kernel delivers there takes as little memory as can be.
+    /// Minimises the receive buffer of a socket that is never read.
     pub fn shrink(&self) {
-        // The kernel raises it to the least that it allows.
+        // The kernel raises it to its minimum.
         let _ = sockopt::set_socket_recv_buffer_size(&self.fd, 1);
     }
 
@@ -145,7 +143,7 @@ impl PortReservation {
         self.is_v6
     }
 
-    /// The socket itself, for a program whose call is the kernel's after all.
+    /// Returns the socket itself, for a program whose call falls back to the kernel.
     pub fn into_fd(self) -> OwnedFd {
         self.fd
     }

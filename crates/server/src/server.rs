@@ -1,5 +1,5 @@
-//! The server: what it owns, how it starts, its event loop, how it stops. The concerns have their
-//! own files, each an `impl Server`.
+//! The server: what it owns, how it starts, its event loop, how it stops. Each concern has its own file with an `impl
+//! Server`.
 
 use std::collections::hash_map::RandomState;
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -62,13 +62,13 @@ use crate::watch::network::{Network, NetworkError};
 use crate::watch::sysctls::Sysctls;
 use crate::wire::TapWire;
 
-/// Rows of bindings for protocols of programs' own, beside those of listeners and UDP sockets.
+/// Rows of bindings for raw flows, besides those of listeners and UDP sockets.
 const RAW_BINDINGS: u32 = 8192;
 
-/// Descriptors the server wants: a few for each session.
+/// Wanted limit of descriptors: a few per session.
 const DESCRIPTORS: u64 = 1 << 20;
 
-/// Of them there is room from the start, half a megabyte of the kernel's memory.
+/// Size of the descriptor table at the start, half a megabyte of kernel memory.
 const DESCRIPTOR_TABLE: u64 = 1 << 16;
 
 /// How long a stopping server waits for its last segments to leave.
@@ -89,7 +89,7 @@ pub enum Source {
     Client(ClientId),
     Descriptor(SessionId),
     Reservation(SessionId),
-    /// Whoever shares a local session with the server.
+    /// A process that shares a local session with the server.
     EventNotifier,
     /// The process that has the class.
     Holder(ClassId),
@@ -97,7 +97,7 @@ pub enum Source {
     Maker(u32),
     /// The thread that has extensions verified.
     Loader,
-    /// Sockets that show rights to ports have answered.
+    /// Answers from sockets that show rights to ports.
     Rights,
 }
 
@@ -147,7 +147,7 @@ pub struct Server {
     pub(crate) config: Config,
     pub(crate) source: ConfigSource,
     pub(crate) started: Instant,
-    /// Tells libraries this run of the server from those before.
+    /// Distinguishes this run of the server from earlier ones.
     pub(crate) incarnation: u64,
     /// Read once each turn.
     pub(crate) now: Instant,
@@ -156,7 +156,7 @@ pub struct Server {
     pub(crate) socket: PathBuf,
 
     pub(crate) control: Control,
-    /// What the server has open for sessions.
+    /// The server's descriptors and memory for sessions.
     pub(crate) handles: HandleTable,
     pub(crate) secret: Secret,
     hasher: RandomState,
@@ -169,28 +169,28 @@ pub struct Server {
     pub(crate) connections: Budget,
     pub(crate) slices: Slices,
     pub(crate) shares: Shares,
-    /// Connections that are not read before their user may take more time.
+    /// Connections that are not read until their user may take more time.
     pub(crate) throttled: Vec<ClientId>,
     pub(crate) listings: Listings,
     pub(crate) next_client: u64,
     pub(crate) channels: HashMap<ChannelId, Channel>,
     pub(crate) leaving_taps: LeavingTaps,
     pub(crate) channel_pool: ChannelPool,
-    /// What processes counted that are gone.
+    /// Sums of the counters of exited processes.
     pub(crate) ended: [u64; COUNTERS],
     pub(crate) buffer: Vec<u8>,
     pub(crate) port_rights: PortRights,
-    /// Requests whose answer waits for that of another one, which was before it.
+    /// Depth of nested reads: a request may need requests of other clients to be read first.
     pub(crate) nested_reads: u32,
-    /// In this turn.
+    /// Whether there were events in this turn.
     pub(crate) was_asked: bool,
-    /// Since the hang-ups at hand were found.
+    /// Whether all clients were read since the pending hang-ups were found.
     pub(crate) are_all_clients_read: bool,
     pub(crate) sink: Sink,
 
     // Packets.
     pub(crate) filter: Filter,
-    /// None where the kernel does not tell: then a relayed session stays so.
+    /// None where the kernel does not support it: then a relayed session stays relayed.
     pub(crate) holder_count: Option<HolderCount>,
     pub(crate) rx_path: RxPath,
     pub(crate) stack: Stack,
@@ -201,7 +201,7 @@ pub struct Server {
     pub(crate) rx_throttle: RxThrottle,
     pub(crate) reset_limit: ResetLimit,
     pub(crate) early: EarlyFragments,
-    /// Fast Open cookies that peers granted.
+    /// Fast Open cookies granted by peers.
     pub(crate) fast_cookies: HashMap<IpAddr, portolan_tcp::GrantedCookie>,
 
     pub(crate) qos: Qos,
@@ -216,24 +216,24 @@ pub struct Server {
     pub(crate) generation: u32,
     pub(crate) managed: BTreeSet<u32>,
     pub(crate) hooks: HookWatch,
-    /// Neighbours that are looked for, and since when.
+    /// Neighbours being resolved, and since when.
     pub(crate) resolving: HashMap<NextHop, Resolving>,
     pub(crate) programs_resolve: Budget,
     reserved: Option<ReservedPorts>,
 
-    // What sessions have beside their entry in the registry.
+    // Data of sessions besides their entry in the registry.
     pub(crate) pending_caches: Vec<PendingCache>,
-    /// Why a device has no filter in its driver that was to have one.
+    /// Why a device configured for a driver hook has none.
     pub(crate) driver_refusals: HashMap<u32, String>,
-    /// Rings of sessions that have one of their own.
+    /// Rings of directly mapped sessions.
     pub(crate) directs: Directs,
     pub(crate) sharing: Sharing,
     pub(crate) locals: Locals,
-    /// Where the names of wake-up sockets stand for a moment.
+    /// Where wake-up sockets have their names for a moment.
     pub(crate) wake_directory: WakeDirectory,
-    /// Processes that are gone, some of whose sessions are still to be ended.
+    /// Exited processes whose sessions are still being ended.
     pub(crate) ending: VecDeque<Ending>,
-    /// Closed sessions, to be forgotten when their last segment is out.
+    /// Closed sessions, to be forgotten when their last segment is sent.
     pub(crate) done: Vec<SessionId>,
     pub(crate) control_token: Token,
     pub(crate) shortage: Shortage,
@@ -241,7 +241,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Takes everything the server needs; gives it back if something is missing.
+    /// Acquires everything the server needs; releases it if something is missing.
     pub fn start(
         config: Config,
         source: ConfigSource,
@@ -376,7 +376,7 @@ impl Server {
         server.await_first_spare();
         server.start_links(instance);
         server.start_cpu(instance);
-        // The tables are right before the first packet meets the filter.
+        // The tables are complete before the first packet reaches the filter.
         server.publish();
         for ifindex in server.managed.clone() {
             server.filter_device(ifindex)?;
@@ -397,7 +397,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Serves until a signal says to stop.
+    /// Serves until a signal stops the server.
     pub fn run(&mut self) -> Result<(), Errno> {
         while !self.stopping {
             self.turn(None)?;
@@ -405,17 +405,17 @@ impl Server {
         Ok(())
     }
 
-    /// Waits until something happens, and answers all of it.
+    /// Waits for events, and handles all of them.
     fn turn(&mut self, latest: Option<Instant>) -> Result<(), Errno> {
         let deadline = [self.deadline(), latest].into_iter().flatten().min();
         let deadline = match self.rx_throttle.next_look(self.now) {
-            // It does not ring meanwhile.
+            // The ring sends no wake-ups while throttled.
             Some(next) => [deadline, Some(next)].into_iter().flatten().min(),
             None if self.rx_path.fall_asleep() => deadline,
             None => Some(self.now),
         };
         let mut ready = self.poll.wait(clock::now(), deadline)?;
-        // Root waits for nobody's requests.
+        // Root's requests are served first.
         ready.sort_by_cached_key(|ready| !self.is_roots(ready.source));
         self.now = clock::now();
         self.rx_path.wake_up(self.now);
@@ -427,7 +427,7 @@ impl Server {
             self.dispatch(source, flags);
         }
         self.tell_of_left();
-        // The edge of a frame on the tap may have been reported, and passed over, by `poll_hangups`.
+        // The edge of a frame on the tap may have been consumed by `poll_hangups`.
         self.drain();
         self.on_timers();
         self.stack.expire(self.now);
@@ -469,7 +469,7 @@ impl Server {
         }
     }
 
-    /// Looks for descriptors that were closed before a request whose answer depends on it.
+    /// Handles closed descriptors before a request whose answer depends on them.
     pub(crate) fn poll_hangups(&mut self) {
         self.are_all_clients_read = false;
         let ready = match self.poll.wait(self.now, Some(self.now)) {
@@ -481,7 +481,7 @@ impl Server {
         };
         for Ready { source, flags } in ready {
             match source {
-                // The others will be reported again; an edge of these would be lost.
+                // The others are reported again; an edge of these would be lost.
                 Source::Wire | Source::Inject | Source::Descriptor(_) | Source::Reservation(_) => {
                     self.dispatch(source, flags);
                 }
@@ -502,7 +502,7 @@ impl Server {
         }
     }
 
-    /// Sends what is due and answers what changed, until nothing changes any more.
+    /// Sends what is due and handles changes, until there are no more.
     fn settle(&mut self) {
         loop {
             self.stack.output(self.now, &self.routes, &mut self.wire);
@@ -518,7 +518,7 @@ impl Server {
                 self.on_changed(slot, events);
             }
         }
-        // What they still have to say goes first.
+        // Their remaining segments are sent first.
         if !self.wire.is_full() {
             for id in std::mem::take(&mut self.done) {
                 self.forget(id);
@@ -526,13 +526,13 @@ impl Server {
         }
     }
 
-    /// When something is due without an event.
+    /// Returns when something is due without an event.
     fn deadline(&self) -> Option<Instant> {
         let deadlines = [self.stack.deadline(), self.control.timers.next()];
         deadlines.into_iter().flatten().min()
     }
 
-    /// Tells the service manager that the loop turns.
+    /// Tells the service manager that the loop is running.
     pub(crate) fn feed_watchdog(&mut self) {
         if let Some(interval) = self.supervisor.feed() {
             let next = self.now + interval;
@@ -540,7 +540,7 @@ impl Server {
         }
     }
 
-    /// Leaves the host as it was found: filters off, peers told, ports returned.
+    /// Restores the host's state: detaches filters, resets connections, releases ports.
     pub fn stop(mut self) {
         self.supervisor.tell_stopping();
         self.end_all_cpu();
@@ -550,7 +550,7 @@ impl Server {
             .sessions()
             .map(|session| session.id)
             .collect();
-        // Whoever accepts is to find the server gone when its listener hangs up.
+        // A process that accepts must find the server gone when its listener hangs up.
         let mut listeners = Vec::new();
         for id in held {
             if self.handles.local(id).is_some() {
@@ -589,7 +589,7 @@ impl Server {
         info!("stopped");
     }
 
-    /// Parameters of a connection over `path`.
+    /// Returns the parameters of a connection over `path`.
     pub(crate) fn tcp_config(&self, path: &Path, flow: &FlowKey) -> TcpConfig {
         TcpConfig {
             handle_room: self.handle_room(flow),
@@ -597,7 +597,7 @@ impl Server {
         }
     }
 
-    /// Parameters of connections, whatever their path.
+    /// Returns the parameters of connections on any path.
     pub(crate) fn base_config(&self) -> TcpConfig {
         let parameters = self.config.parameters();
         let sysctls = self.sysctls.values();
@@ -607,7 +607,7 @@ impl Server {
             receive_buffer: parameters.receive_buffer.initial as usize,
             receive_buffer_max: parameters.receive_buffer.maximum as usize,
             gso_max: parameters.gso_max as usize,
-            // Names that do not exist were refused at the start.
+            // Unknown names were refused at the start.
             congestion: CongestionKind::from_name(&self.config.congestion).unwrap_or_default(),
             ecn: self.config.ecn().unwrap_or(sysctls.ecn),
             timestamps: sysctls.timestamps,
@@ -632,7 +632,7 @@ fn load_holder_count() -> Option<HolderCount> {
         .ok()
 }
 
-/// Undoes what a dead server did, then does the same.
+/// Undoes a dead server's reservation, then makes this server's.
 fn reserve_ports(
     range: RangeInclusive<u16>,
     instance: &Instance,
@@ -647,20 +647,20 @@ fn reserve_ports(
     Ok(reserved)
 }
 
-/// Has the kernel make room for so many descriptors while there is one thread only: whenever the table of a process with several
-/// grows, whoever wants the descriptor waits for a grace period of RCU – half a second where the machine is busy.
+/// Makes the kernel enlarge the descriptor table while there is only one thread: when the table of a multi-threaded
+/// process grows, the caller waits for an RCU grace period, half a second on a busy machine.
 pub fn widen_descriptor_table() {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS);
     let last = DESCRIPTOR_TABLE.min(limit).saturating_sub(1);
     let last = i32::try_from(last).unwrap_or(i32::MAX);
     let widened = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), last);
-    // Closed again: the table stays as wide.
+    // The copy is closed again: the table keeps its size.
     if let Err(errno) = widened {
         warn!(%errno, "the table of descriptors grows while the server runs");
     }
 }
 
-/// Each session takes a descriptor or two here.
+/// Raises the limit of descriptors, of which each session takes one or two.
 pub fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit {
@@ -668,7 +668,7 @@ pub fn raise_descriptor_limit() {
         maximum: Some(limit.maximum.unwrap_or(DESCRIPTORS).max(DESCRIPTORS)),
     };
     if setrlimit(Resource::Nofile, wanted).is_err() {
-        // Without CAP_SYS_RESOURCE: up to what is granted.
+        // Without CAP_SYS_RESOURCE: up to the hard limit.
         let granted = Rlimit {
             current: limit.maximum,
             maximum: limit.maximum,
@@ -679,7 +679,7 @@ pub fn raise_descriptor_limit() {
     }
 }
 
-/// Who may connect to the control socket.
+/// Sets who may connect to the control socket.
 pub(crate) fn set_permissions(config: &Config, path: &FilePath) -> Result<(), StartError> {
     use std::os::unix::fs::{PermissionsExt, chown};
     let failed = |what, reason: String| StartError::Permissions {

@@ -1,4 +1,4 @@
-//! The service manager (systemd): it hears when the server is ready or stops, and that its loop turns
+//! The service manager (systemd): it is told when the server is ready or stops, and that its loop is running
 //! (`sd_notify(3)`). Without one nothing is sent.
 
 use std::time::Duration;
@@ -6,10 +6,10 @@ use std::time::Duration;
 use sd_notify::NotifyState;
 use tracing::warn;
 
-/// How often the service manager hears of the server.
+/// How often the service manager is notified.
 #[derive(Debug)]
 pub struct Supervisor {
-    /// Half of the time after which the service manager would take the server for hung; none if it does not watch.
+    /// Half of the service manager's watchdog time-out; none if it does not watch.
     interval: Option<Duration>,
 }
 
@@ -29,7 +29,7 @@ impl Supervisor {
         tell(&[NotifyState::Stopping]);
     }
 
-    /// The loop turns. Returns after how long to say so again, if the service manager watches.
+    /// Reports that the loop is running. Returns when to report again, if the service manager watches.
     pub fn feed(&self) -> Option<Duration> {
         let interval = self.interval?;
         tell(&[NotifyState::Watchdog]);

@@ -1,4 +1,4 @@
-//! UDP sessions: cached at bind and at connect, so all there is to do is rows and ports.
+//! UDP sessions: cached at bind and at connect, so the server only handles rows and ports.
 
 pub mod datagrams;
 pub mod sharing;
@@ -19,7 +19,7 @@ use crate::requests::Target;
 use crate::server::Server;
 
 impl Server {
-    /// Fixes the peer: an exact flow instead of the binding.
+    /// Sets the peer: an exact flow replaces the binding.
     pub fn connect_udp(
         &mut self,
         channel: ChannelId,
@@ -55,8 +55,8 @@ impl Server {
         .into())
     }
 
-    /// An address and a port, if it has none yet. Ports of our own range need no kernel socket:
-    /// the kernel leaves that range alone.
+    /// Assigns an address, and a port if there is none yet. Ports of our own range need no kernel
+    /// socket: the kernel does not use that range.
     fn give_udp_endpoint(&mut self, id: SessionId, path: &Path) -> Result<(), Errno> {
         let random = random_u32();
         let session = self.control.registry.session_mut(id).ok_or(Errno::BADF)?;
@@ -79,7 +79,7 @@ impl Server {
         if session.local.ip().is_unspecified() {
             let source = path.source.ok_or(Errno::ADDRNOTAVAIL)?;
             let port = session.local.port();
-            // The binding row goes before the address that names it does.
+            // The binding row is removed before the address that identifies it changes.
             self.input(Input::Unsteer(id));
             if let Some(session) = self.control.registry.session_mut(id) {
                 session.local = scoped(source, port, path.interface);
@@ -88,7 +88,7 @@ impl Server {
         Ok(())
     }
 
-    /// Forgets the peer: the binding is back, at the address that `bind` gave.
+    /// Removes the peer: the binding is restored, at the address that `bind` gave.
     pub fn disconnect_udp(
         &mut self,
         channel: ChannelId,
@@ -121,8 +121,8 @@ impl Server {
         .into())
     }
 
-    /// What comes from others is the kernel's: its socket on the port refuses it unless another
-    /// socket fits.
+    /// Leaves datagrams from others to the kernel: its socket on the port refuses them unless
+    /// another socket matches.
     pub fn tell_kernel_of_peer(&self, id: SessionId, peer: Option<SocketAddr>) {
         if let Some(port) = self.handles.port(id)
             && let Err(errno) = port.socket.set_peer(peer)

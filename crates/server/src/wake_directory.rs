@@ -1,6 +1,6 @@
-//! Where sockets that receive wake-ups have their names for a moment: a directory of the server's alone. Whoever may list a
-//! directory can hold its lock for as long as he likes (`getdents64` into memory that a file system of his own serves), and
-//! the server would wait for it.
+//! A private directory of the server in which wake-up sockets have their names for a moment. Any user who may list a
+//! directory can hold its lock indefinitely (`getdents64` into memory backed by a file system of its own), and the
+//! server would wait for it.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -13,7 +13,7 @@ use crate::instance::Instance;
 pub struct WakeDirectory(PathBuf);
 
 impl WakeDirectory {
-    /// Makes it, or takes one that a server which died has left.
+    /// Creates the directory, or reuses one that a dead server has left.
     pub fn make(instance: &Instance) -> io::Result<WakeDirectory> {
         const MODE: u32 = 0o700;
         let socket = instance.socket().file_name().unwrap_or_default();
@@ -42,7 +42,7 @@ impl WakeDirectory {
 
 impl Drop for WakeDirectory {
     fn drop(&mut self) {
-        // The next server takes it as it is.
+        // If this fails, the next server reuses it.
         let _ = fs::remove_dir(&self.0);
     }
 }

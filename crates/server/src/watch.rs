@@ -1,4 +1,4 @@
-//! What the host decides: routes, neighbours, addresses, devices and kernel parameters.
+//! State that the host decides: routes, neighbours, addresses, devices and kernel parameters.
 
 pub mod faults;
 pub mod hooks;

@@ -1,4 +1,4 @@
-//! The server's transmit queue to the wire: its tap, and the few frames that wait while the tap is full.
+//! The server's transmit queue: its tap, and a few frames that wait while the tap is full.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -7,8 +7,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use portolan_stack::{Frame, Wire};
 use portolan_sys::tap::{Tap, TapIo, VNET_HEADER, WriteError};
 
-/// Frames kept for a full tap. The stack stops at the first; what exceeds this is session-less
-/// segments and re-injected frames, which may be lost like any packet.
+/// Frames kept for a full tap. The stack stops at the first; more can only be segments without a session
+/// and re-injected frames, which may be lost like any packet.
 const WAITING_MAX: usize = 1024;
 
 /// A tap with its waiting frames.
@@ -31,7 +31,7 @@ impl TapWire {
         }
     }
 
-    /// The tap itself, from which frames come too.
+    /// Returns the tap itself, which also receives frames.
     pub fn io(&self) -> &TapIo<OwnedFd> {
         &self.io
     }
@@ -40,13 +40,13 @@ impl TapWire {
         self.ifindex
     }
 
-    /// Sends a bare Ethernet frame as it was received. `gso_size` other than 0 marks one that the
+    /// Sends a bare Ethernet frame as it was received. A `gso_size` other than 0 marks one that the
     /// kernel had coalesced.
     pub fn resend(&mut self, header: [u8; VNET_HEADER], frame: &[u8]) {
         self.send(&[IoSlice::new(&header), IoSlice::new(frame)]);
     }
 
-    /// Tries the waiting frames again.
+    /// Retries the waiting frames.
     pub fn flush(&mut self) {
         while let Some(frame) = self.waiting.front() {
             match self.io.write(&[IoSlice::new(frame)]) {

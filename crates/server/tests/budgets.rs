@@ -1,4 +1,4 @@
-//! Receive budgets: whose packets they hold back, and when they end.
+//! Receive budgets: which packets they hold back, and when they end.
 
 mod common;
 
@@ -18,7 +18,7 @@ const FLOODED: u16 = 5353;
 const QUIET: u16 = 5354;
 const SENT: usize = 50;
 
-/// Two UDP ports of one process, and somebody who decides.
+/// Two UDP ports of one process, and an administrator.
 struct Scene {
     bed: Bed,
     _server: Daemon,
@@ -57,13 +57,13 @@ impl Scene {
         self.admin.guarantees().receive
     }
 
-    /// Sends so many datagrams to a port; answers how many came through.
+    /// Sends `SENT` datagrams to a port. Returns how many arrived.
     fn arrive(&mut self, port: u16) -> usize {
         let peer = self.bed.b.enter(|| UdpSocket::bind("0.0.0.0:0")).unwrap();
         for _ in 0..SENT {
             peer.send_to(b"x", (Bed::A4, port)).unwrap();
         }
-        // A packet is delivered while it is sent, unless the peer's address is asked for first.
+        // A packet is delivered while it is sent, unless the peer's address is resolved first.
         sleep(Duration::from_millis(50));
         let mut count = 0;
         while let Some(record) = self.library.ring.next() {
@@ -80,7 +80,7 @@ fn ask(client: &mut Client, request: QosRequest) -> QosReply {
     }
 }
 
-/// Next to nothing once the burst is over.
+/// Allows almost nothing once the burst is used up.
 fn ten_packets() -> Receive {
     Receive {
         packets: Some(1),
@@ -100,7 +100,7 @@ fn a_port_has_its_budget_alone_until_it_is_deleted() {
     let mut scene = Scene::new();
     assert_eq!(scene.arrive(FLOODED), SENT);
     assert_eq!(scene.set(port(FLOODED), ten_packets()), QosReply::Done);
-    // A machine that is busy may take seconds for it, each of which is worth one packet.
+    // A busy machine may take seconds for it, and each second permits one more packet.
     let through = scene.arrive(FLOODED);
     assert!((10..30).contains(&through), "{through}");
     assert_eq!(scene.arrive(QUIET), SENT);
@@ -145,7 +145,7 @@ fn a_budget_covers_what_is_opened_later() {
     let (reply, _near) = scene.library.bind(Protocol::Udp, local, slot);
     assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
     assert!(scene.arrive(later) < 30);
-    // All that the user has draws on one budget.
+    // All sockets of the user share one budget.
     assert!(scene.arrive(FLOODED) < 20);
 }
 

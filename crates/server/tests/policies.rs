@@ -1,5 +1,5 @@
-//! Guarantees by the configuration: users and ports have them from the start, programs as they come, and what cannot be
-//! given keeps the server from starting.
+//! Guarantees by the configuration: users and ports have them from the start, programs when they register, and a
+//! guarantee that cannot be given keeps the server from starting.
 
 mod common;
 
@@ -8,7 +8,7 @@ use portolan_netns::{Bed, Daemon, Namespace, Ready};
 use portolan_proto::qos::{QosReport, Scope};
 use portolan_types::Protocol;
 
-/// Starts a server that says `word` and does not come up; returns its status.
+/// Starts a server that prints `word` and fails; returns its status.
 fn fail(file: &Configuration, host: &Namespace, word: &str) -> Option<i32> {
     let mut command = host.exec(env!("CARGO_BIN_EXE_portoland"));
     command.args(["--interface", Bed::DEVICE, "--config"]);
@@ -95,7 +95,7 @@ fn what_cannot_be_given_keeps_the_server_from_starting() {
     let told = |text: &str, word: &str| fail(&Configuration::new(&bed.a, text), &bed.a, word);
     let wrong = "[[qos.policy]]\nuser = 'nobody'\ntransmit.rate = '20mbps'";
     assert_eq!(told(wrong, "transmit.rate = '20mbps'"), Some(2));
-    // The server itself refuses, as it would a command.
+    // The server itself refuses, as it would a request.
     let impossible = "[[qos.policy]]\nuser = 'nobody'\nreceive.priority = 2";
     let word = "`qos.policy`: `receive` of user 65534 is refused: ";
     assert_eq!(told(impossible, word), Some(1));

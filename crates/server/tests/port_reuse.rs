@@ -1,5 +1,5 @@
-//! A port is free when `close` returns. Alone in its program: a child that another test forks holds
-//! copies of all descriptors until it becomes its program, and with them the port.
+//! A port is free when `close` returns. Alone in its program: a child forked by another test holds
+//! copies of all descriptors until its exec, and thereby the port.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Sessions that processes ask each other for through the server: only with the descriptor as proof,
-//! and no process keeps one forever.
+//! Sessions that processes request from each other through the server: only with the descriptor as proof, and no
+//! process keeps one indefinitely.
 
 mod common;
 
@@ -57,7 +57,7 @@ fn a_session_that_is_wanted_by_two_is_relayed() {
     assert_eq!(&relay, b"relay");
 }
 
-/// Its last holder may want the session back at once, so the descriptor gets little at first.
+/// The last holder may want the session back at once, so the descriptor gets little at first.
 #[test]
 fn what_is_held_back_of_a_relay_follows() {
     let bed = Bed::veth();
@@ -86,8 +86,8 @@ fn what_is_held_back_of_a_relay_follows() {
     assert!(got == bytes);
 }
 
-/// What its peer sends once the holder has said that it packs does not come to the holder any more, and is there
-/// when the session is.
+/// Data that the peer sends after the holder has announced its flush no longer reaches the holder, but is in the
+/// session when it is cached again.
 #[test]
 fn what_comes_for_a_session_on_its_way_waits_at_the_server() {
     let bed = Bed::veth();

@@ -1,5 +1,5 @@
-//! A relayed session goes back to a library when nobody else has its descriptor. Alone in its program: a child that another
-//! test forks holds copies of all descriptors until it becomes its program, and is somebody else.
+//! A relayed session returns to a library when no other process has its descriptor. Alone in its program: a child
+//! forked by another test holds copies of all descriptors until its exec, and counts as another process.
 
 mod common;
 
@@ -14,7 +14,7 @@ use portolan_netns::Bed;
 use portolan_proto::control::{AfterFlush, Reader};
 use portolan_sys::unix;
 
-/// Bytes that the peer has sent lie unread in the descriptor, others follow; and as many the other way.
+/// Bytes from the peer are unread in the descriptor, and more follow; likewise in the other direction.
 #[test]
 fn a_relayed_session_comes_back_whole_when_nobody_else_has_its_descriptor() {
     let bed = Bed::veth();

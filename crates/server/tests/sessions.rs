@@ -1,5 +1,5 @@
-//! The server in a bed of two hosts: `a` runs it, `b` is a plain kernel. Sessions are opened,
-//! moved, closed and orphaned; the kernel peer says what it saw.
+//! The server in a bed of two hosts: `a` runs it, `b` is a plain kernel. Sessions are opened, moved, closed and
+//! orphaned; the kernel peer shows what it received.
 
 mod common;
 
@@ -336,7 +336,7 @@ fn a_thousand_connections_leave_nothing_behind() {
     assert_eq!(open_files(&server), before);
 }
 
-/// Sends SYNs to `10.77.0.1:8080` from addresses that nobody has.
+/// Sends SYNs to `10.77.0.1:8080` from unused addresses.
 const FLOOD: &str = r#"
 import socket, struct
 def total(bytes):
@@ -360,7 +360,7 @@ fn under_a_flood_of_syns_cookies_keep_the_port_open() {
     let mut command = Client::connect(&control_path(&bed.a));
     let mut library = Library::start(&control_path(&bed.a));
     let (_, _, listener) = library.listen(at(Bed::A4, 8080), 16);
-    // The neighbour is known: what follows is about SYNs only.
+    // The neighbour is known: the rest is about SYNs only.
     drop(connect_from_b(&bed, at(Bed::A4, 8080)));
     library.accept(&listener);
     let flood = bed.b.exec("python3").args(["-c", FLOOD]).status();
@@ -382,7 +382,7 @@ fn a_port_in_time_wait_can_connect_and_be_connected_to_again() {
     let mut command = Client::connect(&control_path(&bed.a));
     let (_, _, listener) = library.listen(at(Bed::A4, 8080), 5);
     for _ in 0..2 {
-        // The same port of the peer each time: only TIME_WAIT stands in the way.
+        // The same port of the peer each time: only TIME-WAIT stands in the way.
         let mut peer = bed.b.enter(|| connect_from_port(4000, at(Bed::A4, 8080)));
         let (id, near, slot) = library.accept(&listener);
         library.flush(id, slot, AfterFlush::Close);
@@ -412,12 +412,12 @@ fn a_port_in_time_wait_can_be_connected_to_when_it_has_become_the_kernels() {
         bed.a.enter(|| TcpListener::bind(at(Bed::A4, 8080))).ok()
     });
 
-    // Its first SYN ends the session in TIME_WAIT, the second reaches the kernel.
+    // Its first SYN ends the session in TIME-WAIT, the second reaches the kernel.
     let start = std::time::Instant::now();
     let peer = bed.b.enter(|| connect_from_port(4000, at(Bed::A4, 8080)));
     let (_, from) = kernel.accept().unwrap();
     assert_eq!(from, peer.local_addr().unwrap());
-    // TIME_WAIT lasts a minute.
+    // TIME-WAIT lasts a minute.
     assert!(start.elapsed() < Duration::from_secs(30));
 }
 
@@ -542,8 +542,8 @@ fn a_second_server_is_refused_and_a_stopped_one_leaves_nothing() {
 #[test]
 fn what_a_killed_server_left_goes_with_the_next() {
     let bed = Bed::veth();
-    // The kernel gives the numbers of ended namespaces again: a server that was killed in an
-    // earlier one may have left its folder, which is not what this test is about.
+    // The kernel reuses the numbers of ended namespaces: a server killed in an earlier one may have left its
+    // directory, which is not the subject of this test.
     let _ = std::fs::remove_dir_all(control_path(&bed.a).parent().unwrap());
     let parameter = "net/ipv4/ip_local_reserved_ports";
     bed.a
@@ -557,7 +557,7 @@ fn what_a_killed_server_left_goes_with_the_next() {
     assert!(!control_path(&bed.a).parent().unwrap().exists());
 }
 
-/// Ends a server; the host must be as before, with the ports reserved that somebody else had.
+/// Ends a server; the host must be as before, including ports reserved by others.
 fn stop_and_look(bed: &Bed, server: &mut Daemon, expected_ports: &str) {
     server.signal(Signal::TERM);
     assert_eq!(server.await_end().and_then(|end| end.code()), Some(0));
@@ -573,7 +573,7 @@ fn stop_and_look(bed: &Bed, server: &mut Daemon, expected_ports: &str) {
     assert_eq!(reserved.trim(), expected_ports);
 }
 
-/// A script that resets the device's traffic control takes the filter off, and nobody would notice but the sessions.
+/// A script that resets the device's traffic control removes the filter, and only the sessions would notice.
 #[test]
 fn a_filter_that_somebody_takes_off_is_put_back() {
     let bed = Bed::veth();
@@ -620,7 +620,7 @@ fn more_sessions_than_fit_a_message_are_listed() {
     assert_eq!(listed.len(), nears.len());
 }
 
-/// Descriptions of so many sessions are longer than any message.
+/// Descriptions of so many sessions exceed any message.
 const MANY: u32 = 2500;
 
 /// `SO_REUSEPORT`: listeners of two processes share a port, and both get connections.
@@ -660,7 +660,7 @@ fn listeners_of_two_processes_share_a_port_if_both_want_to() {
     }
 }
 
-/// More than are kept ready: the rest waits until theirs are made.
+/// More than are kept ready: the rest wait until theirs are made.
 #[test]
 fn processes_that_come_at_once_get_a_channel_each() {
     const PROCESSES: usize = 24;

@@ -1,4 +1,4 @@
-//! What the service manager hears of the server (`sd_notify(3)`).
+//! What the server tells the service manager (`sd_notify(3)`).
 
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use portolan_netns::{Bed, Daemon, Ready};
 
-/// What the server may take to say something.
+/// Time limit for a message of the server.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// The service manager's socket, whose file goes with it.
+/// The service manager's socket, whose file is removed with it.
 struct Manager {
     socket: UnixDatagram,
     path: PathBuf,
@@ -23,7 +23,7 @@ impl Manager {
         Manager { socket, path }
     }
 
-    /// The next message, if one comes in time.
+    /// Returns the next message.
     fn hear(&self) -> String {
         let mut message = [0; 4096];
         let length = self.socket.recv(&mut message).expect("it says something");

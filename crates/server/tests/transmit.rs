@@ -1,5 +1,5 @@
-//! Transmit reservations and groups: what is admitted shows in the kernel's scheduler, what is not is refused with
-//! numbers, and everything goes when its holder, its maker or the server does.
+//! Transmit reservations and groups: admitted ones appear in the kernel's scheduler, others are refused with
+//! numbers, and each ends with its holder, its maker or the server.
 
 mod common;
 
@@ -48,7 +48,7 @@ impl Host {
         }
     }
 
-    /// A process with one connection, and its peer on the other host.
+    /// Returns a process with one connection, and its peer on the other host.
     fn connect(&self) -> (Library, (SessionId, Near, Slot), std::net::TcpStream) {
         let at = (Bed::B4, 9000);
         let listener = self
@@ -69,7 +69,7 @@ impl Host {
         Client::connect(&control_path(&self.bed.a))
     }
 
-    /// Whoever asks as nobody has a process of nobody's.
+    /// Returns a client of a process of user nobody.
     fn client_of_nobody(&self) -> Client {
         let path = control_path(&self.bed.a);
         as_nobody(move || Client::connect(&path))
@@ -309,7 +309,7 @@ fn a_users_discipline_is_not_touched_or_comes_back() {
         host.server.signal(signal);
         host.server.await_end();
     }
-    // The one that was killed left its scheduler; the next one takes it off, and brings the user's back.
+    // The killed server left its scheduler; the next one removes it, and restores the user's.
     assert!(shown(&host).contains("htb 706f: root"));
     host.restart();
     host.server.signal(Signal::TERM);
@@ -468,7 +468,7 @@ fn hostile_specs_are_refused_with_reasons() {
     check(request, Errno::NODEV);
     assert_eq!(show(&mut host.client()).transmit, []);
     done(&mut client, bits(&own, 45));
-    // What root gives, root takes.
+    // Only root can take back what root gives.
     done(&mut host.client(), bits(&own, 50));
     let refusal = refused(&mut client, delete(&own));
     assert_eq!(refusal.errno, Errno::PERM.raw_os_error());
@@ -516,7 +516,7 @@ fn a_group_is_shared_by_those_whom_its_mode_lets_in() {
     let parent = format!("parent 706f:{:x}", shown.class);
     assert_eq!(classes.matches(&parent).count(), 2, "{classes}");
 
-    // Flows within it may use what the group has.
+    // Flows within it may use the group's rate.
     let options = GroupOptions { share: true, ..own };
     done(&mut root, group(8, GroupAction::SetOptions(options)));
     assert!(
@@ -632,7 +632,7 @@ fn a_link_that_becomes_slower_keeps_its_promises_in_proportion() {
     let other = Idle::start();
     let refusal = refused(&mut client, bits(&other.scope(), 1));
     assert!(refusal.reason.contains("of 45mbit"), "{refusal:?}");
-    // Who leaves leaves his part to the others.
+    // A leaving flow returns its part to the others.
     done(&mut client, group(7, GroupAction::Delete));
     let report = show(&mut client);
     assert_eq!(kept(&report, &plain.scope()), Some(RateKept::Full));
@@ -644,7 +644,7 @@ fn a_link_that_becomes_slower_keeps_its_promises_in_proportion() {
         "{}",
         host.classes()
     );
-    // What the device says of itself.
+    // The rate that the device reports.
     done(&mut client, link(None));
     assert_eq!(show(&mut client).links[0].rate, Some(10_000 * MBIT));
     use rustix::io::Errno;
@@ -693,7 +693,7 @@ fn a_device_that_goes_suspends_its_guarantees_until_it_is_back() {
     assert!(refusal.reason.contains("gone"), "{refusal:?}");
     done(&mut client, delete(&other.scope()));
 
-    // Another number, which a device before it may have taken.
+    // Another interface index, as if another device had taken the former one.
     ip("link add spare type veth peer name beyond");
     ip("link add eth0 type veth peer name far");
     ip("link set eth0 up");
@@ -730,7 +730,7 @@ fn a_group_ends_with_its_maker_and_members_unless_kept() {
             .map(|g| g.key)
             .collect()
     };
-    // A process of its own that makes both and ends.
+    // A separate process that makes both and ends.
     let program = std::env::current_exe().unwrap();
     let made = Command::new(program)
         .args(["--exact", "makes_groups_and_ends", "--nocapture"])
@@ -743,7 +743,7 @@ fn a_group_ends_with_its_maker_and_members_unless_kept() {
     });
 }
 
-/// Not a test of its own: the maker in the test above.
+/// Not a test by itself: the maker in the test above.
 #[test]
 fn makes_groups_and_ends() {
     let Some(path) = std::env::var_os("MAKE_GROUPS_AT") else {
@@ -768,7 +768,7 @@ fn a_flow_has_its_class_until_it_ends() {
     let flow = library.stack.tcp(slot).unwrap().flow;
     let scope = Scope::Flow(flow);
     done(&mut library.client, bits(&scope, 10));
-    // The process says nothing of its transmit queue.
+    // The process does not report that it uses its transmit queue.
     await_some("the end of patience", || {
         (library.client.counter("server", "tx_queues_late") == 1).then_some(())
     });
@@ -799,7 +799,7 @@ fn pass(library: &mut Library, slot: Slot, peer: &mut std::net::TcpStream) {
     });
 }
 
-/// The transmit queues of a process, as it fetches them.
+/// Returns the transmit queues of a process, as it fetches them.
 fn tx_queues(library: &mut Library) -> Vec<TxQueue> {
     match library.client.ask_with(RequestBody::TxQueues, &[]) {
         (ReplyBody::TxQueues(tx_queues), _) => tx_queues.others,
@@ -894,7 +894,7 @@ fn a_relayed_session_keeps_its_class_and_goes_no_faster() {
     });
     std::io::Read::read_exact(&mut peer, &mut vec![0; BYTES]).unwrap();
     writer.join().unwrap();
-    // Two seconds' worth, less what may go at once.
+    // Two seconds' worth, less the burst.
     let took = start.elapsed();
     assert!(took > Duration::from_millis(1_800), "{took:?}");
     let report = show(&mut library.client);
@@ -903,7 +903,7 @@ fn a_relayed_session_keeps_its_class_and_goes_no_faster() {
         traffic.bytes > BYTES as u64 && traffic.drops == 0,
         "{traffic:?}"
     );
-    // The engine holds it back, not the queue that all share.
+    // The engine holds it back, not the queue shared by all.
     assert!(traffic.backlog < 100_000, "{traffic:?}");
 }
 

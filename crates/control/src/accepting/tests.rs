@@ -1,4 +1,4 @@
-//! From handshakes to who accepts, by inputs and effects alone.
+//! From handshakes to `accept`, by inputs and effects alone.
 
 use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::BindingKey;
@@ -34,7 +34,7 @@ impl Listening {
         registry.listener_mut(self.listener).unwrap()
     }
 
-    /// A SYN has come.
+    /// A SYN arrives.
     fn handshake(&mut self) -> SessionId {
         self.next += 1;
         let number = self.next;
@@ -54,7 +54,7 @@ impl Listening {
         id
     }
 
-    /// An open within the host, as far as it goes at once.
+    /// Opens a connection within the host, as far as it proceeds at once.
     fn local_open(&mut self) -> (SessionId, SessionId, Effects) {
         self.next += 2;
         let number = self.next;

@@ -1,4 +1,4 @@
-//! A user has no more than its part, all users leave root the reserve, and what ends is given back.
+//! A user gets no more than its part, all users together leave the reserve to root, and dropped charges are returned.
 
 use super::*;
 
@@ -120,7 +120,7 @@ fn a_share_of_time_is_paid_back_as_time_goes() {
     assert!(again > start && again < start + BURST / 4);
     assert_eq!(shares.served_again(ALICE, again), None);
     assert_eq!(shares.served_again(BOB, start), None);
-    // Over ten seconds, whoever takes all that it gets has had its half.
+    // Over ten seconds, a user that takes all that it is given gets its half.
     let (mut now, mut taken) = (start, Duration::ZERO);
     let one = Duration::from_millis(1);
     while now < start + Duration::from_secs(10) {

@@ -1,4 +1,4 @@
-//! The end of sessions, and sessions that others want, by inputs and effects alone.
+//! The end of sessions, and recalls, by inputs and effects alone.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ pub(crate) const USER: u32 = 1000;
 pub(crate) const SLOT: Slot = Slot(7);
 const START: Instant = Instant::from_millis(1000);
 
-/// A claim on a port of TCP that nobody else may have.
+/// An exclusive claim on a TCP port.
 pub(crate) fn claim_of(local: SocketAddr) -> PortClaim {
     PortClaim {
         protocol: Protocol::Tcp,
@@ -35,7 +35,7 @@ pub(crate) fn claim_of(local: SocketAddr) -> PortClaim {
     }
 }
 
-/// A machine with one process.
+/// A `Control` with one process.
 pub(crate) struct Bed {
     pub(crate) control: Control,
     pub(crate) channel: ChannelId,
@@ -81,7 +81,7 @@ impl Bed {
         }
     }
 
-    /// A listener of TCP at that address.
+    /// A TCP listener at that address.
     pub(crate) fn listener(
         &mut self,
         local: SocketAddr,
@@ -153,7 +153,7 @@ impl Bed {
         self.control.registry.session(id).unwrap().flow().unwrap()
     }
 
-    /// What becomes due of sessions when that time has passed.
+    /// Advances the time. Returns the effects of the sessions' deadlines.
     pub(crate) fn passes(&mut self, time: Duration) -> Effects {
         self.now += time;
         let due = self.control.timers.take(self.now, usize::MAX);
@@ -211,7 +211,7 @@ fn the_oldest_go_when_too_many_are_in_time_wait() {
         bed.now += seconds(1);
         let progress = Progress::TimeWait;
         effects.extend(bed.does(Input::Progress { id, progress }));
-        // The engine says so again with each segment.
+        // The engine repeats it with each segment.
         assert_eq!(bed.does(Input::Progress { id, progress }), []);
     }
     let [a, b, c] = ids;
@@ -262,7 +262,7 @@ fn a_user_with_too_many_orphans_loses_the_oldest() {
         [Effect::ResetConnection(SLOT)]
     );
     assert_eq!(bed.control.counters.orphans_reset, 1);
-    // It is the first that is reset, and asked for no more.
+    // The first is reset, and not queried any more.
     bed.forget(first);
     let effects = bed.passes(seconds(241));
     assert_eq!(effects.len(), 2);
@@ -537,7 +537,7 @@ fn a_udp_session_leaves_its_endpoint_and_its_groups() {
     assert!(!bed.control.registry.has_members());
 }
 
-/// What a shell may say, of one of a few sessions.
+/// An input for one of a few sessions.
 #[derive(Debug, TypeGenerator)]
 enum Step {
     Open { life: u8, is_here: bool },
@@ -555,7 +555,7 @@ enum Step {
     Pass { millis: u32 },
 }
 
-/// A bed that performs what goes on in the machine itself.
+/// A bed that performs the effects that stay within `Control`.
 struct Shell {
     bed: Bed,
     ids: Vec<SessionId>,
@@ -657,7 +657,7 @@ impl Shell {
         self.perform(effects);
     }
 
-    /// The indices say what the entries say.
+    /// Checks the indices against the entries.
     fn check(&self) {
         let control = &self.bed.control;
         let (mut in_time_wait, mut orphans, mut waiting) = (0, 0, 0);

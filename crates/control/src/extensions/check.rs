@@ -1,5 +1,5 @@
-//! Admission: whether code names only what its protection domain has. What is left for the kernel's
-//! verifier is that every access is within bounds and that every run ends.
+//! Admission: whether code refers only to what its protection domain contains. The kernel's
+//! verifier checks the rest: that every access is within bounds and that every run terminates.
 
 use std::collections::HashSet;
 
@@ -41,7 +41,7 @@ pub enum Fault {
     Memory(u64, u64),
 }
 
-/// Checks code, and answers how many bytes its maps take.
+/// Checks code. Returns how many bytes its maps take.
 pub fn check(code: &Code, domain: &Domain) -> Result<u64, Fault> {
     let length = code.instructions.len();
     if length == 0 {
@@ -101,7 +101,7 @@ fn check_one(
     }
 }
 
-/// Of memory, of one to eight bytes; `LDX` also with the sign.
+/// Whether this is a plain memory access of one to eight bytes; `LDX` may also sign-extend.
 fn is_plain_access(instruction: Instruction) -> bool {
     const MEM: u8 = 0x60;
     const MEM_SIGNED: u8 = 0x80;
@@ -109,7 +109,8 @@ fn is_plain_access(instruction: Instruction) -> bool {
         || instruction.mode() == MEM_SIGNED && instruction.class() == class::LDX
 }
 
-/// Adding, masking, exchanging and comparing, with or without the old value, of 32 or 64 bits.
+/// Whether this is an atomic add, and, or, xor, exchange or compare-and-exchange, with or without
+/// fetch, of 32 or 64 bits.
 fn is_atomic(instruction: Instruction) -> bool {
     const FETCH: i32 = 1;
     const XCHG: i32 = 0xe1;
@@ -131,7 +132,7 @@ fn check_jump(
         opcode::CALL => check_call(at, instruction, length, domain),
         opcode::JUMP32 => check_target(at, instruction.immediate, length),
         opcode::JUMP => check_target(at, instruction.offset.into(), length),
-        // Signed and unsigned comparisons; calls by register and what the kernel rewrites are not.
+        // Signed and unsigned comparisons; not calls by register, nor opcodes that the kernel rewrites.
         _ if matches!(instruction.operation(), 0x10..=0x70 | 0xa0..=0xd0) => {
             check_target(at, instruction.offset.into(), length)
         }
@@ -186,7 +187,8 @@ fn check_second_half(at: usize, words: &[u64]) -> Result<(), Fault> {
     }
 }
 
-/// Each leads from a load that nobody else relocates; a value's address is of an array's entry 0.
+/// Each relocation refers to a load that no other relocation uses; the address of a value refers to
+/// entry 0 of an array.
 fn check_relocations(code: &Code) -> Result<(), Fault> {
     let loads = loads(&code.instructions);
     let mut seen = HashSet::new();
@@ -205,7 +207,7 @@ fn check_relocations(code: &Code) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Where loads of 64 bits begin.
+/// Returns the indices at which 64-bit loads begin.
 fn loads(words: &[u64]) -> HashSet<usize> {
     let mut found = HashSet::new();
     let mut at = 0;
@@ -235,9 +237,9 @@ fn check_maps(maps: &[MapDefinition], domain: &Domain) -> Result<u64, Fault> {
     }
 }
 
-/// Answers how many bytes the map takes.
+/// Checks a map. Returns how many bytes it takes.
 fn check_map(map: &MapDefinition, domain: &Domain) -> Result<u64, String> {
-    /// What the kernel has beside each entry of a hash.
+    /// Per-entry overhead of a hash in the kernel.
     const ENTRY: u64 = 64;
     let (key, value, entries) = (
         u64::from(map.key),

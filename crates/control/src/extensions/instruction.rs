@@ -1,4 +1,4 @@
-//! One instruction of BPF (RFC 9669), as the kernel has it.
+//! One BPF instruction (RFC 9669), as the kernel encodes it.
 
 /// Low three bits of an opcode.
 pub(super) mod class {
@@ -28,11 +28,11 @@ pub(super) mod opcode {
     pub(crate) const EXIT: u8 = 0x95;
 }
 
-/// What the source register of a call says.
+/// Values of the source register of a call.
 pub(super) const CALL_HELPER: u8 = 0;
 pub(super) const CALL_FUNCTION: u8 = 1;
 
-/// And that of a load of 64 bits.
+/// Values of the source register of a 64-bit load.
 pub(super) const LOAD_MAP: u8 = 1;
 pub(super) const LOAD_MAP_VALUE: u8 = 2;
 

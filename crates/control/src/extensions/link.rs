@@ -1,7 +1,7 @@
-//! From admitted code to a program of the packet filter. Around the handler goes a stub of ours,
-//! which alone has the packet: it calls the predicate and the handler as functions, with the address
-//! of the view and nothing else, notes what they decided and when, and goes on to the manager that
-//! does it.
+//! From admitted code to a program of the packet filter. A stub of ours goes around the handler and
+//! alone has access to the packet: it calls the predicate and the handler as functions, with the
+//! address of the view as the only argument, records their decision and its time, and tail-calls the
+//! manager that applies it.
 
 use portolan_proto::extension::layout::{
     MANAGER_APPLY, MANAGER_APPLY_SENT, RUN_ENDED, RUN_IS_SKIPPED, RUN_VERDICT,
@@ -12,12 +12,12 @@ use super::instruction::{
     CALL_FUNCTION, CALL_HELPER, Instruction, LOAD_MAP, LOAD_MAP_VALUE, opcode,
 };
 
-/// The managers' maps, by their descriptors.
+/// Descriptors of the managers' maps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Environment {
     pub work: i32,
     pub views: i32,
-    /// Views of what is sent.
+    /// Views of sent packets.
     pub sendings: i32,
     pub managers: i32,
 }
@@ -26,11 +26,11 @@ const MAP_LOOKUP: i32 = 1;
 const TIME: i32 = 5;
 const TAIL_CALL: i32 = 12;
 
-/// Of the program, if a map or a manager is missing, which does not happen.
+/// The program's result if a map or a manager is missing, which does not happen.
 const TC_ACT_SHOT: i32 = 2;
 
 const FRAME: u8 = 10;
-/// Of the stub, over calls.
+/// Registers that the stub keeps across calls.
 const PACKET: u8 = 6;
 const WORK: u8 = 7;
 const VIEW: u8 = 8;
@@ -64,7 +64,7 @@ fn relocate(code: &mut [u64], relocation: &Relocation, maps: &[i32]) {
         ..Instruction::from(code[at])
     };
     let second = Instruction {
-        // Below the size of a value, which is small.
+        // Less than the size of a value, which is small.
         immediate: relocation.offset.unwrap_or(0) as i32,
         ..Instruction::default()
     };
@@ -72,7 +72,7 @@ fn relocate(code: &mut [u64], relocation: &Relocation, maps: &[i32]) {
     code[at + 1] = second.into();
 }
 
-/// The stub as it grows. Jumps and calls forward are filled in when it is finished.
+/// The stub under construction. Forward jumps and calls are filled in at the end.
 #[derive(Default)]
 struct Stub {
     instructions: Vec<Instruction>,
@@ -80,7 +80,7 @@ struct Stub {
     to_end: Vec<usize>,
     calls_predicate: Option<usize>,
     calls_handler: Option<usize>,
-    /// Jumps to where the stub goes on to the manager.
+    /// Jumps to where the stub continues with the manager.
     to_manager: Option<usize>,
 }
 
@@ -104,7 +104,7 @@ impl Stub {
         self.push(opcode::CALL, 0, CALL_HELPER, 0, helper);
     }
 
-    /// The only entry of a map into a register.
+    /// Loads the address of a map's only entry into a register.
     fn find(&mut self, map: i32, register: u8) {
         self.push(opcode::STORE_IMM32, FRAME, 0, -4, 0);
         self.push(opcode::MOV64, 2, FRAME, 0, 0);
@@ -127,8 +127,8 @@ impl Stub {
         self.push(opcode::STORE_IMM32, WORK, 0, RUN_IS_SKIPPED, 0);
     }
 
-    /// Calls a function with the view. All other registers that it could read were lost with the
-    /// call before.
+    /// Calls a function with the view. All other argument registers were clobbered by the previous
+    /// call.
     fn call(&mut self) -> usize {
         self.push(opcode::MOV64, 1, VIEW, 0, 0);
         self.push(opcode::CALL, 0, CALL_FUNCTION, 0, 0);
@@ -179,7 +179,7 @@ impl Stub {
         ];
         for (call, function) in calls {
             if let (Some(at), Some(function)) = (call, function) {
-                // Both are a few thousand at most.
+                // Both values are a few thousand at most.
                 let distance = length + function as usize - at - 1;
                 self.instructions[at].immediate = distance as i32;
             }
@@ -188,7 +188,7 @@ impl Stub {
     }
 }
 
-/// The stub is short.
+/// Distance of a jump within the stub, which is short.
 fn distance(from: usize, to: usize) -> i16 {
     (to - from - 1) as i16
 }

@@ -1,4 +1,4 @@
-//! Which extensions are installed, whose they are, and in which order an endpoint's are called.
+//! Which extensions are installed, who owns them, and in which order an endpoint's extensions are called.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -10,12 +10,12 @@ use portolan_types::ChannelId;
 pub struct TableEntry {
     pub owner: ChannelId,
     pub uid: u32,
-    /// Without repetition.
+    /// Without duplicates.
     pub keys: Vec<GuardKey>,
     pub priority: u8,
 }
 
-/// Why there is no room for one more.
+/// Why another extension is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Full {
     #[error("{CHAIN_MAX} handlers are on this event of the endpoint, the most there can be")]
@@ -28,11 +28,11 @@ pub enum Full {
     All,
 }
 
-/// All installed extensions by their numbers.
+/// All installed extensions by number.
 #[derive(Debug, Default)]
 pub struct Table {
     entries: BTreeMap<u16, TableEntry>,
-    /// In each chain, in their order.
+    /// The extensions of each chain, in the order of their calls.
     chains: HashMap<GuardKey, Vec<u16>>,
     last: u16,
 }
@@ -41,7 +41,7 @@ impl Table {
     pub const PER_PROCESS: usize = 16;
     pub const PER_USER: usize = 64;
 
-    /// May `owner` have one more?
+    /// Checks whether `owner` may have one more.
     pub fn has_room(&self, owner: ChannelId, uid: u32) -> Result<(), Full> {
         let of = |wanted: &dyn Fn(&TableEntry) -> bool| {
             self.entries.values().filter(|entry| wanted(entry)).count()
@@ -55,8 +55,8 @@ impl Table {
         Ok(())
     }
 
-    /// Enters an extension. A number comes again as late as possible: a packet may still be on its
-    /// way to the one that had it.
+    /// Enters an extension. A number is reused as late as possible: a packet may still be on its
+    /// way to the previous extension with it.
     pub fn enter(&mut self, entry: TableEntry) -> Result<u16, Full> {
         self.has_room(entry.owner, entry.uid)?;
         let is_full = |key| {
@@ -98,7 +98,7 @@ impl Table {
         self.entries.remove(&number)
     }
 
-    /// Has an extension that is called be called elsewhere from now on. Answers where it was.
+    /// Moves an extension that is being called to other chains. Returns its previous ones.
     pub fn relocate(&mut self, number: u16, keys: Vec<GuardKey>) -> Option<Vec<GuardKey>> {
         let is_called = |key| self.chains.get(key).is_some_and(|c| c.contains(&number));
         if !self.entries.get(&number)?.keys.iter().any(is_called) {
@@ -113,7 +113,7 @@ impl Table {
         Some(before)
     }
 
-    /// It is called no more, but keeps its number. Answers where it was.
+    /// Stops calls of an extension, which keeps its number. Returns its previous chains.
     pub fn suspend(&mut self, number: u16) -> Option<Vec<GuardKey>> {
         let keys = self.entries.get(&number)?.keys.clone();
         for key in &keys {
@@ -127,11 +127,11 @@ impl Table {
         Some(keys)
     }
 
-    /// None if nobody has a handler there.
+    /// Returns the handlers of a chain; none if it is empty.
     pub fn chain(&self, key: &GuardKey) -> Option<Chain> {
         let numbers = self.chains.get(key)?;
         let mut chain = Chain {
-            // CHAIN_MAX at most.
+            // At most CHAIN_MAX.
             count: numbers.len() as u32,
             ..Chain::default()
         };

@@ -1,5 +1,5 @@
-//! Admission, linkage and order of extensions. What the kernel's verifier says of the linked
-//! programs is tried by the server's hostile tests.
+//! Admission, linkage and order of extensions. The kernel verifier's verdict on linked programs is
+//! tested by the server's hostile tests.
 
 use portolan_proto::extension::layout::{CHAIN_MAX, Chain, GuardKey};
 use portolan_proto::extension::{Code, Direction, MapDefinition, MapKind, Relocation};
@@ -153,7 +153,7 @@ fn a_stub_calls_the_handler_and_goes_on_to_the_manager() {
         panic!("{calls:?}");
     };
     assert_eq!(call as i32 + 1 + instructions[call].immediate, start as i32);
-    // The view, and nothing else, is what it gets.
+    // The view is its only argument.
     assert_eq!(program[call - 1], op(0xbf, 1, 8, 0, 0));
     let loads = |map| {
         instructions

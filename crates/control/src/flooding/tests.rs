@@ -1,4 +1,4 @@
-//! When the filter answers SYNs, for whom, and when it ends.
+//! When the filter answers SYNs, for which listeners, and when it stops.
 
 use portolan_proto::control::Reuse;
 
@@ -43,7 +43,7 @@ fn binding() -> BindingKey {
     BindingKey::new(Protocol::Tcp, ([10, 0, 0, 1], 80).into())
 }
 
-/// So many SYNs that are not kept, in a moment.
+/// Sends `count` SYNs, for which no state is kept, at one instant.
 fn syns(bed: &mut Bed, id: SessionId, count: usize) -> Effects {
     let flow = FlowKey {
         protocol: Protocol::Tcp,
@@ -132,7 +132,7 @@ fn a_full_queue_is_the_filters_business_and_an_unknown_flow_the_listeners() {
     bed.control.note_exempt(id, None, bed.now);
     let answers = bed.control.review_floods_of(id, &answering());
     assert_eq!(answers, [Effect::EndFlood(binding())]);
-    // The rows of flows go with the flood.
+    // The rows of flows are removed with the flood.
     let expected = [answers, vec![Effect::ForgetExempt(vec![flow])]];
     assert_eq!(look(&mut bed, 0), expected.concat());
 }

@@ -1,4 +1,4 @@
-//! Where opens lead, and what they take and give back.
+//! Where opens lead, and what they claim and release.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::control::tests::{Bed, SLOT, USER, claim_of};
 use crate::control::{Input, Progress};
 use crate::ports::PortTable;
 
-/// `eth2` is served, `eth3` is not.
+/// `eth2` is managed, `eth3` is not.
 fn routes() -> Routes {
     let interface = |index, managed| Interface {
         index,
@@ -62,7 +62,7 @@ fn at(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-/// Without a listener of ours.
+/// Without a Portolan listener.
 fn way(protocol: Protocol, remote: &str) -> Result<Way, Fallback> {
     let to = (protocol, at(remote));
     Bed::new().control.way_to(&routes(), to, None, |_, id| id.0)
@@ -109,7 +109,7 @@ fn a_bound_session_goes_nowhere_that_its_address_does_not() {
     assert_eq!(from("[fd00::1]:4000"), Err(family));
 }
 
-/// Numbers that no two sessions of a test have.
+/// Numbers that are unique across the sessions of a test.
 fn rand() -> impl FnMut() -> u64 {
     use std::sync::atomic::{AtomicU64, Ordering};
     static NEXT: AtomicU64 = AtomicU64::new(10_000);
@@ -196,7 +196,7 @@ fn without_a_free_port_an_old_time_wait_to_the_same_peer_makes_room() {
     bed.now += Duration::from_secs(1);
     let (_, chosen, effects) = open(&mut bed, "10.0.0.7:80");
     assert_eq!((chosen, effects), (Ok(local), vec![Effect::Forget(old)]));
-    // It has no claim any more that could take the new one's away.
+    // The old session has no claim left that could release the new one's.
     bed.does(Input::Forget(old));
     assert_eq!(bed.control.ports.len(), 1);
 }

@@ -1,7 +1,7 @@
 //! Service classes and effective rates (ARC-H, MS §V). Rates are in millionths of one CPU.
 //!
-//! The paper's host has one CPU, whose capacity is 1. Here the capacity is that of all CPUs, as far as the kernel gives
-//! it away, and a thread has at most what one CPU has of that; what this leaves of its effective rate is nobody's.
+//! The paper's host has one CPU, whose capacity is 1. Here the capacity is that of all CPUs, as far as the kernel
+//! allows it to be reserved, and a thread gets at most one CPU's part of it; the rest of its effective rate is unused.
 
 use std::collections::BTreeMap;
 
@@ -16,12 +16,12 @@ pub use machine::CpuLoad;
 
 const WHOLE: u64 = 1_000_000;
 
-/// What a class is for (`b_k`).
+/// How far a class may be overbooked (`b_k`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overbooking {
-    /// In millionths. 0: who is admitted has his nominal rate at least.
+    /// In millionths. 0: each admitted member gets at least its nominal rate.
     UpTo(u32),
-    /// Everybody is admitted, and has a part.
+    /// Every claim is admitted, and gets a part.
     Unbounded,
 }
 
@@ -32,36 +32,36 @@ pub struct ClassTerms {
     /// `R_k`, in millionths of the capacity.
     pub share_ppm: u32,
     pub overbooking: Overbooking,
-    /// What each user but root may have of what is admitted, in millionths; with 0 only root reserves.
+    /// What each user but root may have of the admissible rate, in millionths; with 0 only root may reserve.
     pub each_user_ppm: u32,
 }
 
-/// What may be reserved of the CPUs.
+/// The capacity of the CPUs that may be reserved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
     pub cpus: u32,
-    /// Of each.
+    /// Of each CPU.
     pub of_one_ppm: u32,
 }
 
 impl Capacity {
-    /// Of all.
+    /// Of all CPUs.
     pub fn ppm(self) -> u64 {
         u64::from(self.cpus) * u64::from(self.of_one_ppm)
     }
 }
 
-/// Number of a reservation.
+/// Identifies a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
-/// Who asks, and for how much.
+/// The claim of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuClaim {
     pub uid: u32,
     /// `r̂_j`.
     pub nominal_ppm: u32,
-    /// The most that it can use: for a thread what one CPU has.
+    /// The most that the member can use: for a thread the capacity of one CPU.
     pub usable_ppm: u64,
 }
 
@@ -113,14 +113,14 @@ pub enum Denied {
     },
 }
 
-/// All service classes, and who is in them.
+/// All service classes and their members.
 #[derive(Clone, Debug)]
 pub struct Classes {
     capacity_ppm: u64,
     classes: Vec<Class>,
-    /// In which class each member is.
+    /// The class of each member.
     places: BTreeMap<MemberId, usize>,
-    /// What other servers of this machine have.
+    /// Load of the other servers on this machine.
     others: CpuLoad,
 }
 
@@ -130,12 +130,12 @@ struct Class {
     /// `R_k`.
     rate_ppm: u64,
     members: BTreeMap<MemberId, CpuClaim>,
-    /// Sum of their nominal rates.
+    /// Sum of the members' nominal rates.
     nominal_ppm: u64,
 }
 
 impl Classes {
-    /// The first class is who names none is put into. There is at least one.
+    /// Members that name no class are put into the first one. There is at least one.
     pub fn new(capacity: Capacity, terms: impl IntoIterator<Item = ClassTerms>) -> Classes {
         let class = |terms: ClassTerms| Class {
             rate_ppm: part(capacity.ppm(), terms.share_ppm.into()),
@@ -151,7 +151,7 @@ impl Classes {
         }
     }
 
-    /// What other servers of this machine have now.
+    /// Sets the load of the other servers on this machine.
     pub fn set_others(&mut self, others: CpuLoad) {
         self.others = others;
     }
@@ -160,13 +160,13 @@ impl Classes {
         self.others
     }
 
-    /// What the others are to know.
+    /// Returns the load that the other servers are told.
     pub fn standing(&self) -> CpuLoad {
         let ids = self.places.keys();
         CpuLoad::sum(ids.map(|id| self.standing_of(*id)))
     }
 
-    /// What a member is promised, and what its class gives it.
+    /// Returns what a member is promised, and what its class gives it.
     fn standing_of(&self, id: MemberId) -> CpuLoad {
         let place = self.places.get(&id);
         place.map_or_else(CpuLoad::default, |place| {
@@ -174,8 +174,8 @@ impl Classes {
         })
     }
 
-    /// `Σ r̂_i + r̂_j ≤ R_k (1 + b_k)`. A member that was there already changes its claim or its class, or stays as it
-    /// is if that is denied.
+    /// Admits a member if `Σ r̂_i + r̂_j ≤ R_k (1 + b_k)`. An existing member changes its claim or its class, or keeps
+    /// both if that is denied.
     pub fn admit(
         &mut self,
         id: MemberId,
@@ -193,7 +193,7 @@ impl Classes {
         Ok(())
     }
 
-    /// What all servers have promised does not exceed what there is.
+    /// Checks that the promises of all servers do not exceed the capacity.
     fn test_machine(&self, id: MemberId) -> Result<(), Denied> {
         let (own, all) = (self.standing_of(id), self.standing());
         let promised = all.promised_ppm.saturating_add(self.others.promised_ppm);
@@ -215,17 +215,18 @@ impl Classes {
         }
     }
 
-    /// `r_j = R_k (r̂_j / Σ r̂_i)`, as far as the member can use it and other servers leave it. 0 for who is not there.
+    /// Returns `r_j = R_k (r̂_j / Σ r̂_i)`, as far as the member can use it and other servers leave it; 0 for an
+    /// unknown member.
     pub fn effective(&self, id: MemberId) -> u64 {
         let (own, all) = (self.standing_of(id), self.standing());
         let beyond = u128::from(own.wanted_ppm - own.promised_ppm);
         let allowed = all.allowance(self.others, self.capacity_ppm) - all.promised_ppm;
         let all_beyond = u128::from(all.wanted_ppm - all.promised_ppm).max(1);
-        // At most what the member has beyond its promise.
+        // At most what the member wants beyond its promise.
         own.promised_ppm + (u128::from(allowed) * beyond / all_beyond) as u64
     }
 
-    /// The most that a member's nominal rate can become.
+    /// Returns the largest nominal rate that the member could be given.
     pub fn room_of(&self, id: MemberId) -> u64 {
         let member = |place: &usize| {
             let class = &self.classes[*place];
@@ -254,7 +255,7 @@ impl Classes {
                 .iter()
                 .map(|class| &*class.terms.name)
                 .collect();
-            // What a program sent is not repeated at length.
+            // The name comes from a program and may be long.
             let name = name.chars().take(64).collect();
             let there_are = names.join(", ");
             Denied::NoSuchClass { name, there_are }
@@ -311,13 +312,13 @@ impl Class {
         part(self.bound(), self.terms.each_user_ppm.into())
     }
 
-    /// Sum of the nominal rates of all others.
+    /// Returns the sum of the nominal rates of all other members.
     fn nominal_without(&self, id: MemberId) -> u64 {
         let own = self.members.get(&id);
         self.nominal_ppm - own.map_or(0, |claim| u64::from(claim.nominal_ppm))
     }
 
-    /// What a user has beside this member.
+    /// Returns the nominal rates of a user's other members.
     fn has_user(&self, id: MemberId, uid: u32) -> u64 {
         let others = self.members.iter().filter(|(other, _)| **other != id);
         let his = others.filter(|(_, claim)| claim.uid == uid);
@@ -347,7 +348,7 @@ impl Class {
         }
     }
 
-    /// What it is promised is its nominal rate, or less in a class that is overbooked.
+    /// Returns a member's load. Its promise is its nominal rate, or less in an overbooked class.
     fn standing_of(&self, id: MemberId) -> CpuLoad {
         let Some(claim) = self.members.get(&id) else {
             return CpuLoad::default();
@@ -359,7 +360,7 @@ impl Class {
         }
     }
 
-    /// Of a member.
+    /// Returns a member's share of the class's rate.
     fn share_of(&self, claim: &CpuClaim) -> u64 {
         let share = u128::from(self.rate_ppm) * u128::from(claim.nominal_ppm);
         // Members have rates, so the sum is not 0; the quotient is at most `R_k`.
@@ -380,18 +381,18 @@ impl Class {
     }
 }
 
-/// So many millionths of a whole; all that a number can say, if there is no end.
+/// Returns so many `millionths` of `whole`, saturating.
 fn part(whole: u64, millionths: u64) -> u64 {
     let part = u128::from(whole) * u128::from(millionths) / u128::from(WHOLE);
     u64::try_from(part).unwrap_or(u64::MAX)
 }
 
-/// What each of several has of a rate that is theirs together: in proportion to what it used, and a little in any case,
-/// so that who wakes after a pause can show that it wants more. None has more than `most`.
+/// Divides a rate among several threads: in proportion to what each used, with a minimum for each, so that one that
+/// wakes up after a pause can show that it needs more. None gets more than `most`.
 pub fn divide(rate_ppm: u64, used: &[u64], most: u64) -> Vec<u64> {
     let total: u128 = used.iter().map(|used| u128::from(*used)).sum();
     let count = used.len() as u128;
-    // A quarter for all alike, the rest by use; none of it where nobody has run.
+    // A quarter is divided equally, the rest by use; all equally if nobody ran.
     let (alike, by_use) = match total {
         0 => (u128::from(rate_ppm), 0),
         _ => (
@@ -404,28 +405,28 @@ pub fn divide(rate_ppm: u64, used: &[u64], most: u64) -> Vec<u64> {
     shares.collect()
 }
 
-/// What a reservation's use says of its rate (MS §V): looked at each second.
+/// Derives a better rate from a reservation's use (MS §V), reviewed each second.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Adaptation {
-    /// Of the last seconds, newest first.
+    /// Use in the last seconds, newest first.
     used_ppm: [u32; SECONDS],
     seconds: usize,
 }
 
-/// A rate goes down only if so many seconds agree.
+/// Number of seconds that must agree before a rate is lowered.
 const SECONDS: usize = 4;
 
-/// What was measured in one second.
+/// Measurements of one second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measured {
     pub used_ppm: u32,
-    /// Periods in which more was wanted, of so many.
+    /// Periods with unmet demand, out of `periods`.
     pub overruns: u32,
     pub periods: u32,
 }
 
 impl Adaptation {
-    /// The nominal rate that would do, if it differs by a tenth or more from what there is.
+    /// Returns the nominal rate that would suffice, if it differs from the present one by a tenth or more.
     pub fn propose(&mut self, spec: &Cpu, effective_ppm: u64, measured: Measured) -> Option<u32> {
         self.used_ppm.rotate_right(1);
         self.used_ppm[0] = measured.used_ppm;
@@ -434,7 +435,7 @@ impl Adaptation {
         let used = |ppm: u32| u64::from(ppm) * 5 / 4;
         let is_short = measured.overruns > measured.periods / 20;
         let better = if is_short {
-            // It would have used more than it had; how much more is not known.
+            // The demand exceeded the rate; by how much is not known.
             (nominal.max(effective_ppm).saturating_mul(3) / 2).max(used(measured.used_ppm))
         } else if self.seconds == SECONDS {
             used(*self.used_ppm.iter().max()?)
@@ -453,7 +454,7 @@ impl Adaptation {
         (u64::from(better).abs_diff(nominal) * 10 >= nominal).then_some(better)
     }
 
-    /// The rate has changed: what was measured with another says little.
+    /// Discards the measurements when the rate has changed.
     pub fn start_over(&mut self) {
         *self = Adaptation::default();
     }

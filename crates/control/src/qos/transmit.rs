@@ -1,5 +1,5 @@
-//! Admission to a link: reservations, groups, and what is left for all others. Rates in bits per second, bursts in
-//! bytes. Numbers come from programs: none of them can make a sum overflow.
+//! Admission to a link: reservations, groups, and the rest for best effort. Rates in bits per second, bursts in
+//! bytes. Values come from programs: none can make a sum overflow.
 
 use std::collections::BTreeMap;
 
@@ -11,24 +11,24 @@ use crate::errno::Errno;
 #[cfg(test)]
 mod tests;
 
-/// Less would have a segment of 64 KiB wait for more than eight seconds.
+/// At a lower rate a segment of 64 KiB would wait for more than eight seconds.
 pub const LEAST_RATE: u64 = 64_000;
-/// A frame of Ethernet's usual size.
+/// A full-sized Ethernet frame.
 pub const LEAST_BURST: u32 = 1_514;
 pub const MOST_BURST: u32 = 64 << 20;
 pub const LEAST_PERIOD_US: u32 = 1_000;
 pub const MOST_PERIOD_US: u32 = 10_000_000;
 
-/// So long may a writer sleep, while it has something to send, without losing any of its rate.
+/// How long a writer with data to send may sleep without losing any of its rate.
 const DEFAULT_BURST_MS: u64 = 20;
 const DEFAULT_BURST: std::ops::RangeInclusive<u64> = 16 << 10..=4 << 20;
-/// At a ceiling a class sends so much at once, to be woken less often.
+/// Burst at the ceiling, sized for fewer wake-ups.
 const CEILING_BURST_MS: u64 = 2;
 /// The largest frame (GSO).
 const LARGEST_FRAME: u64 = 64 << 10;
-/// What a tap lets wait in a class: more than is sent until its writer comes back.
+/// How much a tap may queue in a class: more than is sent until its writer runs again.
 const WAITING_MS: u64 = 40;
-/// And of what it may have beyond its rate, which is soon another's.
+/// The same for the rate above the guarantee, which another class may soon need.
 const WAITING_CEILING_MS: u64 = 20;
 const WAITING: std::ops::RangeInclusive<u64> = 32 << 10..=16 << 20;
 
@@ -36,7 +36,7 @@ const WAITING: std::ops::RangeInclusive<u64> = 32 << 10..=16 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClassId(pub u16);
 
-/// What a class is promised and held to.
+/// Guarantee and limit of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClassRates {
     pub rate: u64,
@@ -45,13 +45,13 @@ pub struct ClassRates {
 }
 
 impl ClassRates {
-    /// What may go at once at the ceiling's rate: with a ceiling that is the rate, the burst itself.
+    /// Returns the burst at the ceiling's rate, at least `burst`.
     pub fn ceiling_burst(&self) -> u32 {
         let bytes = bytes_in(self.ceiling, CEILING_BURST_MS);
         clamped(bytes, 0..=u64::from(MOST_BURST)).max(self.burst)
     }
 
-    /// Portion in sharing what others leave: by rate, a frame at least.
+    /// Returns the quantum for sharing excess bandwidth: by rate, at least a frame.
     pub fn quantum(&self) -> u32 {
         clamped(
             bytes_in(self.rate, 1),
@@ -59,7 +59,7 @@ impl ClassRates {
         )
     }
 
-    /// Bytes that a tap may have waiting in the class.
+    /// Returns how many bytes a tap may queue in the class.
     pub fn send_buffer(&self) -> u32 {
         let sure = bytes_in(self.rate, WAITING_MS);
         let maybe = bytes_in(self.ceiling, WAITING_CEILING_MS);
@@ -72,11 +72,11 @@ impl ClassRates {
 pub struct Portions {
     /// Of the link, for all reservations.
     pub reservable_percent: u8,
-    /// Of that, for those of one user who is not root; with 0 only root reserves.
+    /// Of that, for one user other than root; with 0 only root may reserve.
     pub user_percent: u8,
 }
 
-/// Which test a request failed.
+/// The admission test that a request failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     #[error("a rate of {} is below the least that can be reserved, {}", show_rate(*.0), show_rate(LEAST_RATE))]
@@ -118,7 +118,7 @@ impl Refused {
     }
 }
 
-/// One link and what has been promised of it. A change is made whole, or not at all.
+/// One link and its promises. A change is made completely or not at all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Link {
     rate: u64,
@@ -130,7 +130,7 @@ pub struct Link {
 struct ClassClaim {
     uid: u32,
     rate: u64,
-    /// Within which it was admitted.
+    /// The group within which the class was admitted.
     group: Option<ClassId>,
 }
 
@@ -147,13 +147,13 @@ impl Link {
         self.rate
     }
 
-    /// The link has another rate. What was promised stays promised; [`Link::kept`] says what of it can be kept.
+    /// Changes the link's rate. Promises stay; [`Link::kept`] returns what can be kept of them.
     pub fn set_rate(&mut self, rate: u64) {
         self.rate = rate;
     }
 
-    /// What is kept of a promise: all of it or, on a link that has become too slow for all promises, a part in
-    /// proportion.
+    /// Returns what is kept of a promise: all of it or, on a link that has become too slow for all promises, a
+    /// proportional part.
     pub fn kept(&self, promised: ClassRates) -> ClassRates {
         let rate = self.part_kept(promised.rate);
         ClassRates {
@@ -169,7 +169,7 @@ impl Link {
             return rate;
         }
         let part = u128::from(rate) * u128::from(reservable) / u128::from(reserved);
-        // Less than the whole.
+        // Less than `rate`.
         (part as u64).max(LEAST_RATE.min(rate))
     }
 
@@ -185,12 +185,12 @@ impl Link {
         self.sum(|claim| claim.group.is_none())
     }
 
-    /// What a group's flows have reserved within it.
+    /// Returns what a group's flows have reserved within it.
     pub fn reserved_in(&self, group: ClassId) -> u64 {
         self.sum(|claim| claim.group == Some(group))
     }
 
-    /// What the kernel and all who reserved nothing are sure of.
+    /// Returns the rates left to the kernel and all without a reservation.
     pub fn best_effort(&self) -> ClassRates {
         let reserved = self.reserved().min(self.reservable());
         let rate = self.rate.saturating_sub(reserved).max(LEAST_RATE);
@@ -204,7 +204,7 @@ impl Link {
         }
     }
 
-    /// The whole link's.
+    /// Returns the rates of the whole link.
     pub fn whole(&self) -> ClassRates {
         ClassRates {
             rate: self.rate,
@@ -216,7 +216,7 @@ impl Link {
         }
     }
 
-    /// Puts a request into numbers for this link (NE §4.4), if it makes sense.
+    /// Translates a request into rates on this link (NE §4.4), if it is valid.
     pub fn terms(&self, spec: &Transmit) -> Result<ClassRates, Refused> {
         let (rate, slice) = match spec.rate {
             Rate::Bits(rate) => (rate, None),
@@ -255,7 +255,7 @@ impl Link {
         })
     }
 
-    /// ClassRates of a class by its rate alone, which may go up to `ceiling`.
+    /// Returns the rates of a class with the given rate, which may go up to `ceiling`.
     pub fn plain_terms(&self, rate: u64, ceiling: u64) -> Result<ClassRates, Refused> {
         self.terms(&Transmit {
             device: None,
@@ -276,11 +276,11 @@ impl Link {
             });
         }
         let rate = u128::from(self.rate) * u128::from(slice_us) / u128::from(period_us);
-        // At most the link's own.
+        // At most the link's own rate.
         Ok(u64::try_from(rate).unwrap_or(self.rate))
     }
 
-    /// Promises `rate` of the link to `class`, or changes what it was promised.
+    /// Promises `rate` of the link to `class`, or changes its promise.
     pub fn reserve(&mut self, class: ClassId, uid: u32, rate: u64) -> Result<(), Refused> {
         let others = |claim: &ClassClaim| claim.group.is_none();
         let reservable = self.reservable();
@@ -325,7 +325,7 @@ impl Link {
         Ok(())
     }
 
-    /// Promises `rate` of a group's to `class`.
+    /// Promises `rate` of a group's rate to `class`.
     pub fn join(
         &mut self,
         group: ClassId,
@@ -333,7 +333,7 @@ impl Link {
         uid: u32,
         rate: u64,
     ) -> Result<(), Refused> {
-        // A group is in no other, nor in itself.
+        // Groups do not nest, and no group is in itself.
         let is_plain = group != class && self.reserved_in(class) == 0;
         let found = self.claims.get(&group);
         let of = found
@@ -353,7 +353,7 @@ impl Link {
         Ok(())
     }
 
-    /// Takes back what `class` was promised, and what those within it were.
+    /// Releases the promises to `class` and to its members.
     pub fn release(&mut self, class: ClassId) {
         self.claims.remove(&class);
         self.claims.retain(|_, claim| claim.group != Some(class));
@@ -374,11 +374,11 @@ impl Link {
 }
 
 fn percent(of: u64, percent: u8) -> u64 {
-    // A percentage of a number is not larger than it.
+    // A percentage of a value does not exceed it.
     (u128::from(of) * u128::from(percent.min(100)) / 100) as u64
 }
 
-/// Bytes that `rate` bits per second are in so many milliseconds.
+/// Returns how many bytes `rate` bits per second are in `milliseconds`.
 fn bytes_in(rate: u64, milliseconds: u64) -> u64 {
     (rate / 8_000).saturating_mul(milliseconds)
 }

@@ -1,4 +1,4 @@
-//! Admission: a process gets at its own sessions, within its limits, and at nothing else.
+//! Admission: a process can use its own sessions, within its limits, and nothing else.
 
 use portolan_types::Protocol;
 

@@ -1,4 +1,4 @@
-//! How relays go on, and end, by inputs and effects alone.
+//! How relays proceed and end, by inputs and effects alone.
 
 use super::*;
 use crate::budget::Limit;
@@ -111,7 +111,7 @@ fn a_user_without_room_waits_and_others_do_not() {
     bed.does(Input::Relayed(id, progress));
     assert!(bed.control.timers.is_armed(Timer::RelayMemory));
     assert_eq!(bed.control.stalled_relays(), [Effect::MoveBytes(id)]);
-    // What was charged goes with the relay.
+    // The charge ends with the relay.
     bed.does(Input::Park(id));
     assert_eq!(bed.control.relays.memory.used_by(USER), 0);
 }

@@ -1,4 +1,4 @@
-//! Who gets what comes to an endpoint with several sockets.
+//! Which of several sockets receives what is sent to their endpoint.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! A process's channel, as the server keeps it.
+//! The server's record of a process's channel.
 
 use portolan_control::ClientId;
 use portolan_sys::shm::StatisticsReader;
@@ -9,32 +9,32 @@ use portolan_types::{ChannelId, SessionId};
 use crate::local_ends::ProcessNotifier;
 use crate::qos::tx_queues::TxQueueSet;
 
-/// A process that is gone, with the sessions that it held. Its channel is nobody else's until all of them have ended.
+/// A process that has exited, with the sessions that it held. Its channel is not reused until all of them have ended.
 #[derive(Debug)]
 pub struct Ending {
     pub channel: ChannelId,
     pub sessions: Vec<SessionId>,
-    /// Sessions whose descriptor it had, still to forget it.
+    /// Sessions whose descriptor it had, from which it is still to be removed.
     pub known: Option<Vec<SessionId>>,
 }
 
-/// What the server keeps of a process's channel.
+/// The server's record of a process's channel.
 #[derive(Debug)]
 pub struct Channel {
     pub client: ClientId,
     pub statistics: StatisticsReader,
-    /// With a copy of its descriptor: a process that had the only one would destroy the device when it
-    /// ends, which is slow, and only then close its connections.
+    /// Holds a copy of the tap's descriptor: if the process had the only one, its exit would destroy the device,
+    /// which is slow, before its connections are closed.
     pub tap: Tap,
     /// Becomes readable when `recalled` is not empty, or transmit queues have changed.
     pub recall_event: WakeSender,
     pub notifier: ProcessNotifier,
-    /// What the process is to give back, until it asks.
+    /// Sessions that the process is to give back, until it fetches the list.
     pub recalled: Vec<SessionId>,
     pub tx_queues: TxQueueSet,
 }
 
-/// Of what the server shares with a process.
+/// What the server shares with a process.
 pub struct Ends {
     pub client: ClientId,
     pub statistics: StatisticsReader,

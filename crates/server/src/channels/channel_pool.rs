@@ -1,4 +1,4 @@
-//! The pool of channels: what is ordered, who gets one, who waits.
+//! The channel pool: ordering, handing out, waiting.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use tracing::error;
 use crate::channels::pool::{FEWEST, MOST, Made, MakeError, Order, PendingHello, Spare};
 use crate::server::Server;
 
-/// After so long without a new program few are enough again.
+/// After this time without a new program the pool shrinks again.
 const LULL: Duration = Duration::from_secs(3);
 
 impl Server {
-    /// Has channels made, if fewer are ready than should be. The numbers of those that have just
-    /// gone come last.
+    /// Orders channels if fewer are ready than wanted. The numbers of channels that were just freed
+    /// are reused last.
     pub fn order_channel_pool(&mut self) {
         self.note_pool_size();
         let missing = self.channel_pool.missing();
@@ -31,23 +31,23 @@ impl Server {
             return;
         }
         self.channel_pool.ordered.extend(&channels);
-        // The thread ends with the server only.
+        // The thread ends only with the server.
         let _ = self.channel_pool.orders.send(Order::Make(channels));
     }
 
-    /// Is there no channel for a new program, nor one on its way?
+    /// Returns whether there is no channel for a new program, nor one being made.
     pub fn is_out_of_channels(&self) -> bool {
         self.channel_pool.ready.is_empty()
             && self.channel_pool.ordered.len() <= self.channel_pool.charged()
     }
 
-    /// Keeps a new program until there is a channel for it.
+    /// Queues a new program until there is a channel for it.
     pub fn await_spare(&mut self, pending_hello: PendingHello) {
         self.channel_pool.waiting.push_back(pending_hello);
         self.order_channel_pool();
     }
 
-    /// Channels are made, or could not be.
+    /// Handles channels that were made, or could not be.
     pub fn on_channel_pool(&mut self) {
         self.channel_pool.notifier.drain();
         while let Ok(made) = self.channel_pool.made.try_recv() {
@@ -56,7 +56,7 @@ impl Server {
         self.welcome_waiting();
     }
 
-    /// Waits for the first, so that the first process does not.
+    /// Waits for the first channel, so that the first process need not.
     pub fn await_first_spare(&mut self) {
         self.order_channel_pool();
         if let Ok(made) = self.channel_pool.made.recv() {
@@ -102,7 +102,7 @@ impl Server {
         }
     }
 
-    /// Charges those who waited for that; refuses them if nothing is left to wait for.
+    /// Charges queued programs whose charge was deferred; refuses those for which none will become free.
     pub fn admit_waiting(&mut self) {
         let waiting = std::mem::take(&mut self.channel_pool.waiting);
         for mut pending_hello in waiting {
@@ -134,7 +134,7 @@ impl Server {
                 self.welcome_late(pending_hello, spare);
             }
         }
-        // What could not be made is not tried again and again.
+        // Channels that could not be made are not retried endlessly.
         while self.channel_pool.ordered.len() + self.channel_pool.ready.len()
             < self.channel_pool.charged()
             && let Some(at) = self
@@ -148,13 +148,13 @@ impl Server {
         }
     }
 
-    /// Puts one back that was not wanted after all.
+    /// Puts back a channel that was not needed after all.
     pub fn return_spare(&mut self, spare: Spare) {
         self.channel_pool.ready.push_front(spare);
         self.note_pool_size();
     }
 
-    /// Taps are gone: who waited for their charges is let in.
+    /// Handles the deletion of taps: programs that waited for their charges are admitted.
     pub fn on_left_taps(&mut self) {
         self.leaving_taps.give_back();
         self.admit_waiting();
@@ -162,7 +162,7 @@ impl Server {
         self.order_channel_pool();
     }
 
-    /// After a lull few are enough.
+    /// Shrinks the pool after a lull.
     pub fn shrink_channel_pool(&mut self) {
         let lull = self.channel_pool.wanted_at + LULL;
         if lull > self.now {

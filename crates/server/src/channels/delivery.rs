@@ -1,5 +1,5 @@
-//! How packets reach the sessions that processes hold: as a session has chosen, or its listener, else as the
-//! configuration says.
+//! How packets reach the sessions that processes hold: by the choice of the session or its listener, else by the
+//! configuration.
 
 use portolan_bpf::{AttachError, DriverError};
 use portolan_control::{Holder, SessionEntry};
@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::server::Server;
 
 impl Server {
-    /// What the session's row says of it. The server's own packets come as they always do.
+    /// Returns the delivery flags of the session's row. The server's own packets are always delivered the same way.
     pub fn delivery_flags(&self, session: &SessionEntry) -> u16 {
         if !matches!(session.holder, Holder::Process(..)) {
             return 0;
@@ -30,7 +30,8 @@ impl Server {
         chosen.unwrap_or(self.config.delivery.form)
     }
 
-    /// As `portolan ss` shows it: a form that needs the drivers' hook is another where no device has it.
+    /// Returns the form that `portolan ss` shows: one that needs the driver hook is reported differently where no
+    /// device has it.
     pub fn delivery_of(&self, id: SessionId) -> DeliveryReport {
         match self.form_of(id) {
             Delivery::ShmIpf if self.has_driver_hook() => DeliveryReport::As(Delivery::ShmIpf),
@@ -46,8 +47,8 @@ impl Server {
             .any(|hook| hook.is_some())
     }
 
-    /// Puts the packet filter on a device, and before it into its driver where that is requested. Without the latter,
-    /// frames come as in `shm`.
+    /// Attaches the packet filter to a device and, where requested, to its driver. Without the latter, frames are
+    /// delivered as in `shm`.
     pub fn filter_device(&mut self, ifindex: u32) -> Result<(), AttachError> {
         self.filter.attach_interface(ifindex)?;
         self.hooks.add(ifindex);
@@ -71,7 +72,8 @@ impl Server {
         Ok(())
     }
 
-    /// VLAN devices may have been made on a device since: what is tagged for them is not a session's.
+    /// Detaches the filter from drivers of devices that have got VLAN devices: frames tagged for those belong to no
+    /// session.
     pub fn review_driver_hooks(&mut self) {
         for ifindex in self.filter.leave_drivers_with_vlans() {
             let refusal = DriverError::Vlan;
@@ -81,7 +83,7 @@ impl Server {
         }
     }
 
-    /// What `portolan status` shows of it, for each device if anything is requested.
+    /// Returns the driver hooks for `portolan status`, for each device if any is requested.
     pub fn report_driver_hooks(&self) -> Vec<DriverHookReport> {
         let links = self.managed.iter().filter_map(|&ifindex| {
             let state = match (

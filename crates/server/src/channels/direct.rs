@@ -1,6 +1,6 @@
-//! Direct mapping (ADR 20): sessions whose frames come by a ring and a notifier of their own. A ring is one process's for as
-//! long as that lives: when its session has gone, another session of the process has it. The thread that makes channels
-//! makes rings, since the kernel takes tens of milliseconds for one.
+//! Direct mapping (ADR 20): sessions whose frames arrive by a ring and a notifier of their own. A ring belongs to one
+//! process for that process's lifetime: when its session has ended, another session of the process gets it. The thread
+//! that makes channels makes rings, since the kernel takes tens of milliseconds for one.
 
 use portolan_bpf::ChannelMaps;
 use portolan_control::{ClientId, Errno, Holder, SessionEntry};
@@ -28,7 +28,7 @@ impl Server {
         }
     }
 
-    /// `Direct`: a session that its process holds is to have a ring of its own.
+    /// `Direct`: gives a session that its process holds a ring of its own.
     pub fn map_directly(
         &mut self,
         client: ClientId,
@@ -63,7 +63,7 @@ impl Server {
         session.is_some_and(|session| session.is_held_by(channel))
     }
 
-    /// Each of its packets is a message, which no ring holds.
+    /// Returns whether each of the session's packets is a message, which uses no ring.
     fn is_mapped_by_tap(&self, id: SessionId) -> bool {
         self.form_of(id) == Delivery::Ipc
     }
@@ -97,7 +97,7 @@ impl Server {
         numbers.find(|number| !self.directs.rings.contains_key(number))
     }
 
-    /// A ring is made, or could not be.
+    /// Handles a ring that was made, or could not be.
     pub fn enter_ring(&mut self, ring: ChannelId, maps: Option<ChannelMaps>) {
         let stage = self.directs.rings.get(&ring).map(|entry| &entry.stage);
         let request = match stage {
@@ -113,7 +113,7 @@ impl Server {
             }
             return;
         };
-        // The process has it from now on, whether the session is still there or not.
+        // The ring belongs to the process from now on, whether or not the session still exists.
         self.directs.set(ring, Stage::Free);
         let owner = self.directs.rings.get(&ring).map(|entry| entry.owner);
         if owner.is_some_and(|owner| self.is_held_by(request.session, owner)) {
@@ -134,7 +134,7 @@ impl Server {
         self.renew_rows(id);
     }
 
-    /// The session goes elsewhere: another of its process may have the ring. Its row is to be written anew.
+    /// Frees the session's ring for another session of the process. The caller rewrites the session's row.
     fn free_ring(&mut self, id: SessionId) {
         self.note_ring_refusal(id, None);
         if let Some(ring) = self.handles.take_ring(id) {
@@ -142,7 +142,7 @@ impl Server {
         }
     }
 
-    /// As [`Server::free_ring`], if the session goes to another process, or to none.
+    /// Like [`Server::free_ring`], if the session goes to another process, or to none.
     pub fn free_ring_unless(&mut self, id: SessionId, holder: Holder) {
         let ring = self.handles.ring(id);
         let owner = ring.and_then(|ring| Some(self.directs.rings.get(&ring)?.owner));
@@ -152,7 +152,7 @@ impl Server {
         }
     }
 
-    /// `RefuseRing`: the process cannot use the ring that the session was given.
+    /// `RefuseRing`: the process cannot use the ring that its session got.
     pub fn take_back_ring(&mut self, channel: ChannelId, id: SessionId) {
         if !self.is_held_by(id, channel) {
             return;
@@ -164,7 +164,7 @@ impl Server {
         }
     }
 
-    /// The process has gone, and its sessions have.
+    /// Handles the end of a process and of its sessions.
     pub fn end_rings_of(&mut self, channel: ChannelId) {
         let owned = self.directs.rings.iter();
         let owned: Vec<_> = owned
@@ -180,7 +180,7 @@ impl Server {
         }
     }
 
-    /// Nobody waits for it any more; its number is free when it is there.
+    /// Marks a ring that nobody waits for any more; its number is freed once the ring is made.
     fn disown_ring(&mut self, ring: ChannelId) {
         if let Some(entry) = self.directs.rings.get_mut(&ring) {
             entry.owner = ChannelId::SERVER;
@@ -195,7 +195,7 @@ impl Server {
         }
     }
 
-    /// What the session's row says of it; 0: its channel's.
+    /// Returns the ring in the session's row; 0: its channel's.
     pub fn ring_of(&self, id: SessionId) -> u32 {
         self.handles.ring(id).map_or(0, |ring| ring.0)
     }

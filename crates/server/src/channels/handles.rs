@@ -1,5 +1,5 @@
-//! Active demultiplexing (MS §VI): the handles of sessions that processes hold. Only a TCP session has an exclusive
-//! receiver for certain: it is one process's, or the server's, who gives itself none.
+//! Active demultiplexing (MS §VI): the demux handles of sessions that processes hold. Only TCP sessions are certain
+//! to have an exclusive receiver: one process, or the server, which uses no handles itself.
 
 use portolan_stack::TcpSession;
 use portolan_types::{FlowKey, Handle};
@@ -10,7 +10,7 @@ use crate::random::random_u64;
 use crate::server::Server;
 
 impl Server {
-    /// What a handle would take of each packet of a connection; 0 if it is to offer none.
+    /// Returns how many bytes of each packet of a connection a handle would take; 0 if it is to offer none.
     pub fn handle_room(&self, flow: &FlowKey) -> u16 {
         match (self.config.demux.active, flow.local.is_ipv4()) {
             (false, _) => 0,
@@ -19,8 +19,8 @@ impl Server {
         }
     }
 
-    /// The session goes to the process that its row names: its peer may name the row itself from now on. The filter
-    /// ends the handle with the row.
+    /// Gives a session that moves to a process a handle by which its peer can name the session's row. The filter
+    /// removes the handle with the row.
     pub fn give_handle(&mut self, session: &mut TcpSession) {
         let Some(marker) = self.config.demux.traffic_class() else {
             return;
@@ -32,7 +32,7 @@ impl Server {
         let Some(row) = row.and_then(|entry| self.row_of(entry)) else {
             return;
         };
-        // Zero is none.
+        // Zero means none.
         let nonce = random_u64() | 1;
         match self.filter.give_handle(&session.flow, row, nonce) {
             Ok(Some(index)) => {

@@ -1,6 +1,6 @@
-//! Channels that are made before anybody asks for them, and transmit queues. The kernel takes tens of milliseconds for
-//! one, and a server that forks for each connection needs one each time. A thread makes them, several
-//! at a time; as many wait as the last seconds showed to be wanted.
+//! Channels made in advance, and transmit queues. The kernel takes tens of milliseconds for one, and a server that
+//! forks for each connection needs one each time. A thread makes them, several at a time; the number kept ready
+//! follows the demand of the last seconds.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
@@ -12,19 +12,19 @@ use portolan_sys::tap::{self, CreateError, Tap};
 use portolan_sys::wait::EventNotifier;
 use portolan_types::{ChannelId, Instant};
 
-/// Bytes of frames on their way to the wire before a library's tap is full.
+/// Bytes of frames queued in a library's tap before it is full.
 pub(crate) const TAP_SEND_BUFFER: u32 = 4 << 20;
 
-/// Rings are memory that nobody else can have.
+/// Rings are memory that nobody else can use.
 pub(super) const MOST: usize = 16;
 
-/// A server with two workers finds its channels ready, and so does its successor.
+/// Enough for a server with two workers, and for its successor.
 pub(super) const FEWEST: usize = 2;
 
-/// On top of these, one for so many, and one at the least, for users none of whose channels have just gone.
+/// In addition, one in so many, but at least one, is reserved for users none of whose channels were just freed.
 const PER_RESERVED: usize = 4;
 
-/// A channel that no process has.
+/// A channel without a process.
 #[derive(Debug)]
 pub struct Spare {
     pub channel: ChannelId,
@@ -39,7 +39,7 @@ pub struct PendingHello {
     pub request: u32,
     pub uid: u32,
     pub program: String,
-    /// None until taps of processes that are gone are, too.
+    /// None until taps of exited processes are deleted.
     pub charge: Option<Charge>,
 }
 
@@ -71,29 +71,29 @@ pub(super) enum Made {
     },
 }
 
-/// What the thread does.
+/// Work for the thread.
 pub(super) enum Order {
     Make(Vec<ChannelId>),
-    /// One more tap for a channel.
+    /// Another tap for a channel.
     MakeTxQueue(ChannelId, u8),
-    /// A ring of so many bytes for one session.
+    /// A ring of the given size, in bytes, for one session.
     MakeRing(ChannelId, u32),
 }
 
-/// Which of the channels that are ready a new program may have.
+/// Which of the ready channels a new program may get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SpareClaim {
     Any,
-    /// All but the last ones, which are for users none of whose channels have just gone.
+    /// All but the last ones, which are for users none of whose channels were just freed.
     NotReserve,
 }
 
 pub struct ChannelPool {
     pub(super) ready: VecDeque<Spare>,
     pub(super) ordered: BTreeSet<ChannelId>,
-    /// Users in turn, each one's in their order.
+    /// Users take turns; the requests of each are in order.
     pub(super) waiting: VecDeque<PendingHello>,
-    /// As many are to be ready, and the reserve.
+    /// Number of channels to keep ready, besides the reserve.
     pub(super) target: usize,
     pub(super) wanted_at: Instant,
     pub(super) map_builder: Arc<MapBuilder>,
@@ -115,7 +115,7 @@ impl ChannelPool {
         let (theirs, ring) = (Arc::clone(&map_builder), Arc::clone(&notifier));
         std::thread::spawn(move || {
             let deliver = |made| {
-                // Nobody is there any more if the server ends, and this thread with it.
+                // Fails only when the server ends, and this thread with it.
                 let _ = done.send(made);
                 ring.notify();
             };
@@ -149,7 +149,7 @@ impl ChannelPool {
         self.ordered.contains(&channel) || self.ready.iter().any(|spare| spare.channel == channel)
     }
 
-    /// One for a new program. If there is none, more are to be ready next time.
+    /// Returns a channel for a new program. If there is none, more will be ready next time.
     pub fn take(&mut self, now: Instant, claim: SpareClaim) -> Option<Spare> {
         self.wanted_at = now;
         let spare = if self.has_for(claim) {
@@ -174,12 +174,12 @@ impl ChannelPool {
         (self.target / PER_RESERVED).max(1)
     }
 
-    /// More than these are ready only for a while.
+    /// Returns whether the pool is larger than it stays after a lull.
     pub(super) fn is_raised(&self) -> bool {
         self.target > FEWEST || self.ready.len() > FEWEST + self.reserve()
     }
 
-    /// Takes out who is to be served next, and lets other users go before this one's others.
+    /// Removes the next program to serve, and moves other users ahead of this one's other programs.
     pub(super) fn next_pending_hello(
         &mut self,
         claim: impl Fn(u32) -> SpareClaim,
@@ -195,38 +195,38 @@ impl ChannelPool {
         Some(next)
     }
 
-    /// Newcomers for whom channels are made.
+    /// Returns the number of waiting programs that channels are made for.
     pub(super) fn charged(&self) -> usize {
         let is_charged = |pending_hello: &&PendingHello| pending_hello.charge.is_some();
         self.waiting.iter().filter(is_charged).count()
     }
 
-    /// The client is gone.
+    /// Forgets a client that has disconnected.
     pub fn forget_pending_hello(&mut self, client: ClientId) {
         self.waiting
             .retain(|pending_hello| pending_hello.client != client);
     }
 
-    /// Has a transmit queue made for a channel.
+    /// Orders a transmit queue for a channel.
     pub fn order_tx_queue(&self, channel: ChannelId, number: u8) {
-        // The thread ends with the server only.
+        // The thread ends only with the server.
         let _ = self.orders.send(Order::MakeTxQueue(channel, number));
     }
 
-    /// Has a ring made, and a doorbell.
+    /// Orders a ring and its doorbell.
     pub fn order_ring(&self, ring: ChannelId, size: u32) {
-        // The thread ends with the server only.
+        // The thread ends only with the server.
         let _ = self.orders.send(Order::MakeRing(ring, size));
     }
 
-    /// How many are to be ordered now.
+    /// Returns how many channels to order now.
     pub(super) fn missing(&self) -> usize {
         let wanted = self.target + self.reserve() + self.charged();
         wanted.saturating_sub(self.ready.len() + self.ordered.len())
     }
 }
 
-/// What is to be made at a time.
+/// Items made in one go.
 enum Wanted<'a> {
     Channels(&'a [ChannelId]),
     TxQueue(ChannelId, u8),
@@ -235,7 +235,7 @@ enum Wanted<'a> {
 
 fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
     while let Ok(first) = to_do.recv() {
-        // What was ordered meanwhile is made together: the kernel's wait is the same.
+        // Orders that arrived in the meantime are processed together: the kernel's wait is the same.
         let mut ordered = Vec::new();
         for order in std::iter::once(first).chain(to_do.try_iter()) {
             match order {

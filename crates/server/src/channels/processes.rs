@@ -1,4 +1,4 @@
-//! Processes come and go: `Hello` builds a channel, a hang-up takes it down.
+//! Start and end of processes: `Hello` sets up a channel, a hang-up tears it down.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -21,18 +21,18 @@ use crate::local_ends::ProcessNotifier;
 use crate::requests::Answer;
 use crate::server::Server;
 
-/// Longest program name that is kept.
+/// Maximum length of a program name.
 const PROGRAM_MAX: usize = 64;
 
-/// How long sessions of processes that are gone are ended in one turn.
+/// Time spent per turn on ending the sessions of exited processes.
 const ENDING_PER_TURN: Duration = Duration::from_millis(2);
 
 impl Server {
-    /// Registers a process and hands it a channel, now or as soon as there is one.
+    /// Registers a process and gives it a channel, now or as soon as there is one.
     pub fn hello(&mut self, id: ClientId, version: u32, program: String) -> Result<Answer, Errno> {
         let client = self.clients.get(&id).ok_or(Errno::BADF)?;
         let program: String = program.chars().take(PROGRAM_MAX).collect();
-        // One channel for a connection, and one that is being made.
+        // One channel per connection, including one that is being made.
         if client.channel.is_some() || client.is_registering {
             return Err(Errno::ALREADY);
         }
@@ -46,7 +46,7 @@ impl Server {
         let uid = client.credentials.uid;
         let charge = match self.control.registry.admit_process(uid) {
             Ok(charge) => charge,
-            // It waits for its user's own that are about to be gone.
+            // Waits for its user's own taps that are about to be deleted.
             Err(exhausted) if self.leaving_taps.relieves(uid, exhausted) => {
                 self.set_registering(id, true);
                 return Ok(Answer::Channel(program, None));
@@ -59,7 +59,7 @@ impl Server {
             Some(spare) => self.hand_channel(id, (program, charge), spare)?,
             None => Answer::Channel(program, Some(charge)),
         };
-        // A channel that is taken is a process's by now.
+        // The channel taken is registered by now.
         self.order_channel_pool();
         match answer {
             Answer::Channel(..) if self.is_out_of_channels() => Err(Errno::NFILE),
@@ -77,7 +77,7 @@ impl Server {
         }
     }
 
-    /// As [`Server::hello`], for one that had to wait.
+    /// Like [`Server::hello`], for a process that had to wait.
     pub fn welcome_late(&mut self, pending_hello: PendingHello, spare: Spare) {
         let PendingHello {
             client,
@@ -159,7 +159,7 @@ impl Server {
         Ok(())
     }
 
-    /// Takes back what was registered. Returns what it was charged for.
+    /// Undoes a registration. Returns its charge.
     fn disown(&mut self, id: ClientId, channel: ChannelId) -> Option<Charge> {
         if let Some(client) = self.clients.get_mut(&id) {
             client.channel = None;
@@ -167,7 +167,7 @@ impl Server {
         self.control.registry.unregister(channel)
     }
 
-    /// What a process has of its channel, and what the server keeps beside the tap.
+    /// Makes what the process gets of its channel, and what the server keeps besides the tap.
     fn share_channel(
         &mut self,
         client: ClientId,
@@ -206,7 +206,7 @@ impl Server {
         Ok((Answer::Reply(body, fds), ends))
     }
 
-    /// The process is gone, however it went: abort what it held, free its channel.
+    /// Handles the end of a process, whatever its cause: aborts the sessions it held, frees its channel.
     pub fn channel_gone(&mut self, channel: ChannelId) {
         if let Some(process) = self.control.registry.process(channel) {
             debug!(pid = process.pid, program = process.program, "process gone");
@@ -222,8 +222,8 @@ impl Server {
         self.go_on_ending();
     }
 
-    /// Aborts what processes held that are gone. One of them may have had tens of thousands of sessions: the rest follows
-    /// in the next turn.
+    /// Aborts the sessions of exited processes. A process may have had tens of thousands: the rest follows in the next
+    /// turn.
     pub fn go_on_ending(&mut self) {
         let until = clock::now() + ENDING_PER_TURN;
         while let Some(process) = self.ending.front_mut() {
@@ -275,7 +275,7 @@ impl Server {
         }
     }
 
-    /// Has a channel's tap and maps go.
+    /// Deletes a channel's tap and maps.
     fn drop_channel(&mut self, channel: ChannelId, tap: Tap, charge: Option<Charge>) {
         if let Err(failure) = self.filter.remove_channel(channel) {
             error!(%failure, channel = channel.0, "cannot remove a channel");
@@ -283,8 +283,8 @@ impl Server {
         self.leaving_taps.delete(tap, charge);
     }
 
-    /// `Probe`: tells what is behind a descriptor that the process did not open. Having it is the
-    /// right to know.
+    /// `Probe`: reports what is behind a descriptor that the process did not open. Having the descriptor is the right
+    /// to know.
     pub fn probe(
         &mut self,
         client: ClientId,
@@ -300,7 +300,7 @@ impl Server {
         Ok(ReplyBody::Probed(probed).into())
     }
 
-    /// Another process has a listener's descriptor, and may accept by it.
+    /// Another process has a listener's descriptor, and may accept on it: ends a delegation.
     fn note_prober(&mut self, client: ClientId, id: SessionId) {
         let delegate = self
             .control
@@ -313,7 +313,7 @@ impl Server {
         }
     }
 
-    /// None if its descriptor says nothing to another process.
+    /// Returns none if its descriptor means nothing to another process.
     fn probed(&self, session: &SessionEntry) -> Option<Probed> {
         let standing = match (session.protocol, session.phase(), session.remote) {
             (Protocol::Tcp, SessionPhase::Bound, _) => ProbedState::Bound,

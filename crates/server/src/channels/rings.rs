@@ -1,16 +1,16 @@
-//! The rings of sessions that have one of their own (ADR 20): whose they are, and who has them.
+//! The rings of directly mapped sessions (ADR 20): which process owns each, and which session uses it.
 
 use std::collections::BTreeMap;
 
 use portolan_control::ClientId;
 use portolan_types::{ChannelId, SessionId};
 
-/// Of all processes together, beside the rings of their channels.
+/// Of all processes together, besides the rings of their channels.
 pub const RINGS: u32 = 256;
 
 #[derive(Debug)]
 pub struct Directs {
-    /// By their numbers, which follow those of the processes' channels.
+    /// By number; the numbers follow those of the processes' channels.
     pub(super) rings: BTreeMap<ChannelId, RingEntry>,
     pub(super) first: ChannelId,
 }
@@ -24,7 +24,7 @@ pub(super) struct RingEntry {
 #[derive(Debug)]
 pub(super) enum Stage {
     Ordered(RingRequest),
-    /// Its process has gone meanwhile.
+    /// Its process has exited in the meantime.
     Unwanted,
     Free,
     Taken,
@@ -39,7 +39,7 @@ pub(super) struct RingRequest {
 }
 
 impl Directs {
-    /// `processes` channels have the numbers before.
+    /// The channels of `processes` processes have the lower numbers.
     pub fn new(processes: u32) -> Directs {
         Directs {
             rings: BTreeMap::new(),
@@ -53,7 +53,7 @@ impl Directs {
         rings.find_map(|(ring, entry)| (entry.owner == owner && is_free(entry)).then_some(*ring))
     }
 
-    /// Its session has gone elsewhere: another of its process may have it.
+    /// Frees a ring whose session has moved: another session of its process may get it.
     pub fn free(&mut self, ring: ChannelId) {
         self.set(ring, Stage::Free);
     }
@@ -69,7 +69,7 @@ impl Directs {
         }
     }
 
-    /// How many sessions have one.
+    /// Returns how many sessions have a ring.
     pub fn taken(&self) -> usize {
         let rings = self.rings.values();
         rings

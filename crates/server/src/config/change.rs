@@ -1,12 +1,12 @@
-//! What differs between two configurations, and what of that a server at work can take up.
+//! The differences between two configurations, and which of them a running server can apply.
 
 use super::Config;
 
-/// A key with another value.
+/// A key whose value differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     pub key: &'static str,
-    /// Why it takes a restart.
+    /// Why the change needs a restart.
     pub refusal: Option<&'static str>,
 }
 
@@ -20,7 +20,7 @@ const GUARANTEES: &str = "guarantees are made at the start; `portolan qos` chang
 const EXTENSIONS: &str = "extensions are checked by it from the start on";
 
 impl Config {
-    /// Keys that `next` has other values of.
+    /// Returns the keys whose values differ in `next`.
     pub fn changes(&self, next: &Config) -> Vec<Change> {
         let (a, b) = (self, next);
         let (la, lb) = (&a.limits, &b.limits);

@@ -10,12 +10,12 @@ use super::error::ConfigError;
 #[serde(deny_unknown_fields)]
 pub struct CpuClass {
     pub name: String,
-    /// `R_k`: part of what may be reserved of all CPUs.
+    /// `R_k`: part of the reservable time of all CPUs.
     pub share: f64,
     /// `b_k`.
     #[serde(default)]
     pub overbooking: Overbook,
-    /// Part of the class that each user other than root may reserve; with 0 only root reserves.
+    /// Part of the class that each user other than root may reserve; with 0 only root may reserve.
     #[serde(default = "half")]
     pub each_user: f64,
 }
@@ -39,7 +39,7 @@ fn half() -> f64 {
 }
 
 impl CpuClass {
-    /// The class there is where none is configured: half for root's reservations, the rest for all others.
+    /// The class if none is configured: half for root's reservations, the rest for everything else.
     pub fn default_class() -> CpuClass {
         CpuClass {
             name: "default".to_owned(),
@@ -67,15 +67,15 @@ impl CpuClass {
     }
 }
 
-/// Beyond, it may as well be unbounded.
+/// Beyond this it may as well be unbounded.
 const MOST_OVERBOOKING: f64 = 1000.0;
 
-/// Of a number between 0 and [`MOST_OVERBOOKING`].
+/// Converts a number between 0 and [`MOST_OVERBOOKING`].
 fn millionths(part: f64) -> u32 {
     (part * 1e6).round() as u32
 }
 
-/// Each class is sound, none is there twice, and together they have no more than there is.
+/// Checks that each class is valid, that names are unique, and that the shares do not exceed the whole.
 pub fn check(classes: &[CpuClass]) -> Result<(), ConfigError> {
     let mut total = 0;
     for (i, class) in classes.iter().enumerate() {

@@ -11,26 +11,26 @@ const RING_SIZES: core::ops::RangeInclusive<u32> = 256 << 10..=1 << 30;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DeliveryConfig {
-    /// Of sessions that choose nothing.
+    /// Of sessions that choose none.
     pub form: Delivery,
-    /// The same.
+    /// Likewise.
     pub mapping: MappingChoice,
-    /// Rings that one process may have beside its channel's, each for one session; 0: none has.
+    /// Rings that one process may have besides its channel's, each for one session; 0 disables them.
     pub direct_per_process: u32,
-    /// Bytes of each, a power of two.
+    /// Bytes of each such ring, a power of two.
     pub direct_ring_size: u32,
-    /// By which hooks the packet filter goes into the drivers of devices; if not said, by any if the form wants it.
+    /// Driver hooks to attach the packet filter to; by default any, if the form needs one.
     pub xdp: Option<Xdp>,
 }
 
-/// The hooks that a device may be asked for.
+/// The driver hooks to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Xdp {
     Off,
     Native,
     Generic,
-    /// Native where its driver has it.
+    /// Native where the driver supports it.
     Any,
 }
 
@@ -54,7 +54,7 @@ impl DeliveryConfig {
         check_ring_size("delivery.direct_ring_size", self.direct_ring_size)
     }
 
-    /// The hooks in the order in which they are tried.
+    /// Returns the hooks in the order in which they are tried.
     pub fn xdp(&self) -> &'static [DriverHook] {
         match (self.xdp, self.form) {
             (Some(Xdp::Off), _) => &[],
@@ -68,7 +68,7 @@ impl DeliveryConfig {
     }
 }
 
-/// The server and its programs map as much as is asked for, so that it must be what the kernel makes.
+/// The server and its programs map exactly this size, so it must be one that the kernel makes.
 pub(super) fn check_ring_size(key: &'static str, bytes: u32) -> Result<(), ConfigError> {
     if bytes.is_power_of_two() && RING_SIZES.contains(&bytes) {
         Ok(())

@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-/// RFC 2474 §6: code points for local use end so.
+/// RFC 2474 §6: low bits of code points for local use.
 const LOCAL_USE: u8 = 3;
 const CODE_POINT_MAX: u8 = 63;
 
@@ -28,7 +28,7 @@ impl DemuxConfig {
         self.marker <= CODE_POINT_MAX && self.marker & LOCAL_USE == LOCAL_USE
     }
 
-    /// The traffic class of a packet with a handle, if there are any.
+    /// Returns the traffic class of packets with a handle, if handles are enabled.
     pub fn traffic_class(self) -> Option<u8> {
         self.active.then_some(self.marker << 2)
     }

@@ -1,10 +1,10 @@
-//! What is wrong with a configuration.
+//! Errors of the configuration.
 
 use std::path::PathBuf;
 
 use portolan_proto::raw::Guard;
 
-/// No configuration is longer.
+/// Maximum length of a configuration file.
 pub(super) const LONGEST_FILE: u64 = 1 << 20;
 
 /// Why a configuration is refused.

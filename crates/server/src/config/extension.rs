@@ -1,4 +1,4 @@
-//! `[extension]`: how much protocol extensions may take, and who may have them.
+//! `[extension]`: the limits of protocol extensions, and which users may install them.
 
 use portolan_proto::extension::Event;
 use portolan_sys::accounts;
@@ -12,14 +12,14 @@ use super::raw;
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ExtensionConfig {
-    /// Nanoseconds that one run of a handler may take; one that takes longer again and again is
+    /// Nanoseconds that one run of a handler may take; a handler that exceeds it repeatedly is
     /// removed.
     pub time_limit_ns: u64,
-    /// Instructions that the verifier may go through to see that a handler ends: no run takes more.
+    /// Instructions that the verifier may process to prove that a handler ends: an upper bound for each run.
     pub instructions: u32,
-    /// Bytes of maps that one process may be given.
+    /// Bytes of maps per process.
     pub memory_per_process: u64,
-    /// `[[extension.allow]]`. If there are none, everybody may on ports of his own.
+    /// `[[extension.allow]]`. If there are none, every user may install them on ports of its own.
     pub allow: Vec<ExtensionRule>,
 }
 
@@ -27,15 +27,15 @@ pub struct ExtensionConfig {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ExtensionRule {
-    /// Any, if neither user nor group is named.
+    /// Any user, if neither user nor group is named.
     #[serde(default, deserialize_with = "user")]
     user: Option<u32>,
     #[serde(default, deserialize_with = "group")]
     group: Option<u32>,
-    /// By their names; all if there are none.
+    /// By name; all if there are none.
     #[serde(default, deserialize_with = "events")]
     events: Vec<Event>,
-    /// First and last.
+    /// First and last port.
     #[serde(default = "all_ports")]
     ports: [u16; 2],
 }
@@ -52,7 +52,8 @@ impl Default for ExtensionConfig {
 }
 
 impl ExtensionConfig {
-    /// Root may in any case. Protocols without ports are those that `[[raw]]` lets the user have.
+    /// Returns whether a user may install a handler; root always may. `[[raw]]` determines which protocols without
+    /// ports a user may have.
     pub fn allows(&self, user: &Credentials, event: Event, port: Option<u16>) -> bool {
         let rules = &self.allow;
         user.uid == 0 || rules.is_empty() || rules.iter().any(|r| r.allows(user, event, port))

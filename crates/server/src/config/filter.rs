@@ -1,4 +1,4 @@
-//! How the packet filter finds whose a packet is.
+//! How the packet filter finds the receiver of a packet.
 
 use portolan_proto::filter::FilterSettings;
 use serde::Deserialize;
@@ -12,7 +12,7 @@ pub struct FilterConfig {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Algorithm {
-    /// One look into a table.
+    /// One table look-up.
     #[default]
     Hash,
     /// All flows are compared, one after the other.
@@ -27,7 +27,7 @@ impl Algorithm {
         }
     }
 
-    /// As the programs know it.
+    /// Returns the number that the BPF programs use.
     pub fn number(self) -> u32 {
         match self {
             Algorithm::Hash => FilterSettings::HASH,

@@ -1,4 +1,4 @@
-//! `[limits]`: what one process, one user and all together may have of the server's.
+//! `[limits]`: the server resources that one process, one user and all together may have.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::error::ConfigError;
 
-/// Channels the filter has room for, the server's own aside.
+/// Channels in the filter's tables, without the server's own.
 const MAX_PROCESSES: u32 = 1023;
 
 /// Rows of the filter's table of flows.
@@ -25,9 +25,9 @@ pub struct LimitsConfig {
     pub processes: u32,
     pub processes_per_user: u32,
     pub sessions_per_process: u32,
-    /// Sessions in TIME_WAIT; the oldest goes when there are more.
+    /// Sessions in TIME-WAIT; above it the oldest is removed.
     pub time_wait: usize,
-    /// Percent of each resource that only root gets.
+    /// Percent of each resource reserved for root.
     pub root_reserve: u8,
     /// Control connections of one user.
     pub connections_per_user: u32,
@@ -36,7 +36,7 @@ pub struct LimitsConfig {
     /// Rows of the filter's table of bindings: one or two for each listener and each UDP socket.
     pub bindings: u32,
     pub bindings_per_user: u32,
-    /// UDP ports whose `SO_REUSEPORT` sockets are dealt flows.
+    /// UDP ports with `SO_REUSEPORT` sockets that share flows.
     pub shared_ports: u32,
     pub shared_ports_per_user: u32,
     /// Closed connections with unsent data.
@@ -45,14 +45,14 @@ pub struct LimitsConfig {
     /// MiB of that data.
     pub orphan_memory: u32,
     pub orphan_memory_per_user: u32,
-    /// Seconds without progress after which one is reset.
+    /// Seconds without progress after which an orphan is reset.
     pub orphan_seconds: u32,
-    /// MiB of relayed sessions that the server holds.
+    /// MiB that the server holds of relayed sessions.
     pub relay_memory: u32,
     pub relay_memory_per_user: u32,
-    /// Microseconds of the server's that requests of one user get before others have their turn.
+    /// Microseconds of server time for the requests of one user before others have their turn.
     pub turn_us: u32,
-    /// Percent of the server's time that they may take over more than a turn.
+    /// Percent of the server's time for one user over more than a turn.
     pub time_share: u32,
 }
 
@@ -166,7 +166,7 @@ impl LimitsConfig {
         self.memory(self.orphan_memory, self.orphan_memory_per_user)
     }
 
-    /// In bytes, of numbers in MiB.
+    /// Returns a limit in bytes for values in MiB.
     fn memory(&self, total: u32, per_user: u32) -> Limit {
         let bytes = |mebibytes: u32| u64::from(mebibytes) * MIB;
         Limit::with_reserve(bytes(total), bytes(per_user), self.root_reserve)

@@ -1,5 +1,5 @@
-//! `[qos]`: guarantees that the administrator gives. What a policy's words mean is checked as the file is read, so that
-//! the refusal shows the line.
+//! `[qos]`: guarantees by the administrator. The values of a policy are checked while the file is parsed, so that the
+//! error message shows the line.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use super::cpu::CpuClass;
 #[cfg(test)]
 mod tests;
 
-/// Everything of `[qos]`.
+/// The section `[qos]`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct QosConfig {
@@ -23,9 +23,9 @@ pub struct QosConfig {
     pub link: Vec<LinkConfig>,
     /// `[[qos.policy]]`, in the order of the file.
     pub policy: Vec<Policy>,
-    /// `[[qos.cpu_class]]`; if there is none, there is one by default.
+    /// `[[qos.cpu_class]]`; a default class if there is none.
     pub cpu_class: Vec<CpuClass>,
-    /// Where the servers of this machine tell each other what they have promised of its CPUs.
+    /// Where the servers of this machine exchange their CPU promises.
     pub cpu_ledger: PathBuf,
 }
 
@@ -40,27 +40,27 @@ impl Default for QosConfig {
     }
 }
 
-/// What may be reserved of a device's rate.
+/// The reservable part of a device's rate.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LinkConfig {
     pub device: String,
-    /// If none, what the device says of itself.
+    /// If none, the rate that the device reports.
     #[serde(default, deserialize_with = "rate")]
     pub rate: Option<u64>,
-    /// Percent of the rate that reservations may have together.
+    /// Percent of the rate for all reservations together.
     #[serde(default = "usual_reservable")]
     pub reservable: u8,
-    /// Percent of that for one user who is not root; with 0 only root reserves.
+    /// Percent of that for one user other than root; with 0 only root may reserve.
     #[serde(default = "usual_per_user")]
     pub per_user: u8,
-    /// May take the place of a queueing discipline that somebody has put on the device.
+    /// Whether a queueing discipline that was put on the device may be replaced.
     #[serde(default)]
     pub replace: bool,
 }
 
 impl LinkConfig {
-    /// Of a device that the file does not name: only root reserves there, for users' reservations would replace the
+    /// The link of a device that the file does not name: only root reserves there, since reservations replace the
     /// host's queueing discipline.
     pub fn usual(device: &str) -> LinkConfig {
         LinkConfig {
@@ -88,7 +88,7 @@ fn usual_per_user() -> u8 {
     50
 }
 
-/// Guarantees that somebody has without asking.
+/// Guarantees given without a request.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "PolicyTable")]
 pub struct Policy {
@@ -98,11 +98,11 @@ pub struct Policy {
     pub cpu: Option<Cpu>,
 }
 
-/// Who has them.
+/// Recipients of a policy's guarantees.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Whom {
     Scope(Scope),
-    /// Each process that runs this file, on its own.
+    /// Each process that runs this file, separately.
     Program {
         path: String,
         uid: Option<u32>,
@@ -261,7 +261,7 @@ impl TryFrom<CpuTable> for Cpu {
     }
 }
 
-/// Reads a key's word.
+/// Parses the string value of a key.
 fn word<'de, D: Deserializer<'de>, T>(
     from: D,
     read: impl FnOnce(&str) -> Result<T, Unreadable>,

@@ -1,4 +1,4 @@
-//! `[[raw]]`: who may run protocols of his own.
+//! `[[raw]]`: which users may run protocols of their own.
 
 use portolan_proto::qos::Scope;
 use portolan_proto::qos::text;
@@ -20,7 +20,7 @@ pub struct RawRule {
     ethertypes: Vec<u16>,
     #[serde(default)]
     protocols: Vec<u8>,
-    /// 0 lets have ephemeral ones.
+    /// 0 permits ephemeral ports.
     #[serde(default)]
     tcp_ports: Vec<u16>,
     #[serde(default)]
@@ -46,7 +46,7 @@ impl RawRule {
         }
     }
 
-    /// What must not be the host's.
+    /// The guards that must not be the host's own protocols.
     fn guards(&self) -> impl Iterator<Item = Guard> {
         let ethertypes = self.ethertypes.iter().copied().map(Guard::EtherType);
         ethertypes.chain(self.protocols.iter().copied().map(Guard::IpProtocol))

@@ -1,4 +1,4 @@
-//! Where the configuration comes from: the file, and the command line, which has the last word.
+//! The sources of the configuration: the file and the command line, which takes precedence.
 
 use std::path::{Path, PathBuf};
 
@@ -7,14 +7,14 @@ use super::error::ConfigError;
 
 #[derive(Clone, Debug, Default)]
 pub struct ConfigSource {
-    /// Without one everything is as by default, but for the command line.
+    /// Without a file all values are defaults, unless the command line sets them.
     pub file: Option<PathBuf>,
     pub interfaces: Vec<String>,
     pub socket: Option<PathBuf>,
 }
 
 impl ConfigSource {
-    /// The configuration as the file has it now, checked.
+    /// Reads and checks the configuration as it is now.
     pub fn read(&self) -> Result<Config, ConfigError> {
         self.complete(match &self.file {
             Some(path) => Config::read(path)?,
@@ -22,7 +22,7 @@ impl ConfigSource {
         })
     }
 
-    /// The same of a text that somebody else has read.
+    /// Likewise for a text that another process has read.
     pub fn parse(&self, text: &str) -> Result<Config, ConfigError> {
         let path = self.file.as_deref().unwrap_or(Path::new("the text"));
         self.complete(Config::parse(path, text)?)

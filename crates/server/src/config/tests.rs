@@ -1,4 +1,4 @@
-//! A wrong configuration is refused with a message that names what is wrong.
+//! A wrong configuration is refused with a message that names the error.
 
 use portolan_bpf::DriverHook;
 
@@ -248,7 +248,7 @@ fn a_file_without_end_is_refused() {
     assert!(Config::read(Path::new("/")).is_err());
 }
 
-/// What the package installs as /etc/portoland.toml.
+/// The file that the package installs as /etc/portoland.toml.
 #[test]
 fn the_packages_file_shows_the_defaults() {
     const FILE: &str = include_str!("../../../../contrib/portoland.toml");

@@ -1,5 +1,5 @@
-//! The system calls that the server makes. All others fail with EPERM and are counted: one that is missing here costs what it
-//! was for, not the server.
+//! The system calls that the server makes. All others fail with EPERM and are counted: a call missing here costs one
+//! function, not the server.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use seccompiler::{
     SeccompFilter, SeccompRule, TargetArch,
 };
 
-/// With any arguments.
+/// Allowed with any arguments.
 const MADE: &[i64] = &[
     // Files and descriptors.
     libc::SYS_close,
@@ -77,7 +77,7 @@ const MADE: &[i64] = &[
     libc::SYS_setsockopt,
     libc::SYS_shutdown,
     libc::SYS_socketpair,
-    // The packet filters, and the verdict on extensions.
+    // The packet filters, and the verification of extensions.
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     // Memory.
@@ -87,7 +87,7 @@ const MADE: &[i64] = &[
     libc::SYS_mlock,
     libc::SYS_mremap,
     libc::SYS_munmap,
-    // Programs that are watched for their end.
+    // To watch for the exit of programs.
     libc::SYS_pidfd_open,
     // Threads, and signals to them.
     libc::SYS_clone3,
@@ -122,7 +122,7 @@ const MADE: &[i64] = &[
     libc::SYS_sched_setscheduler,
     libc::SYS_sched_yield,
     libc::SYS_setpriority,
-    // What it is itself, the time, limits, random bytes. Capabilities can only become fewer.
+    // Own identity, time, limits, random bytes. Capabilities can only be reduced.
     libc::SYS_capget,
     libc::SYS_capset,
     libc::SYS_clock_getres,
@@ -141,7 +141,7 @@ const MADE: &[i64] = &[
     libc::SYS_uname,
 ];
 
-/// The old forms of some, which libc still makes.
+/// Old forms of some calls, which libc still makes.
 #[cfg(target_arch = "x86_64")]
 const MADE_BY_OLD_NAMES: &[i64] = &[
     libc::SYS_access,
@@ -165,7 +165,7 @@ const MADE_BY_OLD_NAMES: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const MADE_BY_OLD_NAMES: &[i64] = &[];
 
-/// Of the families that it speaks.
+/// Address families in use.
 const FAMILIES: [i32; 5] = [
     libc::AF_UNIX,
     libc::AF_INET,
@@ -174,7 +174,7 @@ const FAMILIES: [i32; 5] = [
     libc::AF_PACKET,
 ];
 
-/// Namespaces of their own.
+/// Flags that create namespaces.
 const NEW_NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWCGROUP
     | libc::CLONE_NEWUTS
@@ -183,7 +183,7 @@ const NEW_NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWPID
     | libc::CLONE_NEWNET;
 
-/// Of the calling thread, and of all that it starts. Sets no_new_privs.
+/// Filters the calling thread and all that it starts. Sets no_new_privs.
 pub fn filter() -> Result<(), String> {
     for program in programs().map_err(|error| error.to_string())? {
         seccompiler::apply_filter(&program).map_err(|error| error.to_string())?;
@@ -191,24 +191,24 @@ pub fn filter() -> Result<(), String> {
     Ok(())
 }
 
-/// The kernel asks all, and does what is the most severe.
+/// The kernel evaluates all filters, and applies the most severe result.
 fn programs() -> Result<[BpfProgram; 3], seccompiler::BackendError> {
     let architecture = TargetArch::try_from(std::env::consts::ARCH)?;
     let fails = |errno: i32| SeccompAction::Errno(errno.cast_unsigned());
     let filter = |rules, others, those| -> Result<BpfProgram, seccompiler::BackendError> {
         SeccompFilter::new(rules, others, those, architecture)?.try_into()
     };
-    // Its flags are in memory, which no filter reads: libc falls back on `clone`.
+    // The flags are in memory, which no filter can read: libc falls back to `clone`.
     let newest = BTreeMap::from([(libc::SYS_clone3, Vec::new())]);
     Ok([
         filter(newest, SeccompAction::Allow, fails(libc::ENOSYS))?,
-        // libc does that with all signals blocked, and a trapped call would end the server.
+        // libc makes these with all signals blocked, and a trapped call would end the server.
         filter(processes()?, SeccompAction::Allow, fails(libc::EPERM))?,
         filter(made()?, SeccompAction::Trap, SeccompAction::Allow)?,
     ])
 }
 
-/// What would make another process.
+/// Calls that would make another process.
 fn processes() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> {
     let thread = Op::MaskedEq(u64::from(libc::CLONE_THREAD.cast_unsigned()));
     let mut rules = BTreeMap::from([(libc::SYS_clone, vec![if_argument(0, thread, 0)?])]);
@@ -224,11 +224,11 @@ fn made() -> Result<BTreeMap<i64, Vec<SeccompRule>>, seccompiler::BackendError> 
         .iter()
         .map(|family| if_argument(0, Op::Eq, *family));
     rules.insert(libc::SYS_socket, families.collect::<Result<_, _>>()?);
-    // Processes fail elsewhere.
+    // Filtered separately, by the filter of processes.
     rules.extend(processes()?.into_keys().map(|call| (call, Vec::new())));
     let namespaces = Op::MaskedEq(u64::from(NEW_NAMESPACES.cast_unsigned()));
     rules.insert(libc::SYS_clone, vec![if_argument(0, namespaces, 0)?]);
-    // No code comes to that of the program.
+    // No executable memory is added to the program's.
     let executable = Op::MaskedEq(u64::from(libc::PROT_EXEC.cast_unsigned()));
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, vec![if_argument(2, executable.clone(), 0)?]);

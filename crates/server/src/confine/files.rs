@@ -1,5 +1,5 @@
-//! The files that the server opens once it runs, by Landlock. What it has open already stays so; netlink, BPF and sockets that
-//! it connects to are not Landlock's, and capabilities and the filter of system calls limit those.
+//! The files that the running server may open, by Landlock. Files already open stay so; netlink, BPF and connected
+//! sockets are outside Landlock and limited by capabilities and the system call filter.
 
 use std::fs::DirBuilder;
 use std::os::unix::fs::DirBuilderExt;
@@ -14,10 +14,10 @@ use portolan_sys::sched::hierarchies;
 use crate::config::Config;
 use crate::instance::Instance;
 
-/// What this program knows of: older kernels do as much of it as they can.
+/// The newest ABI that this program uses; older kernels apply what they support of it.
 const KNOWN: ABI = ABI::V6;
 
-/// What may be done with a file, or with all in a folder.
+/// Access to a file, or to everything in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     path: PathBuf,
@@ -35,14 +35,14 @@ pub fn rules(config: &Config, instance: &Instance) -> Vec<Rule> {
     let reads = AccessFs::ReadFile | AccessFs::ReadDir;
     let writes = reads | AccessFs::WriteFile | AccessFs::Truncate;
     let keeps = writes | AccessFs::MakeReg | AccessFs::RemoveFile;
-    // Folders, too.
+    // Directories, too.
     let shapes = keeps | AccessFs::MakeDir | AccessFs::RemoveDir;
     let mut rules = vec![
-        // Who processes are, and the parameters of the namespace.
+        // Credentials of processes, and the parameters of the namespace.
         rule("/proc", reads),
         rule("/proc/sys/net", writes),
         rule("/dev/net/tun", writes | AccessFs::IoctlDev),
-        // How many processors there are, and the kernel's types, for the filters.
+        // The number of processors, and the kernel's types for the filters.
         rule("/sys/devices/system/cpu", reads),
         rule("/sys/kernel/btf", reads),
         rule("/etc/passwd", AccessFs::ReadFile),
@@ -50,23 +50,23 @@ pub fn rules(config: &Config, instance: &Instance) -> Vec<Rule> {
         // The control socket, and sockets that wake the server.
         rule(instance.directory(), shapes | AccessFs::MakeSock),
     ];
-    // It makes the folder itself when it needs it, and may not by then.
+    // Created now, since it could not be created on demand later.
     let ledger = &config.qos.cpu_ledger;
     let _ = DirBuilder::new().recursive(true).mode(0o700).create(ledger);
     rules.push(rule(ledger, keeps));
-    // Control groups are told apart, and made for reservations of CPU time.
+    // Control groups are identified, and created for CPU reservations.
     rules.push(rule("/sys/fs/cgroup", reads));
     rules.extend(hierarchies().map(|path| rule(path, shapes)));
     // Removed with the last server in it.
     if let Some(parent) = instance.made_folder().and_then(Path::parent) {
         rules.push(rule(parent, AccessFs::RemoveDir));
     }
-    // What a panic says of where it came from.
+    // For the backtrace of a panic.
     rules.extend(std::env::current_exe().map(|own| rule(own, AccessFs::ReadFile)));
     rules
 }
 
-/// Of the calling thread, and of all that it starts: other files cannot be opened. A path that is not there is none of this host's.
+/// Confines the calling thread and all that it starts to these files. Paths that do not exist on this host are skipped.
 pub fn restrict(rules: &[Rule]) -> Result<RulesetStatus, RulesetError> {
     let mut ruleset = Ruleset::default()
         .handle_access(AccessFs::from_all(KNOWN))?

@@ -25,10 +25,10 @@ fn who_is_confined_runs_no_program_and_is_no_other_user() {
         let user = Some(rustix::process::Uid::from_raw(65_534));
         let changed = rustix::thread::set_thread_res_uid(user, user, user);
         assert_eq!(changed, Err(Errno::PERM));
-        // And so is what it starts.
+        // The same applies to threads that it starts.
         let started = thread::spawn(|| Command::new("true").status().is_err());
         assert!(started.join().unwrap());
-        // Nor becomes one.
+        // It cannot become another program either.
         assert_eq!(
             Command::new("true").exec().raw_os_error(),
             Some(libc::EPERM)
@@ -73,7 +73,7 @@ fn who_is_confined_opens_only_what_it_is_to() {
     })
     .join()
     .unwrap();
-    // Who is not confined may.
+    // An unconfined thread may.
     assert!(fs::read_to_string(folder.join("file")).is_ok());
     fs::remove_dir_all(folder).unwrap();
 }

@@ -1,5 +1,5 @@
-//! The end of sessions: capsules that come back, connections the server finishes, processes that
-//! died with sessions open.
+//! The end of sessions: capsules that return, connections that the server finishes, processes that died with
+//! sessions open.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,8 +18,8 @@ use crate::requests::Answer;
 use crate::server::Server;
 
 impl Server {
-    /// `BeginFlush`: the session is about to come back. What comes for it waits here, so that what its holder has
-    /// before it packs is all there was.
+    /// `BeginFlush`: the session is about to return. Packets for it wait here from now on, so that what its
+    /// holder has before it makes the capsule is complete.
     pub fn depart(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
         let session = self.control.registry.admit(channel, Command::Flush, id)?;
         if session.protocol == Protocol::Udp || self.handles.local(id).is_some() {
@@ -33,7 +33,7 @@ impl Server {
         Ok(ReplyBody::Done.into())
     }
 
-    /// `AbortFlush`: it does not come, and its packets go where it is again.
+    /// `AbortFlush`: the session does not return; its packets go to its holder again.
     pub fn stay(&mut self, channel: ChannelId, id: SessionId) -> Answer {
         if self
             .control
@@ -47,7 +47,7 @@ impl Server {
         Answer::Silence
     }
 
-    /// The session does not come: what has waited for it is nobody's.
+    /// The session will not arrive: discards packets that wait for it.
     fn await_no_longer(&mut self, id: SessionId) {
         let session = self.control.registry.session_mut(id);
         if let Some((slot, _)) = session.and_then(|session| session.awaited.take()) {
@@ -55,13 +55,13 @@ impl Server {
         }
     }
 
-    /// Takes a connection out of the engine; what has waited at the slot is nobody's.
+    /// Removes a connection from the engine, with packets that wait at its slot.
     pub fn remove_connection(&mut self, slot: Slot) {
         self.stack.remove(slot);
         self.stack.released().for_each(drop);
     }
 
-    /// `Flush`: the session comes back.
+    /// `Flush`: the session returns.
     pub fn flush(
         &mut self,
         channel: ChannelId,
@@ -106,7 +106,7 @@ impl Server {
         Ok(ReplyBody::Done.into())
     }
 
-    /// Datagrams have no state worth keeping; only the port stays while a descriptor lives.
+    /// Datagrams have no state worth keeping; only the port stays as long as a descriptor is open.
     fn flush_udp(&mut self, id: SessionId, then: AfterFlush) -> Result<Answer, Errno> {
         match then {
             AfterFlush::Close => {
@@ -117,10 +117,10 @@ impl Server {
         }
     }
 
-    /// Decodes a capsule; only one of this very session is taken.
+    /// Decodes a capsule; only one of this session is accepted.
     fn unpack(&mut self, id: SessionId, capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
         let (bytes, unread) = shm::unpack_capsule(capsule, fds).ok()?;
-        // Unread bytes stay where the last holder has put them.
+        // Unread bytes stay in the memory of the last holder.
         let unread = match unread {
             Some((memory, at)) => {
                 let memory = Arc::new(memory);
@@ -151,7 +151,7 @@ impl Server {
             .phase();
         self.leave_rejoined(id, channel);
         match phase {
-            // Segments that come from now on must not find it, though its hang-up is not read yet.
+            // New segments must not find the listener, although its hang-up is not read yet.
             SessionPhase::Listening if self.has_hung_up(id) => self.on_hangup(id),
             SessionPhase::Listening => {}
             SessionPhase::Offered | SessionPhase::Relayed | SessionPhase::Parked => {
@@ -168,7 +168,7 @@ impl Server {
         }
     }
 
-    /// Is a closing session done, or in TIME_WAIT?
+    /// Reports whether a closing session is finished, or in TIME-WAIT.
     pub fn look_at_closing(&mut self, id: SessionId) {
         let state = self
             .server_slot(id)
@@ -182,7 +182,7 @@ impl Server {
         self.input(Input::Progress { id, progress });
     }
 
-    /// Begins to finish a connection: what is queued, FIN, TIME_WAIT.
+    /// Begins to finish a connection: queued data, FIN, TIME-WAIT.
     pub fn close_connection(&mut self, id: SessionId, slot: Slot) {
         let now = self.now;
         if let Some(session) = self.stack.tcp(slot) {
@@ -203,16 +203,15 @@ impl Server {
         self.stack.touch(slot);
     }
 
-    /// Bytes that the peer of a session held here has not acknowledged.
+    /// Returns how many bytes the peer of a session held here has not acknowledged.
     pub fn unsent(&mut self, id: SessionId) -> Option<u64> {
         let slot = self.server_slot(id)?;
         let session = self.stack.tcp(slot)?;
         Some(session.connection.tcp_info().send_queue as u64)
     }
 
-    /// Takes a session out for the process whose row it gets. Packets that came before lie on the
-    /// ring or the tap: they go into the session before it leaves, and so before all that reaches the
-    /// process.
+    /// Removes a session for the process that its row now names. Earlier packets are still on the ring or the
+    /// tap: they are processed before the session leaves, and so before any that reach the process.
     pub fn hand_over(
         &mut self,
         id: SessionId,
@@ -233,7 +232,7 @@ impl Server {
         }
     }
 
-    /// Has the peer of a connection whose numbers are lost say them.
+    /// Probes the peer of a connection whose sequence numbers are lost, to make it send them.
     pub fn probe_peer(&mut self, flow: &FlowKey) {
         let header = TcpHeader {
             source_port: flow.local.port(),
@@ -247,7 +246,7 @@ impl Server {
         send_segment(flow, ip, &header, &self.routes, &mut self.wire);
     }
 
-    /// A segment of a connection whose holder died.
+    /// Handles a segment of a connection whose holder died.
     pub fn on_probe_answer(&mut self, id: SessionId, packet: &Packet<'_>) {
         let Some(segment) = Segment::of(packet) else {
             return;

@@ -1,4 +1,4 @@
-//! TCP Fast Open (RFC 7413) of active opens: cookies that peers granted, kept by destination.
+//! TCP Fast Open (RFC 7413) of active opens: cookies granted by peers, by destination.
 
 use std::net::IpAddr;
 
@@ -8,10 +8,10 @@ use portolan_tcp::{Connection, FastOpen, GrantedCookie};
 
 use crate::server::Server;
 
-/// Destinations whose cookies are kept.
+/// Number of destinations whose cookies are kept.
 const DESTINATIONS: usize = 1024;
 
-/// What of an early text the server takes at most: more never fits a SYN.
+/// Maximum early data that the server takes: more never fits a SYN.
 const EARLY_MAX: usize = 1460;
 
 impl Server {
@@ -19,7 +19,7 @@ impl Server {
         self.fast_cookies.contains_key(&remote)
     }
 
-    /// Keeps a cookie with what came with it; some other goes if there are too many.
+    /// Keeps a cookie with its parameters; at the limit another one is removed.
     pub fn keep_cookie(&mut self, remote: IpAddr, cookie: GrantedCookie) {
         if self.fast_cookies.len() >= DESTINATIONS
             && !self.has_cookie(remote)
@@ -30,8 +30,8 @@ impl Server {
         self.fast_cookies.insert(remote, cookie);
     }
 
-    /// Does an active open wait until the application has text for its SYN? `has_way` tells if that
-    /// could take it.
+    /// Returns whether an active open waits until the application has data for its SYN. `has_way`
+    /// tells whether the path could carry it.
     pub fn defers_open(
         &mut self,
         early: &FastOpenMode,
@@ -46,8 +46,8 @@ impl Server {
         }
     }
 
-    /// Prepares an active open as the application wants it. Returns the bytes of its text that
-    /// were taken.
+    /// Prepares an active open with the application's Fast Open mode. Returns how many bytes of its
+    /// data were taken.
     pub fn open_fast(
         &mut self,
         connection: &mut Connection,

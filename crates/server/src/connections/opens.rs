@@ -1,5 +1,5 @@
-//! Binding and active opens: is the call ours, which address and port, then the handshake by the
-//! engine. When it is done the session goes to the process; see also `udp`.
+//! Binding and active opens: whether the call is Portolan's, which address and port it gets, then the
+//! handshake by the engine. After it the session moves to the process; see also `udp`.
 
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ use crate::requests::{Answer, BindRequest, NewDescriptor, Target};
 use crate::reservation::{PortReservation, Taking};
 use crate::server::Server;
 
-/// Ephemeral ports that are tried when the kernel turns out to have one in use.
+/// Attempts to find an ephemeral port that the kernel does not use.
 const PORT_ATTEMPTS: usize = 16;
 
 impl Server {
@@ -59,7 +59,7 @@ impl Server {
         };
         let descriptor = self.take_new_descriptor(fds)?;
         self.control.registry.has_room(channel)?;
-        // What holds a UDP port may become the program's own socket.
+        // The socket that holds a UDP port may become the program's own.
         let is_v6 = request.protocol == Protocol::Udp && request.local.is_ipv6();
         let request = BindRequest {
             local: canonical(request.local),
@@ -77,7 +77,7 @@ impl Server {
         }
     }
 
-    /// A session whose port went with a connection that failed, or with its listener.
+    /// Binds a session that lost its port when its connection failed or its listener stopped.
     fn bind_again(
         &mut self,
         channel: ChannelId,
@@ -131,8 +131,8 @@ impl Server {
         self.reserve_as(taking, claim, is_v6)
     }
 
-    /// May the process bind the port, as the kernel has it for this namespace? What it has shown holds for
-    /// this one bind.
+    /// Checks whether the process may bind the port, by the kernel's rules for this namespace. A right
+    /// that it has shown is valid for this bind only.
     pub fn check_port(&mut self, channel: ChannelId, local: SocketAddr) -> Result<(), Errno> {
         let client = self.client_of(channel);
         let client = client.and_then(|id| self.clients.get_mut(&id));
@@ -227,7 +227,7 @@ impl Server {
         Err(last)
     }
 
-    /// A port that is in use may be free by now: its descriptor's end is not seen yet.
+    /// Claims a port. One in use may be free by now, if the hang-up of its descriptor was not handled yet.
     fn claim_port(&mut self, claim: PortClaim) -> Result<(ClaimId, SocketAddr), Errno> {
         let bound = self.control.ports.bind(claim, random_u32()).or_else(|_| {
             self.poll_hangups();
@@ -246,7 +246,7 @@ impl Server {
         self.enter_as(channel, opening, (far, None))
     }
 
-    /// The same under the number that it had before, which no other has.
+    /// Likewise, under the session's former number, which no other session has.
     fn enter_as(
         &mut self,
         channel: ChannelId,
@@ -269,7 +269,7 @@ impl Server {
         }
     }
 
-    /// Without rows a socket would be bound and get nothing.
+    /// Without rows a socket would be bound but receive nothing.
     fn charge_udp_rows(&mut self, id: SessionId) -> Result<(), Errno> {
         let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         if session.protocol != Protocol::Udp {
@@ -280,7 +280,7 @@ impl Server {
         self.charge_deals(id)
     }
 
-    /// `connect`.
+    /// `connect`: opens a connection, or sets a peer.
     pub fn connect(
         &mut self,
         channel: ChannelId,
@@ -387,7 +387,7 @@ impl Server {
         .into())
     }
 
-    /// A session that `connect` opens without `bind`: no port yet.
+    /// Enters a session that `connect` opens without `bind`, so without a port yet.
     pub fn enter_unbound(
         &mut self,
         channel: ChannelId,
@@ -398,7 +398,7 @@ impl Server {
         let process = self.control.registry.process(channel).ok_or(Errno::PERM)?;
         let local = SocketAddr::new(any_of(target.remote.ip()), 0);
         let opening = Opening {
-            // A port of its own is never shared by SO_REUSEPORT.
+            // An ephemeral port is never shared by SO_REUSEPORT.
             reuse: Reuse {
                 address: target.options.reuse_address && target.protocol == Protocol::Tcp,
                 port: false,
@@ -409,7 +409,7 @@ impl Server {
         self.enter(channel, opening, Some(descriptor.far))
     }
 
-    /// Source address and port of an open, with its place in the port table.
+    /// Chooses source address and port of an open, and enters it in the port table.
     pub fn choose_source(
         &mut self,
         id: SessionId,
@@ -423,7 +423,7 @@ impl Server {
         chosen
     }
 
-    /// Puts a TCP session into the server's own stack and aims its row here.
+    /// Puts a TCP session into the server's own stack and steers its row here.
     pub fn hold(&mut self, session: TcpSession, life: Life) {
         let (id, flow) = (session.id, session.flow);
         if let Some(entry) = self.control.registry.session_mut(id) {
@@ -434,7 +434,7 @@ impl Server {
         self.hold_session(id, session);
     }
 
-    /// As [`Server::hold`], for a session that comes whole.
+    /// Like [`Server::hold`], for a complete session.
     pub fn hold_session(&mut self, id: SessionId, session: TcpSession) {
         let slot = self.stack.reserve();
         let generation = self.steer(id, Holder::Server(slot));
@@ -459,7 +459,7 @@ impl Server {
         self.rx_throttle_held(id);
     }
 
-    /// The handshake of an active open is done: the session goes to its process.
+    /// The handshake of an active open is done: the session moves to its process.
     pub fn established(&mut self, id: SessionId) {
         let life = self
             .control
@@ -486,7 +486,7 @@ impl Server {
         }
     }
 
-    /// An active open failed: the process may try again with the same descriptor.
+    /// An active open failed: the process may retry with the same descriptor.
     pub fn open_failed(&mut self, id: SessionId, errno: Errno) {
         self.control.counters.open_failures += 1;
         debug!(session = id.0, errno = errno.0, "connecting failed");
@@ -494,7 +494,7 @@ impl Server {
         self.input(Input::OpenFailed(id));
     }
 
-    /// Answers a call that leads elsewhere. A bound session gives its port to the kernel's socket.
+    /// Answers a call that falls back to the kernel. A bound session gives its port to the kernel's socket.
     fn fallback(&mut self, known: Option<SessionId>, fallback: Fallback) -> Result<Answer, Errno> {
         let reason = match fallback {
             Fallback::Error(errno) => return Err(errno),

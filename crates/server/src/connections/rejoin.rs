@@ -1,6 +1,6 @@
-//! Sessions of the server before this one: whoever brings them keeps their numbers. Several processes may have the descriptor of
-//! one listener, as forked workers do, all of which find it dead. The first of them makes it anew, and the others get its
-//! descriptor from here, for as long as one that has brought it or got it so is there.
+//! Sessions of the previous server: processes that reopen them keep their numbers. Several processes may share the
+//! descriptor of one listener, as forked workers do, and all find it dead. The first one reopens the listener, and the
+//! others get its new descriptor from the server, which keeps a copy as long as one of these processes has it.
 
 use std::collections::BTreeSet;
 use std::os::fd::OwnedFd;
@@ -12,7 +12,7 @@ use portolan_types::{ChannelId, Protocol, SessionId};
 use crate::requests::Answer;
 use crate::server::Server;
 
-/// The descriptor of a session that was brought, for others that had it under the server before.
+/// The descriptor of a reopened session, for other processes that had it under the previous server.
 #[derive(Debug)]
 pub struct Rejoining {
     near: OwnedFd,
@@ -33,7 +33,7 @@ impl Rejoining {
 }
 
 impl Server {
-    /// `Bind` of a session that another process may have brought already; none if it has not.
+    /// `Bind` of a session that another process may have reopened already; none if it has not.
     pub fn rejoin(&mut self, channel: ChannelId, id: SessionId) -> Result<Option<Answer>, Errno> {
         if id.0 == 0 {
             return Err(Errno::BADF);
@@ -56,8 +56,8 @@ impl Server {
         Ok(Some(Answer::Reply(rejoined, vec![near])))
     }
 
-    /// The process has closed the descriptor, or is gone. With the last one the copy here goes, and the descriptor's
-    /// hang-up tells again when nobody has it.
+    /// Handles a process that has closed the descriptor, or exited. After the last one the server closes its copy, so
+    /// that the descriptor's hang-up is reported again.
     pub fn leave_rejoined(&mut self, id: SessionId, channel: ChannelId) {
         let Some(handles) = self.handles.get_mut(id) else {
             return;
@@ -73,7 +73,7 @@ impl Server {
         }
     }
 
-    /// `PortToken`.
+    /// `PortToken`: hands out a copy of the listener's port token.
     pub fn hand_out_port_token(
         &mut self,
         channel: ChannelId,

@@ -1,5 +1,6 @@
-//! Rights to low ports, which sockets of programs show. To ask such a socket where it is bound waits for its lock, and whoever
-//! sends by it from memory of a file system of his own holds that for as long as he likes: threads ask, and close it.
+//! Rights to low ports, which programs show by their sockets. A query for the socket's address waits for its lock,
+//! which a sender can hold indefinitely by sending from memory of its own file system: threads query the socket, and
+//! close it.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -13,18 +14,18 @@ use portolan_sys::port_right;
 use portolan_sys::wait::EventNotifier;
 use rustix::io::Errno;
 
-/// Sockets that are asked at a time, each by a thread.
+/// Limits of concurrent queries, each by a thread.
 const ASKED: Limit = Limit {
     total: 64,
     per_user: 4,
     reserve: 8,
 };
 
-/// What a connection has shown for the next port that is bound by it.
+/// The right that a connection has shown for its next bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortRight {
     Nothing,
-    /// A thread asks.
+    /// A thread is querying.
     Asking,
     /// The right to this address and port.
     To(SocketAddr),
@@ -56,7 +57,8 @@ impl PortRights {
         })
     }
 
-    /// Has a thread ask the socket, and close it. Gives it back if too many of the user's are asked.
+    /// Starts a thread that queries the socket and closes it. Returns the socket if too many queries of the user are
+    /// running.
     pub fn ask(&mut self, asker: Asker, uid: u32, socket: OwnedFd) -> Result<(), OwnedFd> {
         let Ok(charge) = self.budget.charge(uid, 1) else {
             return Err(socket);
@@ -67,13 +69,13 @@ impl PortRights {
         self.asked.insert(number, (asker, charge));
         let asks = move || {
             let shown = port_right::shown_address(&socket).ok().flatten();
-            // So that the port is free.
+            // Frees the port.
             drop(socket);
-            // Nobody is there any more if the server ends.
+            // Fails only when the server ends.
             let _ = tell.send((number, shown));
             notifier.notify();
         };
-        // Where the kernel has no thread, the socket went with it, and shows nothing.
+        // If no thread could be started, the socket was closed with the closure, and shows nothing.
         if thread::Builder::new().spawn(asks).is_err() {
             let _ = self.tell.send((number, None));
             self.notifier.notify();
@@ -81,7 +83,7 @@ impl PortRights {
         Ok(())
     }
 
-    /// Whose sockets have answered, and what.
+    /// Returns the finished queries with their results.
     pub fn answered(&mut self) -> Vec<(Asker, Option<SocketAddr>)> {
         self.notifier.drain();
         let told: Vec<_> = self.told.try_iter().collect();

@@ -1,4 +1,4 @@
-//! Control connections as the server keeps them, and the lists that are put together for them.
+//! The server's record of control connections, and the lists being assembled for them.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,11 +19,11 @@ pub struct Client {
     pub credentials: Credentials,
     /// Set by `Hello`.
     pub channel: Option<ChannelId>,
-    /// As `ShowRight` brought it.
+    /// As shown by `ShowRight`.
     pub right: PortRight,
-    /// `Hello` is said, and not answered.
+    /// `Hello` was received, and not answered yet.
     pub is_registering: bool,
-    /// Its user has had its share of the time.
+    /// Its user's requests have used up their share of the time.
     pub is_throttled: bool,
     /// Replies that it has not read.
     pub waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
@@ -31,12 +31,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// Who does not read answers is not asked for more.
+    /// A client that does not read its replies is not read either.
     pub fn interest(&self) -> EventFlags {
         match (self.waiting.is_empty(), self.is_throttled) {
             (true, false) => EventFlags::IN,
             (false, false) => EventFlags::OUT,
-            // A hang-up is reported whatever is wanted, by its edge only once.
+            // A hang-up is always reported; edge-triggered, only once.
             (true, true) => EventFlags::ET,
             (false, true) => EventFlags::OUT | EventFlags::ET,
         }
@@ -49,18 +49,18 @@ impl AsFd for Client {
     }
 }
 
-/// A list that is being put together.
+/// A list being assembled.
 #[derive(Debug)]
 pub struct Listing {
     pub client: ClientId,
     pub request: u32,
-    /// Still to be listed.
+    /// Sessions still to be listed.
     pub ids: Vec<SessionId>,
     pub count: usize,
     pub bytes: Vec<u8>,
 }
 
-/// One for a connection at the most.
+/// At most one per connection.
 #[derive(Debug, Default)]
 pub struct Listings(pub VecDeque<Listing>);
 

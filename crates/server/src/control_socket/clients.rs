@@ -1,5 +1,5 @@
-//! Control connections: accept, read requests, send replies. Every message is hostile until it is
-//! decoded and admitted; nobody is waited for.
+//! Control connections: accept, read requests, send replies. Every message is considered hostile until it is
+//! decoded and admitted; the server blocks on no client.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,20 +21,20 @@ use crate::control_socket::client::Client;
 use crate::requests::{Answer, BindRequest, Claimed, Listening, Target};
 use crate::server::{Server, Source};
 
-/// Replies that may wait for a client that does not read; beyond, it is disconnected.
+/// Replies queued for a client that does not read; above it the client is disconnected.
 const WAITING_MAX: usize = 512;
 
-/// Requests of one client before others get their turn.
+/// Requests of one client before others have their turn.
 const REQUESTS_PER_TURN: usize = 64;
 
-/// Connections let in before others get their turn.
+/// Connections accepted before others have their turn.
 const ACCEPTED_PER_TURN: usize = 64;
 
-/// Number of a request whose sender does not wait.
+/// Number of a request without a reply.
 const NO_REPLY: u32 = 0;
 
 impl Server {
-    /// Lets in whoever waits at the control socket.
+    /// Accepts waiting connections at the control socket.
     pub fn accept_clients(&mut self) {
         for _ in 0..ACCEPTED_PER_TURN {
             if !self.has_descriptors() {
@@ -59,7 +59,7 @@ impl Server {
         };
         let Some(charge) = charge else {
             self.control.counters.refused += 1;
-            // Messages may be in it already.
+            // It may contain messages already.
             return self.sink.close_of(credentials.uid, connection);
         };
         let id = ClientId(self.next_client);
@@ -87,12 +87,12 @@ impl Server {
         );
     }
 
-    /// The connection is readable, writable or gone.
+    /// Handles a connection that is readable, writable or hung up.
     pub fn serve_client(&mut self, id: ClientId, flags: EventFlags) {
         if flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR) {
             self.send_waiting(id);
         }
-        // Who does not read is not asked for more.
+        // A client that does not read its replies is not read either.
         let is_deaf = self
             .clients
             .get(&id)
@@ -103,7 +103,7 @@ impl Server {
         }
     }
 
-    /// Does the connection wait until its user, whose requests have had their share of the time, may take more?
+    /// Returns whether the connection must wait because its user's requests have used up their share of the time.
     fn throttle(&mut self, id: ClientId) -> bool {
         let Some(client) = self.clients.get_mut(&id) else {
             return false;
@@ -130,24 +130,24 @@ impl Server {
         }
     }
 
-    /// Goes on with the connections of users who may take time again; the others wait once more.
+    /// Resumes the connections of users who may take time again; the others keep waiting.
     pub fn read_throttled(&mut self) {
         for id in std::mem::take(&mut self.throttled) {
             if let Some(client) = self.clients.get_mut(&id) {
                 client.is_throttled = false;
-                // What it has sent is reported now.
+                // Pending requests are reported at once.
                 self.watch_client(id);
             }
         }
     }
 
-    /// Has the user of the connection had its part of this turn? The rest is read in the next one.
+    /// Returns whether the user of the connection has used up its slice of this turn. The rest is read in the next one.
     pub fn has_spent_slice(&self, id: ClientId) -> bool {
         let client = self.clients.get(&id);
         client.is_some_and(|client| self.slices.is_spent(client.credentials.uid))
     }
 
-    /// Reads up to `most` requests and answers them, while its user's part of the turn lasts.
+    /// Reads up to `most` requests and answers them, within its user's slice of the turn.
     pub fn read_client(&mut self, id: ClientId, most: usize) {
         let Some(uid) = self.clients.get(&id).map(|c| c.credentials.uid) else {
             return;
@@ -173,7 +173,7 @@ impl Server {
             self.sink.screen(uid, &mut fds);
             match received {
                 Ok(message) => match decode::<Request>(&buffer[..message.length]) {
-                    // There was no room here for what it brought.
+                    // The server had no room for the descriptors in the message.
                     Ok(request) if message.is_short && request.id != NO_REPLY => {
                         self.refuse(id, request.id, Errno::MFILE);
                     }
@@ -242,7 +242,7 @@ impl Server {
     }
 
     pub fn reply(&mut self, client: ClientId, request: u32, body: ReplyBody, fds: Vec<OwnedFd>) {
-        // Whoever hears of it finds it so.
+        // The rows that sessions have left are rewritten before the reply reports it.
         self.tell_of_left();
         if request != NO_REPLY {
             let reply = Reply { id: request, body };
@@ -289,7 +289,7 @@ impl Server {
         }
     }
 
-    /// Each list is memory of the server's until it is read.
+    /// Each list takes server memory until it is read.
     fn has_unread_answer(&self, id: ClientId) -> bool {
         if self.listings.has(id) {
             return true;
@@ -298,7 +298,7 @@ impl Server {
         client.is_some_and(|client| !client.waiting.is_empty() || client.connection.has_unread())
     }
 
-    /// `ShowRight`: the reply comes when the socket has answered the thread that asks it.
+    /// `ShowRight`: the reply is sent when the thread that queries the socket has an answer.
     fn keep_right(
         &mut self,
         id: ClientId,
@@ -307,7 +307,7 @@ impl Server {
     ) -> Result<Answer, Errno> {
         let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
         client.right = PortRight::Nothing;
-        // The other end of the connection itself would keep it.
+        // If it were the other end of this connection, it would keep the connection open.
         let Some(socket) = fds.pop().filter(|right| port_right::could_be(right)) else {
             return Ok(ReplyBody::Done.into());
         };
@@ -324,7 +324,7 @@ impl Server {
         }
     }
 
-    /// Sockets have said where they are bound.
+    /// Handles sockets whose addresses are known now.
     pub fn on_rights(&mut self) {
         for ((id, request), shown) in self.port_rights.answered() {
             if let Some(client) = self.clients.get_mut(&id) {
@@ -523,7 +523,7 @@ impl Server {
                     client.waiting.pop_front();
                 }
                 Err(SendError::Blocked) => break,
-                // Its hang-up is on the way to us.
+                // Its hang-up will be reported.
                 Err(_) => {
                     client.waiting.clear();
                     break;
@@ -535,7 +535,7 @@ impl Server {
         }
     }
 
-    /// Ends the connection of a client that breaks the rules.
+    /// Disconnects a client that violates the protocol.
     fn throw_out(&mut self, id: ClientId, why: &str) {
         if let Some(client) = self.clients.get(&id) {
             info!(pid = client.credentials.pid, why, "client disconnected");
@@ -544,7 +544,7 @@ impl Server {
         self.disconnect(id);
     }
 
-    /// The connection is gone, and with it the process.
+    /// Handles the end of a connection, and thereby of its process.
     pub fn disconnect(&mut self, id: ClientId) {
         let Some(client) = self.clients.remove(&id) else {
             return;
@@ -552,7 +552,7 @@ impl Server {
         self.poll.remove(&client.connection, client.token);
         self.give_back_memory_later();
         let uid = client.credentials.uid;
-        // Messages that nobody has read may carry descriptors.
+        // Unread messages may carry descriptors.
         self.sink.close_of(uid, client.connection);
         if client.is_registering {
             self.channel_pool.forget_pending_hello(id);
@@ -562,13 +562,13 @@ impl Server {
         }
     }
 
-    /// The control connection of the process that owns `channel`.
+    /// Returns the control connection of the process that owns `channel`.
     pub fn client_of(&self, channel: ChannelId) -> Option<ClientId> {
         self.channels.get(&channel).map(|channel| channel.client)
     }
 }
 
-/// Is the answer of a size that its asker decides?
+/// Returns whether the size of the answer is under the client's control.
 fn is_list(body: &RequestBody) -> bool {
     matches!(
         body,
@@ -579,7 +579,7 @@ fn is_list(body: &RequestBody) -> bool {
     )
 }
 
-/// Does the request open a session, which takes descriptors of the server's?
+/// Returns whether the request opens a session, which takes descriptors in the server.
 fn takes_descriptors(body: &RequestBody) -> bool {
     match body {
         RequestBody::Bind { session, .. } | RequestBody::Connect { session, .. } => {

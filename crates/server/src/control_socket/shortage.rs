@@ -1,6 +1,6 @@
-//! Lack of descriptors. Each session takes one or two here; when few numbers are left nothing new is
-//! begun, and what asks for it hears `EMFILE` or waits, so that what a message brings for sessions
-//! that exist always finds room.
+//! Lack of descriptors. Each session takes one or two in the server; when few are left, requests for
+//! new sessions fail with `EMFILE` or wait, so that messages for existing sessions can always be
+//! received.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::time::Duration;
@@ -17,20 +17,20 @@ use crate::server::Server;
 /// Numbers that must be free for a new session: its own, and those of the next message.
 const ROOM: usize = 16;
 
-/// Below the limit by so many, the highest number in use says that there is room.
+/// If the highest number in use is so far below the limit, there is room.
 const MARGIN: u64 = 128;
 
-/// When to look again.
+/// When to check again.
 const RETRY: Duration = Duration::from_millis(50);
 
 impl Server {
-    /// A descriptor that stays.
+    /// Notes a descriptor that stays open.
     pub fn note_descriptor(&mut self, fd: impl AsFd) {
         let number = u64::from(fd.as_fd().as_raw_fd().unsigned_abs());
         self.shortage.highest = self.shortage.highest.max(number);
     }
 
-    /// Are there descriptors for one session more?
+    /// Returns whether there are descriptors for one more session.
     pub fn has_descriptors(&mut self) -> bool {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         if self.shortage.highest + MARGIN < limit {
@@ -50,7 +50,7 @@ impl Server {
         has_room
     }
 
-    /// The same, for a request that opens one.
+    /// Likewise, for a request that opens one.
     pub fn check_descriptors(&mut self) -> Result<(), Errno> {
         if self.has_descriptors() {
             Ok(())
@@ -59,13 +59,13 @@ impl Server {
         }
     }
 
-    /// The listener's connections are offered when there are descriptors again.
+    /// Defers the offers of a listener until there are descriptors again.
     pub fn offer_later(&mut self, listener: SessionId) {
         self.shortage.listeners.insert(listener);
         self.look_for_descriptors_later();
     }
 
-    /// Whoever waits at the control socket is let in when there are descriptors again.
+    /// Defers accepting control connections until there are descriptors again.
     pub fn accept_clients_later(&mut self) {
         if !self.shortage.is_closed {
             self.shortage.is_closed = true;
@@ -89,7 +89,7 @@ impl Server {
         }
     }
 
-    /// Goes on where there were too few descriptors.
+    /// Resumes what waited for descriptors.
     pub fn look_for_descriptors(&mut self) {
         if !self.has_descriptors() {
             return self.look_for_descriptors_later();

@@ -1,9 +1,9 @@
-//! Descriptors that came from others are closed here, by threads: the last close of a socket may wait for its peer
-//! (`SO_LINGER`), and each close of a file for whoever serves its file system. So may the end of a UNIX socket in whose
-//! queue such descriptors lie.
+//! Closes descriptors received from others, in threads: the last close of a socket may wait for its peer (`SO_LINGER`),
+//! and each close of a file for the server of its file system. The same applies to the end of a UNIX socket that has
+//! such descriptors queued.
 //!
-//! One thread closes what does not wait. What may is closed by threads of the user whom it is from: a few of them, so that
-//! closes that never end take nothing from others, and do not become more and more threads.
+//! One thread closes descriptors that do not block. Those that may are closed by a few threads of the user that sent
+//! them, so that closes that never return do not delay others and do not pile up threads.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,19 +14,19 @@ use std::thread;
 
 use portolan_sys::unix::{self, PairKind};
 
-/// Of each user, for what may wait.
+/// Threads per user for closes that may block.
 const THREADS: usize = 4;
 
-/// A user of whom more wait to be closed is not served until they are: each message could bring more.
+/// Above this many pending closes a user is not served until they finish: each message could bring more.
 const MOST_WAITING: usize = 64;
 
-/// Whose the server's own ends of descriptors are.
+/// Owner of the server's own ends of descriptors.
 const SESSIONS: Option<u32> = None;
 
-/// A descriptor, and the user whom it is from.
+/// A descriptor, and the user that it is from.
 type Doomed = (Option<u32>, Closing);
 
-/// A descriptor, and what says that it is not closed yet.
+/// A descriptor, and its entry among those not closed yet.
 #[derive(Debug)]
 struct Closing {
     fd: OwnedFd,
@@ -40,10 +40,10 @@ impl From<OwnedFd> for Closing {
     }
 }
 
-/// How many descriptors of which sockets that programs have shown are not closed yet.
+/// Counts the descriptors not closed yet, by the shown socket.
 type ShownSockets = Arc<Mutex<HashMap<u64, usize>>>;
 
-/// One of them.
+/// The entry of one descriptor.
 #[derive(Debug)]
 struct ShownSocket {
     cookie: u64,
@@ -71,19 +71,19 @@ impl Drop for ShownSocket {
     }
 }
 
-/// No thread panics with it in hand.
+/// No thread panics while it holds the lock.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[derive(Debug)]
 pub struct Sink {
-    /// Gathered until the turn ends.
+    /// Collected until the turn ends.
     doomed: Vec<Doomed>,
-    /// Of what came with messages, and its user.
+    /// Copies of descriptors received with messages, and their user.
     copies: Vec<(u32, Closing)>,
     shown: ShownSockets,
-    /// The kernel refuses what would lie in the server's end of a session's descriptor.
+    /// Whether the kernel refuses descriptors in the server's end of a session's pair.
     ends_are_empty: bool,
     thread: Sender<Vec<Doomed>>,
     waiting: Arc<Waiting>,
@@ -94,7 +94,7 @@ impl Sink {
         let (thread, doomed) = mpsc::channel();
         let waiting = Arc::new(Waiting::default());
         let theirs = Arc::clone(&waiting);
-        // Ends when the server does.
+        // Ends with the server.
         thread::spawn(move || {
             let doomed = doomed.iter().flatten();
             doomed.for_each(|(whose, closing)| theirs.close(whose, closing));
@@ -110,7 +110,7 @@ impl Sink {
         }
     }
 
-    /// Has the server's end of a session's descriptor closed, which takes no descriptors.
+    /// Closes the server's end of a session's descriptor, which accepts no descriptors.
     pub fn close(&mut self, end: OwnedFd) {
         if self.ends_are_empty {
             drop(end)
@@ -119,26 +119,26 @@ impl Sink {
         }
     }
 
-    /// Has a descriptor closed that is a user's, or that his messages may lie in.
+    /// Closes a descriptor that is from a user, or that may have the user's messages queued.
     pub fn close_of(&mut self, uid: u32, fd: impl Into<OwnedFd>) {
         let fd: OwnedFd = fd.into();
         self.doomed.push((Some(uid), fd.into()));
     }
 
-    /// The same of a socket whose descriptors are counted: [`Sink::is_closing`] until it is closed.
+    /// Likewise for a socket whose descriptors are counted: [`Sink::is_closing`] is true until it is closed.
     pub fn close_shown(&mut self, uid: u32, fd: OwnedFd) {
         let shown = ShownSocket::of(&fd, &self.shown);
         let closing = Closing { fd, _shown: shown };
         self.doomed.push((Some(uid), closing));
     }
 
-    /// Are there descriptors of the socket here that wait to be closed?
+    /// Returns whether the server has descriptors of the socket that are still to be closed.
     pub fn is_closing(&self, socket: impl AsFd) -> bool {
         unix::cookie(socket).is_ok_and(|cookie| lock(&self.shown).contains_key(&cookie))
     }
 
-    /// Sorts out what came with a message: what no request carries is closed. Of the others copies are, so that the
-    /// server's own close is never the last.
+    /// Screens the descriptors of a message: those that no request carries are closed. The others are copied, so that
+    /// the server's own close is never the last.
     pub fn screen(&mut self, uid: u32, fds: &mut Vec<OwnedFd>) {
         self.close_copies();
         for fd in std::mem::take(fds) {
@@ -150,7 +150,7 @@ impl Sink {
                 self.waiting.add(Some(uid), fd.into());
                 continue;
             }
-            // Without a copy, for want of descriptors, the server's close may be the last.
+            // Without a copy, for lack of descriptors, the server's close may be the last.
             let copy = rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), 0).ok();
             let shown = |copy: &OwnedFd| ShownSocket::of(copy, &self.shown);
             self.copies.extend(copy.map(|copy| {
@@ -165,21 +165,21 @@ impl Sink {
         }
     }
 
-    /// Closes the copies of what came with the message at hand, which is counted now and is to be given to `close` later.
+    /// Closes the copies for the present message, whose descriptors are counted now and passed to `close` later.
     pub fn drop_copies(&mut self) {
         self.copies.clear();
     }
 
-    /// Do so many descriptors of the user wait to be closed that no more are taken?
+    /// Returns whether so many descriptors of the user are still to be closed that no more are accepted.
     pub fn is_clogged(&self, uid: u32) -> bool {
         self.waiting.is_clogged(uid)
     }
 
-    /// Called at the end of a turn, when the server has closed its own.
+    /// Called at the end of a turn, when the server has closed its own descriptors.
     pub fn flush(&mut self) {
         self.close_copies();
         if !self.doomed.is_empty() {
-            // The thread ends with the server only.
+            // The thread ends only with the server.
             let _ = self.thread.send(std::mem::take(&mut self.doomed));
         }
     }
@@ -191,11 +191,11 @@ impl Sink {
     }
 }
 
-/// Descriptors whose close may take as long as somebody likes.
+/// Descriptors whose close may block indefinitely.
 #[derive(Debug, Default)]
 struct Waiting {
     users: Mutex<HashMap<Option<u32>, User>>,
-    /// Of all users, those that are being closed included.
+    /// Of all users, including those being closed.
     count: AtomicUsize,
 }
 
@@ -206,7 +206,7 @@ struct User {
 }
 
 impl Waiting {
-    /// What the server itself had: its close does not wait but for what a program may have done to it.
+    /// Closes a descriptor of the server itself, which blocks only if a program has prepared it so.
     fn close(self: &Arc<Waiting>, whose: Option<u32>, closing: Closing) {
         let fd = &closing.fd;
         if unix::may_wait_when_closed(fd) || !unix::closes_at_once(fd) {
@@ -225,12 +225,12 @@ impl Waiting {
             return;
         }
         let theirs = Arc::clone(self);
-        // Where the kernel has no thread, the next descriptor tries again.
+        // If no thread could be started, the next descriptor retries.
         let started = thread::Builder::new().spawn(move || while theirs.close_next(whose) {});
         user.threads += usize::from(started.is_ok());
     }
 
-    /// False when there is none, and the thread has ended.
+    /// Closes one descriptor. Returns false if there is none left and the thread ends.
     fn close_next(&self, whose: Option<u32>) -> bool {
         let mut users = self.users();
         let Some(user) = users.get_mut(&whose) else {

@@ -1,6 +1,6 @@
-//! The thread that has extensions linked and verified. The verifier may take a while, which nobody
-//! else is to wait for; and what it lets a program do depends on the privileges of the thread that
-//! asks, so this one has fewer than the server.
+//! The thread that links extensions and has them verified. Verification may take a while, and
+//! nothing else should wait for it; and what the verifier permits depends on the privileges of the
+//! calling thread, so this one has fewer than the server.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,14 +19,14 @@ use tracing::error;
 
 use super::LoadRequest;
 
-/// Orders that may wait, of all and of one user.
+/// Limits of waiting orders, for all users and for one.
 const WAITING: Limit = Limit {
     total: 32,
     per_user: 4,
     reserve: 4,
 };
 
-/// Of the verifier's words as many lines go to who asked, the last.
+/// How many lines of the verifier's log go to the requester, the last ones.
 const LINES: usize = 12;
 const LONGEST_REASON: usize = 4096;
 
@@ -37,7 +37,7 @@ pub(super) struct Order {
     pub memory: u64,
 }
 
-/// An extension that the kernel has verified.
+/// A verified extension.
 #[derive(Debug)]
 pub(super) struct Ready {
     pub program: OwnedFd,
@@ -54,13 +54,13 @@ pub struct Loader {
     orders: Sender<Order>,
     done: Receiver<Done>,
     waiting: Budget,
-    /// In their order, which is that of their results.
+    /// Charges in the order of the results.
     under_way: VecDeque<Charge>,
     pub notifier: Arc<EventNotifier>,
 }
 
 impl Loader {
-    /// Starts the thread; `most` is how many instructions the verifier may have gone through.
+    /// Starts the thread; `most` is the number of instructions that the verifier may have processed.
     pub(super) fn start(linkage: Arc<Linkage>, most: u32) -> Result<Loader, Errno> {
         let notifier = Arc::new(EventNotifier::new()?);
         let (orders, to_do) = mpsc::channel::<Order>();
@@ -74,7 +74,7 @@ impl Loader {
             for order in to_do {
                 let result = load(&linkage, &order, most);
                 let spec = order.spec;
-                // Nobody is there any more if the server ends, and this thread with it.
+                // Fails only when the server ends, and this thread with it.
                 let _ = finished.send(Done { spec, result });
                 ring.notify();
             }
@@ -88,7 +88,7 @@ impl Loader {
         })
     }
 
-    /// False if too many wait.
+    /// Returns false if too many orders wait.
     pub(super) fn order(&mut self, order: Order, uid: u32) -> bool {
         let Ok(charge) = self.waiting.charge(uid, 1) else {
             return false;
@@ -159,7 +159,7 @@ fn load(linkage: &Linkage, order: &Order, most: u32) -> Result<Ready, Refusal> {
     })
 }
 
-/// The last lines, of which the last but one says why.
+/// Returns the last lines; the last but one has the reason.
 fn end_of(log: &str) -> String {
     let lines: Vec<&str> = log.trim_end().lines().collect();
     let last = &lines[lines.len().saturating_sub(LINES)..];

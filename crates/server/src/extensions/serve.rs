@@ -1,4 +1,4 @@
-//! Requests for extensions, and what becomes of each.
+//! Requests for extensions, and their results.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -22,10 +22,10 @@ use super::{InstallPoint, Installed, LoadRequest, Outcome, refuse};
 use crate::requests::{Answer, pack};
 use crate::server::Server;
 
-/// How soon one that was stopped is removed.
+/// Interval at which stopped extensions are removed.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Where a session's packets raise an event.
+/// Returns the key by which a session's packets raise an event.
 fn guard_key(session: &SessionEntry, channel: ChannelId, event: Event) -> GuardKey {
     GuardKey {
         channel: channel.0,
@@ -35,7 +35,7 @@ fn guard_key(session: &SessionEntry, channel: ChannelId, event: Event) -> GuardK
     }
 }
 
-/// Where a protocol of a process's own raises an event.
+/// Returns the key by which a process's own protocol raises an event.
 fn raw_guard_key(guard: raw::Guard, channel: ChannelId, event: Event) -> GuardKey {
     let (port, protocol) = match guard {
         raw::Guard::EtherType(number) => (number, 0),
@@ -50,7 +50,7 @@ fn raw_guard_key(guard: raw::Guard, channel: ChannelId, event: Event) -> GuardKe
     }
 }
 
-/// What rows say of handlers for what comes, or for what is sent.
+/// Returns the row flag for handlers of received or sent packets.
 const fn flag_of(direction: Direction) -> u16 {
     match direction {
         Direction::Receive => FlowRow::EXTENDED,
@@ -94,7 +94,7 @@ impl Server {
         }
     }
 
-    /// Admits what can be judged here; the reply comes from [`Server::on_loaded`].
+    /// Admits what can be checked here; the reply comes from [`Server::on_loaded`].
     fn install_extension(
         &mut self,
         client: ClientId,
@@ -145,7 +145,7 @@ impl Server {
         self.order_load((client, request), place, code)
     }
 
-    /// Does the configuration let the user?
+    /// Checks whether the configuration permits it to the user.
     fn admit_user(&self, user: &Credentials, event: Event, keys: &[GuardKey]) -> Outcome<()> {
         let config = &self.extensions.config;
         let port = |key: &GuardKey| event.protocol().map(|_| key.number());
@@ -165,7 +165,7 @@ impl Server {
         }
     }
 
-    /// The manager of the event: has the process what the guards name?
+    /// The manager of the event: checks that the process has what the guards name.
     pub fn admit_guards(
         &self,
         channel: ChannelId,
@@ -231,11 +231,11 @@ impl Server {
         }
         let key = |of| guard_key(session, of, event);
         match self.receiving_channel(session) {
-            // Whoever performs the handshakes, what the process sends is its own.
+            // Packets that the process sends are its own, whether or not it performs the handshakes.
             Some(_) if is_listener && event.direction() == Direction::Send => {
                 Ok(vec![key(channel)])
             }
-            // What comes for connections that the process accepted, and, before, for whoever performs the handshakes.
+            // Packets for connections that the process accepted and, before that, for the handshakes' performer.
             Some(receiver) if is_listener => Ok(vec![key(receiver), key(channel)]),
             Some(receiver) if receiver == channel => Ok(vec![key(channel)]),
             _ => refuse(
@@ -245,7 +245,7 @@ impl Server {
         }
     }
 
-    /// Whose channel the rows of a session's port name.
+    /// Returns the channel named by the rows of a session's port.
     fn receiving_channel(&self, session: &SessionEntry) -> Option<ChannelId> {
         if session.phase() == SessionPhase::Listening {
             return Some(self.control.channel_of_listener(session.id));
@@ -283,7 +283,7 @@ impl Server {
         }
     }
 
-    /// The kernel has judged some.
+    /// Handles verdicts of the kernel's verifier.
     pub fn on_loaded(&mut self) {
         for Done { spec, result } in self.extensions.loader.finished() {
             let LoadRequest {
@@ -304,7 +304,7 @@ impl Server {
         }
     }
 
-    /// Puts a verified extension into the packets' path, if nothing has changed meanwhile.
+    /// Installs a verified extension on the packet path, unless its conditions have changed in the meantime.
     fn enter_extension(
         &mut self,
         client: ClientId,
@@ -368,7 +368,7 @@ impl Server {
         }
     }
 
-    /// Writes who is called for an endpoint, and in its rows that somebody is.
+    /// Writes the handler chain of an endpoint, and marks its rows as having one.
     fn tell_of_chain(&mut self, key: &GuardKey) {
         let written = match self.extensions.table.chain(key) {
             Some(chain) => self.filter.extensions.guard(key, &chain),
@@ -397,7 +397,7 @@ impl Server {
         self.renew_raw_rows();
     }
 
-    /// What the rows of a session say of its extensions.
+    /// Returns the extension flags of a session's row.
     pub fn extension_flags(&self, session: &SessionEntry, channel: ChannelId) -> u16 {
         let table = &self.extensions.table;
         if table.is_empty() {
@@ -412,7 +412,7 @@ impl Server {
         with_some.map(flag).fold(0, |flags, flag| flags | flag)
     }
 
-    /// The same of the row of a protocol of a process's own.
+    /// Likewise for the row of a process's own protocol.
     pub fn raw_extension_flags(&self, guard: raw::Guard, channel: ChannelId) -> u16 {
         let flag = |direction: Direction| {
             let key = raw_guard_key(guard, channel, Event::of_raw(guard, direction));
@@ -422,7 +422,7 @@ impl Server {
         flag(Direction::Receive) | flag(Direction::Send)
     }
 
-    /// Another channel gets a listener's SYNs from now on: its extensions go there, too.
+    /// Moves the extensions of a listener whose SYNs go to another channel from now on.
     pub fn move_extensions_of(&mut self, id: SessionId) {
         let installed = self.extensions.installed.iter();
         let its: Vec<(u16, Event, Vec<Guard>)> = installed
@@ -456,7 +456,7 @@ impl Server {
                 self.remove_extension(number);
                 Ok(())
             }
-            // Those of others are nobody's business.
+            // Those of others are not disclosed.
             _ => refuse(libc::ENOENT, format!("you have no extension {number}")),
         }
     }
@@ -483,19 +483,19 @@ impl Server {
         }
     }
 
-    /// The session's port is nobody's any more.
+    /// Ends the extensions of a session whose port was released.
     pub fn end_extensions_of(&mut self, id: SessionId) {
         self.extensions.threaded.end_at(Guard::Session(id));
         self.end_extensions(|one| one.guards.contains(&Guard::Session(id)));
     }
 
-    /// The protocol is nobody's any more.
+    /// Ends the extensions of a protocol that was released.
     pub fn end_extensions_of_protocol(&mut self, guard: raw::Guard) {
         self.extensions.threaded.end_at(Guard::Raw(guard));
         self.end_extensions(|one| one.guards.contains(&Guard::Raw(guard)));
     }
 
-    /// Its owner has gone.
+    /// Ends the extensions of a process that has exited.
     pub fn end_extensions_of_channel(&mut self, channel: ChannelId) {
         self.extensions.memory.remove(&channel);
         self.extensions.threaded.end_of(channel);
@@ -520,7 +520,7 @@ impl Server {
         }
     }
 
-    /// Removes those that were stopped because they took too long.
+    /// Removes extensions that were stopped because they took too long.
     pub fn look_for_stopped_extensions(&mut self) {
         if !self.extensions.installed.is_empty() {
             self.look_at_extensions();
@@ -546,7 +546,7 @@ impl Server {
         }
     }
 
-    /// Its owner sees what became of it until it removes it, or goes.
+    /// Suspends an extension; its owner sees its state until the owner removes it, or exits.
     fn suspend(&mut self, number: u16) {
         let Some(keys) = self.extensions.table.suspend(number) else {
             return;
@@ -565,7 +565,7 @@ impl Server {
         }
     }
 
-    /// Those of the asker; to root, all.
+    /// Lists the requester's extensions; for root, all.
     fn list_extensions(&mut self, client: ClientId) -> Answer {
         self.look_at_extensions();
         let uid = self

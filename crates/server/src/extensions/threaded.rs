@@ -1,5 +1,5 @@
-//! Handlers that run in threads of their owners: there is nothing to admit but the endpoint, and nothing to call. They
-//! are known to be listed.
+//! Handlers that run in threads of their owners: only their endpoint is admitted, and the filter calls nothing. They
+//! are recorded for listing.
 
 mod serve;
 
@@ -10,10 +10,10 @@ use portolan_proto::extension::{Cost, Event, ExtensionReport, ExtensionState, Gu
 use portolan_proto::report::{THREADED_ROWS, ThreadedRow};
 use portolan_types::ChannelId;
 
-/// Of one process.
+/// Limit per process.
 const PER_PROCESS: usize = THREADED_ROWS;
 
-/// One of them.
+/// One threaded handler.
 pub(super) struct Threaded {
     owner: ChannelId,
     pub(super) uid: u32,
@@ -23,11 +23,11 @@ pub(super) struct Threaded {
     guard: Guard,
     key: GuardKey,
     priority: u8,
-    /// Where its owner says what it did.
+    /// The row in which its owner publishes its statistics.
     row: u8,
 }
 
-/// All of them, by numbers that no handler in the filter has.
+/// All threaded handlers, by numbers that no handler in the filter has.
 #[derive(Default)]
 pub(super) struct ThreadedHandlers(BTreeMap<u16, Threaded>);
 
@@ -40,7 +40,7 @@ impl ThreadedHandlers {
         self.0.retain(|_, one| one.guard != guard);
     }
 
-    /// True if it was the owner's.
+    /// Returns true if it belonged to the owner.
     pub(super) fn remove(&mut self, owner: ChannelId, number: u16) -> bool {
         let is_own = self.0.get(&number).is_some_and(|one| one.owner == owner);
         if is_own {
@@ -49,7 +49,7 @@ impl ThreadedHandlers {
         is_own
     }
 
-    /// One that no handler of the owner has; none if it has as many as it may.
+    /// Returns a row unused by the owner's handlers; none at the owner's limit.
     fn free_row(&self, owner: ChannelId) -> Option<u8> {
         let is_free = |row: &u8| {
             let mut its = self.0.values().filter(|one| one.owner == owner);
@@ -70,9 +70,9 @@ impl ThreadedHandlers {
 }
 
 impl Threaded {
-    /// `said` is what its owner says of it.
+    /// `said` is the row that its owner has published.
     fn report(&self, number: u16, said: Option<ThreadedRow>) -> ExtensionReport {
-        // What was there before the handler is another's.
+        // A row written before this handler belongs to another one.
         let said = said.filter(|row| row.number == u64::from(number));
         ExtensionReport {
             number,

@@ -1,6 +1,6 @@
-//! Listeners whose handshakes a process performs itself (NE §3.2, ADR 15): the port's row points to
-//! the process, which may send from the port. What it accepts it claims; what nobody has accepted it
-//! surrenders when the delegation ends. The port, and all else about the listener, stay the server's.
+//! Delegated listeners (NE §3.2, ADR 15): a process performs the handshakes itself, the port's row points to it, and it
+//! may send from the port. It registers the connections that it accepts, and returns those not accepted when the
+//! delegation ends. The port, and everything else about the listener, stay with the server.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -20,8 +20,8 @@ use crate::requests::{Answer, Claimed, Listening};
 use crate::server::Server;
 
 impl Server {
-    /// After `listen`: delegates the handshakes if that is requested, or chosen for the port, and can be.
-    /// The rules are for the process that performs them.
+    /// After `listen`: delegates the handshakes if that is requested, or configured for the port, and
+    /// possible. Returns the rules for the process that performs them.
     pub fn choose_delegate(
         &mut self,
         channel: ChannelId,
@@ -54,7 +54,7 @@ impl Server {
         policy.allow && spec.options.is_delegated.unwrap_or(by_policy)
     }
 
-    /// `PortClaim`: a connection is accepted, and has a row of its own from now on.
+    /// `RegisterAccepted`: a connection was accepted, and gets a row of its own.
     pub fn claim(
         &mut self,
         channel: ChannelId,
@@ -93,7 +93,7 @@ impl Server {
         .into())
     }
 
-    /// The flow that a library names: one to the listener's own endpoint, that nobody has.
+    /// Returns the flow that a library names: to the listener's own endpoint, and not in use.
     pub fn flow_of(
         &self,
         listener: SessionId,
@@ -123,7 +123,7 @@ impl Server {
         }
     }
 
-    /// `ReturnPending`: a connection that the library opened, and nobody has accepted.
+    /// `ReturnPending`: a connection that the library opened and nobody has accepted.
     pub fn surrender(
         &mut self,
         channel: ChannelId,
@@ -158,7 +158,7 @@ impl Server {
         Ok(Answer::Silence)
     }
 
-    /// Is the queue full that a connection in that state waits in? A full accept queue leaves
+    /// Returns whether the queue for a connection in that state is full. A full accept queue leaves
     /// handshakes where they are.
     fn has_crowd(&self, listener: SessionId, state: StateName) -> bool {
         let listener = self.control.registry.listener(listener);
@@ -185,7 +185,7 @@ impl Server {
         (has_ports && flow == session.flow).then_some((flow, session))
     }
 
-    /// `EndDelegation`.
+    /// `EndDelegation`: returns the handshakes to the server.
     pub fn end_delegation(
         &mut self,
         channel: ChannelId,
@@ -200,8 +200,8 @@ impl Server {
         Ok(ReplyBody::Done.into())
     }
 
-    /// The listener's handshakes are the server's again; those that were under way may come by the
-    /// cookies that the process sent.
+    /// Returns the listener's handshakes to the server; those in progress may complete by the cookies
+    /// that the process sent.
     pub fn take_handshakes(&mut self, id: SessionId) {
         let claimed = self.claimed_cookies(id);
         if let Some(listener) = self.control.registry.listener_mut(id) {
@@ -215,7 +215,7 @@ impl Server {
         }
     }
 
-    /// The process is gone; its listeners may live on in others.
+    /// Ends the delegations of an exited process; its listeners may continue in others.
     pub fn end_delegations_of(&mut self, channel: ChannelId) {
         for id in self.control.delegated_to(channel) {
             self.take_handshakes(id);
@@ -223,7 +223,7 @@ impl Server {
     }
 }
 
-/// No host is there.
+/// Returns whether the address belongs to no host.
 fn is_nobody(address: IpAddr) -> bool {
     address.is_unspecified()
         || address.is_multicast()

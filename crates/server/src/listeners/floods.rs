@@ -1,4 +1,4 @@
-//! Floods of SYNs (ADR 22), as the packet filter and those who perform handshakes see them.
+//! SYN floods (ADR 22), as seen by the packet filter and by the performers of handshakes.
 
 use portolan_control::{Answering, Command, Effects, Errno};
 use portolan_proto::control::AcceptQueue;
@@ -11,7 +11,7 @@ use tracing::{debug, warn};
 use crate::requests::Answer;
 use crate::server::Server;
 
-/// What both queues of a listener hold, and as many that have left them.
+/// The capacity of both queues of a listener, and as many connections that have left them.
 const SPARED_MAX: usize = 4 * SOMAXCONN as usize;
 
 impl Server {
@@ -23,7 +23,7 @@ impl Server {
         }
     }
 
-    /// A SYN to the listener was answered by a cookie, or dropped.
+    /// Notes a SYN to the listener that was answered by a cookie, or dropped.
     pub fn note_unkept(&mut self, id: SessionId, flow: &FlowKey) {
         self.rx_throttle.note(self.now);
         if let Some(binding) = self.control.on_unkept_syn(id, flow, self.now) {
@@ -34,7 +34,7 @@ impl Server {
         }
     }
 
-    /// `Flooded`: as a delegate says.
+    /// `Flooded`: a report of a delegate.
     pub fn flooded(
         &mut self,
         channel: ChannelId,
@@ -48,7 +48,7 @@ impl Server {
         Ok(Answer::Silence)
     }
 
-    /// `Spare`: as a delegate says. What it says of others' flows is not heeded.
+    /// `ExemptFlows`: a request of a delegate. Flows of other listeners are ignored.
     pub fn spare(
         &mut self,
         channel: ChannelId,
@@ -106,7 +106,7 @@ impl Server {
         }
     }
 
-    /// What is shown of a listener; none of others.
+    /// Returns the report of a listener; none for other sessions.
     pub fn report_listener(&mut self, id: SessionId) -> Option<ListenerReport> {
         self.control.registry.listener(id)?;
         let floods = &self.filter.floods;
@@ -123,7 +123,7 @@ impl Server {
         })
     }
 
-    /// What the process says that performs the listener's handshakes.
+    /// Returns the cookie counts claimed by the process that performs the listener's handshakes.
     pub fn claimed_cookies(&self, id: SessionId) -> CookieCounts {
         let delegate = self
             .control
@@ -138,7 +138,7 @@ impl Server {
             .map_or_else(CookieCounts::default, |row| CookieCounts::of(&row.figures))
     }
 
-    /// Something about the listener has changed, which may be gone.
+    /// Reviews the floods of a listener that has changed or been removed.
     pub fn review_floods_of(&mut self, id: SessionId) {
         if self.control.has_floods() {
             let answering = self.answering();
@@ -147,7 +147,7 @@ impl Server {
         }
     }
 
-    /// The listener's owner answers what comes next, whatever it is.
+    /// Ends the floods of a listener: its owner answers all further SYNs.
     pub fn end_floods_of(&mut self, id: SessionId) {
         let effects = self.control.end_floods_of(id);
         self.carry_out(effects);

@@ -1,5 +1,5 @@
-//! Listeners: their ports, and the offer of each connection that waits to be accepted on the listener's
-//! descriptor. Connections that reach the port through the kernel are handed on as they are.
+//! Listeners: their ports, and the offer of each connection to be accepted on the listener's descriptor. Connections
+//! that reach the port through the kernel are passed on unchanged.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,15 +21,15 @@ use crate::server::{Server, Source};
 /// Connections taken from the kernel's queue in one turn.
 const KERNEL_ACCEPTS_PER_TURN: usize = 64;
 
-/// How long a SYN that passed the filter before its port's row stood may take through the kernel's
-/// stack. Its sender repeats one that does not arrive after a second.
+/// How long a SYN that passed the filter before its port's row was written may take through the kernel's stack. Its
+/// sender retransmits a lost one after a second.
 const GUARDED_FOR: Duration = Duration::from_secs(1);
 
-/// A slot that no session has: the row of a listener names nobody.
+/// A slot without a session: the row of a listener names none.
 const NO_SLOT: Slot = Slot(u32::MAX);
 
 impl Server {
-    /// `listen`.
+    /// `listen`: makes a session a listener, or changes one.
     pub fn listen(
         &mut self,
         channel: ChannelId,
@@ -45,7 +45,7 @@ impl Server {
         }
         let rules = self.choose_delegate(channel, id, &spec);
         self.control.registry.describe(id, spec.options_blob);
-        // Who performs the handshakes shows on the descriptor that somebody waits.
+        // The performer of the handshakes signals pending connections on the descriptor.
         let far = match (&rules, self.handles.peer_end(id)) {
             (Some(_), Some(far)) if keeps_descriptor => {
                 Some(far.fd.try_clone().map_err(|_| Errno::NOBUFS)?)
@@ -86,7 +86,8 @@ impl Server {
         self.become_listener(id, backlog, descriptor)
     }
 
-    /// May the connections to accept come on the descriptor that a bound session has? Whoever shares it accepts, too.
+    /// Checks whether a bound session's descriptor can carry the connections to accept. Processes that share it
+    /// accept, too.
     fn check_carries_messages(&self, id: SessionId) -> Result<(), Errno> {
         let far = self.handles.peer_end(id).ok_or(Errno::INVAL)?;
         if unix::carries_messages(&far.fd) {
@@ -96,7 +97,7 @@ impl Server {
         }
     }
 
-    /// `ReplaceDescriptor`: the session goes by another pair from now on.
+    /// `ReplaceDescriptor`: the session uses another pair from now on.
     pub fn replace_descriptor(
         &mut self,
         channel: ChannelId,
@@ -176,7 +177,7 @@ impl Server {
         let claim = session.claim.ok_or(Errno::INVAL)?;
         let rows = BindingKey::of(Protocol::Tcp, local, session.v6_only).count();
         self.control.registry.charge_bindings(id, rows)?;
-        // First the row: a handshake that the kernel begins is cut off when the filter takes the rest of it.
+        // The row comes first: a handshake that the kernel begins is cut off when the filter takes the rest of it.
         self.input(Input::Listens(id));
         if let Err(errno) = self.listen_at_kernel(id, claim, backlog) {
             self.input(Input::ListeningEnds(id));
@@ -190,7 +191,7 @@ impl Server {
         Ok((id, local))
     }
 
-    /// For connections that come past the filter, as over loopback.
+    /// Listens for connections that bypass the filter, as over loopback.
     fn listen_at_kernel(
         &mut self,
         id: SessionId,
@@ -203,7 +204,7 @@ impl Server {
             .ports
             .listen(claim)
             .map_err(|error| error.errno())?;
-        // Without one the program listens by itself when there is no server, if it may.
+        // Without a token the program listens by itself when there is no server, if it may.
         port.token_socket = port.socket.token().ok();
         if let Err(errno) = port.socket.listen_except_by(&managed, backlog) {
             port.token_socket = None;
@@ -226,7 +227,7 @@ impl Server {
         };
         let local = session.local;
         if local.ip().is_loopback() {
-            // No frame of a network is for it.
+            // No frame from a network is for it.
             return;
         }
         let (channel, slot, flags) = match self.control.delegate_of(id) {
@@ -293,13 +294,13 @@ impl Server {
         }
     }
 
-    /// The listener that a packet of `flow` is for.
+    /// Returns the listener that a packet of `flow` is for.
     pub fn listener_for(&self, flow: &FlowKey) -> Option<SessionId> {
         let listeners = &self.control.listeners;
         listeners.choose(flow, |id| self.hash((flow, id)))
     }
 
-    /// Offers what waits, as far as the descriptor's queue has room.
+    /// Offers waiting connections, as far as the descriptor's queue has room.
     pub fn announce(&mut self, listener_id: SessionId) {
         let blocked = self.announce_kernel(listener_id) || self.announce_sessions(listener_id);
         let Some(listener) = self.control.registry.listener_mut(listener_id) else {
@@ -318,7 +319,7 @@ impl Server {
         self.watch_reservation(listener_id, reservation);
     }
 
-    /// True if the queue is full.
+    /// Returns true if the queue is full.
     fn announce_sessions(&mut self, listener_id: SessionId) -> bool {
         while let Some(id) = self.next_ready(listener_id) {
             if !self.has_descriptors() {
@@ -328,7 +329,7 @@ impl Server {
             match self.offer(listener_id, id) {
                 Ok(()) => self.control.counters.accepts += 1,
                 Err(SendError::Blocked) => return true,
-                // For want of descriptors or memory.
+                // For lack of descriptors or memory.
                 Err(SendError::Failed(_)) => {
                     self.offer_later(listener_id);
                     return false;
@@ -347,7 +348,7 @@ impl Server {
         listener.opens.queue.next_ready()
     }
 
-    /// Sends one accepted session's descriptor to whoever accepts next.
+    /// Sends the descriptor of one established session to the next process that accepts.
     fn offer(&mut self, listener_id: SessionId, id: SessionId) -> Result<(), SendError> {
         let session = self.control.registry.session(id).ok_or(SendError::Closed)?;
         let remote = session.remote.ok_or(SendError::Closed)?;
@@ -373,7 +374,7 @@ impl Server {
         Ok(())
     }
 
-    /// `Accepted`: nobody has used the session yet, and whoever does first gets it.
+    /// `Accepted`: the session was not used yet; the first process that uses it gets it.
     pub fn leave_accepted(&mut self, channel: ChannelId, id: SessionId) -> Answer {
         // A child may have asked for it already.
         if self
@@ -389,7 +390,7 @@ impl Server {
         Answer::Silence
     }
 
-    /// Connections that only the kernel sees, such as those over loopback.
+    /// Accepts connections that only the kernel sees, such as those over loopback.
     pub fn on_kernel_connections(&mut self, id: SessionId) {
         if !self.has_descriptors() {
             // They wait in the kernel's queue.
@@ -415,7 +416,7 @@ impl Server {
         self.announce(id);
     }
 
-    /// True if the queue is full.
+    /// Returns true if the queue is full.
     fn announce_kernel(&mut self, listener_id: SessionId) -> bool {
         let mut waiting = std::mem::take(&mut self.handles.of(listener_id).kernel_connections);
         let mut blocked = false;

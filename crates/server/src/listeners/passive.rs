@@ -1,5 +1,5 @@
-//! Passive opens: what the segments to a listener lead to, as `portolan_stack::passive` says, and the handshakes of its
-//! connections, until they wait to be accepted.
+//! Passive opens: the results of segments to a listener, as determined by `portolan_stack::passive`, and the handshakes
+//! of its connections, until they wait to be accepted.
 
 use portolan_control::{Input, Life, SessionEntry};
 use portolan_stack::passive::{
@@ -14,7 +14,7 @@ use crate::random::random_u64;
 use crate::server::Server;
 
 impl Server {
-    /// A segment that belongs to no session.
+    /// Handles a segment that belongs to no session.
     pub fn on_stranger(&mut self, segment: &Segment<'_>) {
         let Some(listener) = self.listener_for(&segment.flow) else {
             return self.reset(segment);
@@ -27,7 +27,7 @@ impl Server {
         self.perform_step(listener, segment, step);
     }
 
-    /// A SYN for a listener; a connection that it opens begins with `isn`.
+    /// Handles a SYN for a listener; a connection that it opens begins with `isn`.
     pub fn on_syn(&mut self, listener: SessionId, syn: &Segment<'_>, isn: SeqNum) {
         self.sysctls.refresh(self.now);
         let now = self.now;
@@ -143,7 +143,7 @@ impl Server {
         self.input(Input::ReadableHandshake(id));
     }
 
-    /// Enters a session that a listener opens, held here.
+    /// Enters a session that a listener opens, held by the server.
     pub fn enter_passive(
         &mut self,
         listener: SessionId,
@@ -166,7 +166,7 @@ impl Server {
         listener.map_or_else(IpOptions::default, |listener| listener.opens.options.ip)
     }
 
-    /// Those whose handshake is done by now are counted no more.
+    /// Counts a Fast Open; those whose handshake is done by now are no longer counted.
     fn note_fast_open(&mut self, listener: SessionId, id: SessionId) {
         let Some(opens) = self.passive_opens(listener) else {
             return;
@@ -187,20 +187,20 @@ impl Server {
         }
     }
 
-    /// RFC 9293 §3.10.7.1.
+    /// Sends a reset by RFC 9293 §3.10.7.1.
     pub fn reset(&mut self, segment: &Segment<'_>) {
         let reset = reset_for(segment.header, segment.payload.len());
         self.send_reset(&segment.flow, reset);
     }
 
-    /// As often as the limit allows.
+    /// Sends a reset within the rate limit.
     fn send_reset(&mut self, flow: &FlowKey, reset: Option<TcpHeader>) {
         let Some(reset) = reset else {
             return;
         };
         if !self.reset_limit.allows(self.now) {
             self.control.counters.resets_withheld += 1;
-            // So many are a flood, too.
+            // Resets above the limit count as a flood, too.
             return self.rx_throttle.note(self.now);
         }
         let ip = IpOptions::default();
@@ -209,7 +209,7 @@ impl Server {
         }
     }
 
-    /// Before a segment: while the accept queue is full no handshake completes.
+    /// Before a segment: no handshake completes while the accept queue is full.
     pub fn hold_handshake(&mut self, slot: Slot) {
         let Some(session) = self.stack.tcp(slot) else {
             return;
@@ -226,7 +226,7 @@ impl Server {
         session.connection.hold_handshake(!has_room);
     }
 
-    /// After it: the next segment has to know how full the queue is.
+    /// After a segment: the next one needs to know how full the queue is.
     pub fn look_at_handshake(&mut self, id: SessionId, slot: Slot) {
         let known = self.control.registry.session(id);
         let is_deferred = known.is_some_and(SessionEntry::is_deferred);

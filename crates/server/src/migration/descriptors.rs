@@ -1,4 +1,4 @@
-//! What happens on the far ends of descriptors: events out, hang-ups in.
+//! Activity on the far ends of descriptors: events sent, hang-ups received.
 
 use std::os::fd::BorrowedFd;
 
@@ -12,15 +12,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::server::Server;
 
-/// Requests read from a process before its descriptor's hang-up is believed.
+/// Requests read from a process before its descriptor's hang-up is handled.
 const REQUESTS_BEFORE_HANGUP: usize = 1024;
 
-/// A request can be what finds a hang-up, before which other requests are read. Deeper the hang-up waits for the next turn:
-/// what programs send must not use up the server's stack.
+/// Limit of nested reads: a request can lead to the discovery of a hang-up, before which other requests are read. At
+/// the limit the hang-up waits for the next turn, so that programs cannot exhaust the server's stack.
 const NESTED_READS_MAX: u32 = 4;
 
 impl Server {
-    /// Whichever process accepted. What was said before the hang-ups at hand is read once for all of them.
+    /// Reads all clients, since any process may have accepted. Messages sent before the pending hang-ups are read once
+    /// for all of them.
     fn read_all_clients(&mut self) {
         if std::mem::replace(&mut self.are_all_clients_read, true) {
             return;
@@ -30,7 +31,7 @@ impl Server {
         }
     }
 
-    /// Leaves an event on the session's descriptor. False if it cannot be left.
+    /// Leaves an event on the session's descriptor. Returns false on failure.
     pub fn send_event(
         &mut self,
         id: SessionId,
@@ -52,7 +53,7 @@ impl Server {
         }
     }
 
-    /// epoll says something about a far end.
+    /// Handles an epoll event of a far end.
     pub fn on_descriptor(&mut self, id: SessionId, flags: EventFlags) {
         match self.phase(id) {
             Some(SessionPhase::Relayed) if !self.is_udp(id) => self.on_relay(id, flags),
@@ -62,7 +63,7 @@ impl Server {
         }
     }
 
-    /// Is the last descriptor of the session closed?
+    /// Returns whether the last descriptor of the session is closed.
     pub fn has_hung_up(&self, id: SessionId) -> bool {
         let Some(far) = self.handles.peer_end(id) else {
             return true;
@@ -72,8 +73,8 @@ impl Server {
         looked.is_ok() && fds[0].revents().contains(PollFlags::HUP)
     }
 
-    /// The last descriptor of the session is closed. What was said before, a `Flush` or `Accepted`,
-    /// may still lie in the control connection of a process: it goes first.
+    /// Handles the close of the session's last descriptor. An earlier message, `Flush` or `Accepted`, may still be
+    /// queued in the control connection of a process: it is handled first.
     pub fn on_hangup(&mut self, id: SessionId) {
         if self.nested_reads >= NESTED_READS_MAX {
             // Reported again in the next turn.

@@ -1,6 +1,6 @@
-//! Sessions that move between processes which share a descriptor (ADR 8). Who asks for one that
-//! another process holds gets it once that one has given it back; from the second time on the server
-//! keeps it and relays, since nobody could have it for long.
+//! Sessions that move between processes that share a descriptor (ADR 8). A process that asks for a session that
+//! another holds gets it once the holder has given it back; from the second time on the server keeps the session
+//! and relays, since no process could keep it for long.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -18,15 +18,16 @@ use crate::control_socket::client::Client;
 use crate::requests::{Answer, PendingCache, ShownSession};
 use crate::server::Server;
 
-/// Closes here take microseconds, unless somebody sees to it that they do not: then the session stays where it is.
+/// Closes in the server take microseconds, unless a program delays them deliberately: then the session stays where
+/// it is.
 const CLOSED_WITHIN: Duration = Duration::from_millis(20);
 const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
 
-/// Requests that may wait for that.
+/// Requests that may wait for closes.
 const PENDING_MAX: usize = 64;
 
 impl Server {
-    /// `Cache`: a session goes to the process.
+    /// `Cache`: moves a session to the process.
     pub fn cache(
         &mut self,
         channel: ChannelId,
@@ -45,7 +46,7 @@ impl Server {
             (Holder::Process(holder, _), _) if holder == channel => Err(Errno::INVAL),
             (Holder::Process(..), _) => Ok(Answer::Recall(id, RequestedState::CacheAt(slot))),
             (_, SessionPhase::Relayed) => {
-                // Who else has the descriptor is counted.
+                // Other holders of the descriptor are counted.
                 self.sink.drop_copies();
                 match descriptor {
                     Some(near)
@@ -62,7 +63,7 @@ impl Server {
         }
     }
 
-    /// A relayed session goes to the process if nobody else has its descriptor.
+    /// Moves a relayed session to the process if no other has its descriptor.
     fn cache_relayed(
         &mut self,
         channel: ChannelId,
@@ -88,7 +89,8 @@ impl Server {
         }
     }
 
-    /// An earlier request showed the same descriptor, which is being closed here and would be counted.
+    /// Defers a `Cache` while the server still closes a copy of the descriptor from an earlier request, which
+    /// would be counted.
     pub fn cache_later(&mut self, client: ClientId, request: u32, shown: ShownSession) {
         let Some(uid) = self.clients.get(&client).map(|c| c.credentials.uid) else {
             return;
@@ -103,7 +105,7 @@ impl Server {
         self.control.timers.defer(Timer::PendingCaches);
     }
 
-    /// Goes on with requests whose descriptors' copies are closed.
+    /// Resumes requests whose descriptors' copies are closed.
     pub fn look_at_pending_caches(&mut self) {
         for pending in std::mem::take(&mut self.pending_caches) {
             if pending.until > self.now && self.sink.is_closing(&pending.shown.near) {
@@ -152,8 +154,8 @@ impl Server {
         }
     }
 
-    /// Has nobody the descriptor but `requester` and processes that hold its session to be elsewhere? They
-    /// would ask for it before they use it; of others nothing is known.
+    /// Returns whether only `requester` has the descriptor, and processes that know their session to be elsewhere.
+    /// These would ask for it before they use it; of others nothing is known.
     fn is_left_alone(&mut self, id: SessionId, requester: ChannelId, near: &OwnedFd) -> bool {
         let Some(session) = self.control.registry.session(id) else {
             return false;
@@ -167,7 +169,7 @@ impl Server {
         count.is_some_and(|count| count.is_only_with(&connections, near.as_fd()))
     }
 
-    /// `Relay`: who uses the descriptor cannot have the session.
+    /// `Relay`: a user of the descriptor cannot hold the session.
     pub fn relay(
         &mut self,
         client: ClientId,
@@ -195,7 +197,7 @@ impl Server {
         }
     }
 
-    /// The descriptor shows that the process may have the session.
+    /// Entitles the process, which has shown the descriptor, to the session.
     fn recognise(
         &mut self,
         channel: ChannelId,
@@ -207,7 +209,7 @@ impl Server {
         Ok(())
     }
 
-    /// Is that the session's descriptor?
+    /// Checks that this is the session's descriptor.
     pub fn verify(&self, id: SessionId, descriptor: &OwnedFd) -> Result<(), Errno> {
         let cookie = unix::cookie(descriptor).map_err(|_| Errno::INVAL)?;
         let known = self
@@ -222,7 +224,7 @@ impl Server {
         }
     }
 
-    /// `channel` has had a session relayed.
+    /// Notes that `channel` has had a session relayed.
     pub fn note_reader(&mut self, id: SessionId, channel: ChannelId, reader: Reader) {
         match reader {
             Reader::Sender => self.control.registry.tell_relayed(id, channel),
@@ -254,8 +256,8 @@ impl Server {
         ))
     }
 
-    /// A session as it travels, and the descriptors that go with it: unread bytes go on in the memory
-    /// in which they came.
+    /// Returns a session's capsule, with the descriptors that go with it: unread bytes stay in the memory in which
+    /// they arrived.
     fn encapsulate(&mut self, session: &TcpSession) -> Result<(Capsule, Vec<OwnedFd>), Errno> {
         let bytes = session.to_capsule();
         self.control.counters.capsule_bytes += bytes.len() as u64;
@@ -274,7 +276,7 @@ impl Server {
         shm::pack_capsule(bytes, unread).map_err(|_| Errno::NOBUFS)
     }
 
-    /// `FetchRecalls`.
+    /// `FetchRecalls`: returns the sessions to give back.
     pub fn take_recalls(&mut self, channel: ChannelId) -> Answer {
         let Some(channel) = self.channels.get_mut(&channel) else {
             return Answer::Silence;
@@ -286,7 +288,7 @@ impl Server {
         .into()
     }
 
-    /// As if the request had come now.
+    /// Serves a request as if it had arrived now.
     pub fn serve_requester(&mut self, id: SessionId, requester: Requester) {
         let channel = self
             .clients
@@ -294,7 +296,7 @@ impl Server {
             .and_then(|client| client.channel);
         let answer = match (requester.want, channel) {
             (RequestedState::CacheAt(slot), Some(channel)) => self.cache(channel, id, slot, None),
-            // The asker is gone.
+            // The requester has disconnected.
             (RequestedState::CacheAt(_), None) => return,
             (RequestedState::Share, _) => self.shared(id),
             (RequestedState::Relay, _) if self.phase(id) == Some(SessionPhase::Relayed) => {

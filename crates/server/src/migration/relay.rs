@@ -1,7 +1,6 @@
-//! Relaying: a TCP session that the server holds while its descriptor lives. Bytes move both ways
-//! through the far end as each side takes them; the end of each direction is passed on. When the last
-//! copy of the descriptor goes with bytes that nobody has read, the connection is reset (RFC 2525
-//! §2.17).
+//! Relaying: a TCP session that the server holds while its descriptor is open. Bytes move both ways through the far end
+//! as each side accepts them; the end of each direction is passed on. If the last copy of the descriptor is closed with
+//! unread bytes, the connection is reset (RFC 2525 §2.17).
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -16,20 +15,20 @@ use crate::handles::Handles;
 use crate::local_ends::LocalEnd;
 use crate::server::Server;
 
-/// Bytes moved in one direction before others get their turn.
+/// Bytes moved in one direction before others have their turn.
 const TURN: usize = 256 * 1024;
 const CHUNK: usize = 64 * 1024;
 
-/// Bytes that are taken out of a descriptor in each direction when a relay ends, however many its buffers hold.
+/// Maximum number of bytes taken out of a descriptor in each direction when a relay ends, whatever its buffers hold.
 const DRAINED: usize = 16 << 20;
 
 impl Server {
-    /// Takes a session back from its descriptor, whose only user shows it: what is on its way in it goes
-    /// on from the session, in order. False if that cannot be, because a direction has ended; then the
-    /// relay goes on.
+    /// Takes a session back from its descriptor, which its only user shows: bytes queued in the descriptor return to
+    /// the session, in order. Returns false if that is impossible because a direction has ended; then the relay
+    /// continues.
     pub fn end_relay(&mut self, id: SessionId, near: &OwnedFd) -> bool {
         if self.handles.local(id).is_some() {
-            // Its peer may have written over what would go back into the ring.
+            // Its peer may have overwritten the part of the ring that the bytes would return to.
             return false;
         }
         if !self.drain_far(id) {
@@ -47,20 +46,20 @@ impl Server {
         true
     }
 
-    /// epoll says something about a relayed descriptor.
+    /// Handles an epoll event of a relayed descriptor.
     pub fn on_relay(&mut self, id: SessionId, flags: EventFlags) {
         if flags.intersects(EventFlags::HUP | EventFlags::ERR)
             && let Some(relay) = self.control.registry.relay_mut(id)
             && !relay.hung_up
         {
             relay.hung_up = true;
-            // A hang-up is level-triggered whether it is wanted or not.
+            // A hang-up is reported level-triggered even without interest.
             self.watch_far(id, EventFlags::ET);
         }
         self.pump(id);
     }
 
-    /// Moves what can be moved, and waits for what cannot.
+    /// Moves what can be moved, and waits for the rest.
     pub fn pump(&mut self, id: SessionId) {
         match self.server_slot(id) {
             Some(slot) => {
@@ -101,7 +100,7 @@ impl Server {
         Some(self.stack.tcp(slot)?.connection.stored())
     }
 
-    /// What bytes are moved between, and how it stands.
+    /// Returns the two ends between which bytes are moved, and the state of the relay.
     fn relayed(&mut self, id: SessionId) -> Option<(&OwnedFd, &mut Relay, &mut dyn Stream)> {
         let holder = self.holder(id);
         let Handles {
@@ -112,7 +111,7 @@ impl Server {
         Some((&peer_end.as_ref()?.fd, relay, stream))
     }
 
-    /// From the descriptor to the peer. True if its user has no room for more.
+    /// Moves bytes from the descriptor to the peer. Returns true if its user has no room for more.
     fn pump_out(&mut self, id: SessionId) -> bool {
         let stored = self.stored(id);
         let most = self.control.relay_room(id, stored);
@@ -128,7 +127,7 @@ impl Server {
             }
             let room = stream.send_space().min(CHUNK).min(most - moved);
             if room == 0 {
-                // A closed connection takes nothing.
+                // A closed connection accepts nothing.
                 relay.near_ended = stream.is_send_closed();
                 break;
             }
@@ -144,7 +143,7 @@ impl Server {
                 Err(rustix::io::Errno::AGAIN) => break,
                 Err(errno) => {
                     relay.near_ended = true;
-                    // How a pair tells that its other end was closed with bytes in it.
+                    // A pair reports by this that its other end was closed with bytes in it.
                     relay.left_unread |= errno == rustix::io::Errno::CONNRESET;
                 }
             }
@@ -152,8 +151,8 @@ impl Server {
         false
     }
 
-    /// All that lies in the descriptor becomes the session's, whatever room it has. False if a direction
-    /// has ended.
+    /// Moves everything queued in the descriptor to the session, whatever its room. Returns false if a direction has
+    /// ended.
     fn drain_far(&mut self, id: SessionId) -> bool {
         let slot = self.server_slot(id);
         let (Some(far), Some(relay), Some(session)) = (
@@ -169,7 +168,7 @@ impl Server {
         let mut chunk = vec![0; CHUNK];
         let mut left = waiting_in(&far.fd);
         loop {
-            // Looks first: what the session cannot take stays where it is.
+            // Peeks first: bytes that the session cannot take stay where they are.
             let look = RecvFlags::DONTWAIT | RecvFlags::PEEK;
             match recv(&far.fd, &mut chunk[..], look) {
                 Ok((count @ 1.., _))
@@ -185,7 +184,7 @@ impl Server {
         }
     }
 
-    /// From the peer to the descriptor. True if the descriptor is full.
+    /// Moves bytes from the peer to the descriptor. Returns true if the descriptor is full.
     fn pump_in(&mut self, id: SessionId) -> bool {
         let now = self.now;
         let Some((far, relay, stream)) = self.relayed(id) else {
@@ -208,7 +207,7 @@ impl Server {
                     moved += sent;
                 }
                 Err(rustix::io::Errno::AGAIN) => return true,
-                // Nobody reads any more.
+                // There is no reader any more.
                 Err(_) => {
                     relay.left_unread |= relay.hung_up;
                     stream.recv(now, &mut chunk[..count]);
@@ -218,19 +217,19 @@ impl Server {
         let ended = stream.is_receive_finished() || stream.is_closed();
         if ended && !relay.far_ended && stream.readable() == 0 {
             relay.far_ended = true;
-            // The descriptor may be closed already, which says as much.
+            // Fails if the descriptor is closed already, which has the same effect.
             let _ = shutdown(far, Shutdown::Write);
         }
         if let Some(bytes) = &mut relay.allowance {
             *bytes -= moved;
-            // The rest waits for its time, not for room.
+            // The rest waits for its deadline, not for room.
             return false;
         }
         stream.readable() > 0
     }
 }
 
-/// The stream that the server holds.
+/// Returns the stream that the server holds.
 fn held<'a>(
     stack: &'a mut Stack,
     local: &'a mut Option<Box<LocalEnd>>,
@@ -243,18 +242,19 @@ fn held<'a>(
     }
 }
 
-/// Bytes that are in a stream now. Nobody sends more while a relay ends, unless he means harm: that is left where it is.
+/// Returns how many bytes are in a stream now. Only a malicious program sends more while a relay ends: that is left
+/// where it is.
 fn waiting_in(stream: impl AsFd) -> usize {
     let there = rustix::io::ioctl_fionread(stream).unwrap_or(0);
     usize::try_from(there).map_or(DRAINED, |there| there.min(DRAINED))
 }
 
-/// What the application has not read yet.
+/// Returns what the application has not read yet.
 fn unread(near: &OwnedFd) -> Vec<u8> {
     let there = waiting_in(near);
     let mut bytes = Vec::with_capacity(there);
     let mut chunk = vec![0; CHUNK];
-    // It ends, or fails, when nothing is left.
+    // Ends, or fails, when nothing is left.
     while bytes.len() < there
         && let Ok((count @ 1.., _)) = recv(near, &mut chunk[..], RecvFlags::DONTWAIT)
     {

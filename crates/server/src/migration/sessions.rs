@@ -1,4 +1,4 @@
-//! What every operation on a session shares: aiming its row, keeping its sockets, forgetting it.
+//! Common parts of operations on sessions: steering their rows, keeping their sockets, forgetting them.
 
 use std::os::fd::OwnedFd;
 
@@ -22,8 +22,8 @@ impl Server {
         }
         let near = fds.remove(1);
         let far = fds.remove(0);
-        // A control connection as far end would keep its process alive in our eyes forever. So would the near end of one
-        // session as the far end of another: each would keep the other.
+        // With a control connection as far end, its process would look alive indefinitely. With the near end of one
+        // session as far end of another, each would keep the other.
         let are_pair = match self.holder_count.as_mut() {
             Some(count) => count.are_pair(&far, &near),
             None => [&far, &near].into_iter().all(unix::is_pair_end),
@@ -38,7 +38,7 @@ impl Server {
             return Err(Errno::INVAL);
         }
         unix::refuse_descriptors(&far);
-        // What came before could carry some.
+        // Earlier messages could carry descriptors.
         if unix::is_empty(&far) {
             Ok(NewDescriptor { far, cookie })
         } else {
@@ -46,11 +46,11 @@ impl Server {
         }
     }
 
-    /// Watches `far`, which takes no descriptors, for the session; replaces an earlier one.
+    /// Watches `far`, which accepts no descriptors, for the session; replaces an earlier one.
     pub fn watch_peer_end(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
         self.drop_far(id);
         self.note_descriptor(&far);
-        // Without interest of ours, epoll still reports hang-up.
+        // Without any interest, epoll still reports hang-ups.
         let token = self
             .poll
             .add_to_crowd(&far, Source::Descriptor(id), EventFlags::empty())
@@ -66,7 +66,7 @@ impl Server {
         }
     }
 
-    /// Watches the far end no longer.
+    /// Stops watching the far end.
     pub fn take_far(&mut self, id: SessionId) -> Option<OwnedFd> {
         let far = self.handles.take_peer_end(id)?;
         self.note_peer_end(id, false);
@@ -119,9 +119,9 @@ impl Server {
         generation
     }
 
-    /// Where the session's packets go; `None` while nobody holds it, and if it is local.
+    /// Returns the row of the session's packets; `None` if it has no holder, or is local.
     pub fn row_of(&self, session: &SessionEntry) -> Option<FlowRow> {
-        // It has no packets, and what takes rows away passes it over.
+        // It has no packets, and removals of rows skip it.
         if session.is_local() {
             return None;
         }
@@ -146,7 +146,7 @@ impl Server {
         })
     }
 
-    /// Writes the session's rows anew: what they say beside its holder has changed.
+    /// Rewrites the session's rows, whose contents besides the holder have changed.
     pub fn renew_rows(&mut self, id: SessionId) {
         let Some(session) = self.control.registry.session(id) else {
             return;
@@ -178,7 +178,7 @@ impl Server {
         self.input(Input::Forget(id));
     }
 
-    /// Gives up what the server has open for a session that is gone.
+    /// Releases the server's descriptors for a removed session.
     pub fn release_handles(&mut self, id: SessionId) {
         let Some(handles) = self.handles.remove(id) else {
             return;

@@ -1,4 +1,4 @@
-//! CPU reservations (MS §V): who has one, what of it each thread gets, and what is seen of its use each second.
+//! CPU reservations (MS §V): who has one, how its rate is divided among threads, and its measured use each second.
 
 mod keep;
 mod ledger;
@@ -27,19 +27,19 @@ use crate::config::Config;
 use crate::instance::{Journal, LifeRecord, ThreadRecord};
 use crate::qos::request::{Outcome, Requester, refuse};
 
-/// How often threads are looked at: whether they live, and what they have used.
+/// How often threads are checked: whether they still run, and what they have used.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// What the kernel keeps of each CPU for ordinary threads: the fair server's 50 ms of each second (Linux 6.12).
+/// What the kernel reserves of each CPU for ordinary threads: the fair server's 50 ms of each second (Linux 6.12).
 const KEPT_FOR_OTHERS_PPM: u32 = 50_000;
 
-/// Each thread is looked at each second: so many reservations there are, and of a user other than root.
+/// Limits of reservations, in total and for a user other than root: each thread is checked each second.
 const MOST: usize = 256;
 const MOST_OF_USER: usize = 16;
 
-/// Threads of one process that share its rate; further ones have none of it.
+/// Threads of one process that share its rate; further ones get none of it.
 const MOST_THREADS: usize = 128;
-/// And of all processes of a user or cgroup.
+/// The same for all processes of a user or cgroup.
 const MOST_THREADS_OF_MANY: usize = 512;
 
 /// All CPU reservations of this server.
@@ -47,14 +47,14 @@ const MOST_THREADS_OF_MANY: usize = 512;
 pub struct Reservations {
     capacity: Capacity,
     classes: Classes,
-    /// None: this server knows of no other.
+    /// None if this server knows of no other.
     ledger: Option<Ledger>,
     all: BTreeMap<MemberId, CpuReservation>,
     next: u64,
     look_at: Instant,
     looked_at: Instant,
     journal: Option<Journal>,
-    /// What the journal says.
+    /// Contents of the journal.
     noted: (Vec<LifeRecord>, Vec<ThreadRecord>),
 }
 
@@ -77,7 +77,7 @@ impl Reservations {
         }
     }
 
-    /// Leaves word of all processes and threads that have something, before they have it, and of what some had before.
+    /// Records all processes and threads that are given CPU time, before they get it, and what some had before.
     fn note(&mut self) {
         let threads = self.all.values().flat_map(|held| &held.threads);
         let mut numbers: Vec<u32> = threads.map(|kept| kept.pid).collect();
@@ -100,7 +100,7 @@ impl Reservations {
         }
     }
 
-    /// What root has reserved only root changes.
+    /// Checks that the requester may change the reservation: root's only root may.
     fn may_change(&self, requester: Requester, scope: &Scope) -> Outcome {
         let uid = requester.credentials.uid;
         match self.of_scope(scope).and_then(|id| self.all.get(&id)) {
@@ -129,7 +129,7 @@ impl Reservations {
     ) -> Outcome {
         check_spec(&spec)?;
         let subject = Subject::of(&scope)?;
-        // Who has ended since the last look does not stand in the way.
+        // Ended processes and threads do not stand in the way.
         self.forget_ended();
         let former = self.of_scope(&scope);
         if former.is_none() {
@@ -183,7 +183,7 @@ impl Reservations {
         }
     }
 
-    /// Changes what this server promises while no other does, and tells them.
+    /// Changes what this server promises, under the ledger's lock, and tells the other servers.
     fn beside_others<T>(&mut self, change: impl FnOnce(&mut Classes) -> T) -> io::Result<T> {
         let classes = &mut self.classes;
         let Some(ledger) = &mut self.ledger else {
@@ -195,14 +195,14 @@ impl Reservations {
         })
     }
 
-    /// What others promise or give back changes what this server gives.
+    /// Reads what other servers promise, which changes what this server gives.
     fn hear_others(&mut self) {
         if let Err(error) = self.beside_others(|_| ()) {
             warn!(%error, "what other servers of this machine have promised is not known");
         }
     }
 
-    /// A reservation that the kernel keeps in no form is none.
+    /// Ends a reservation that the kernel keeps in no form.
     fn confirm(&mut self, id: MemberId, registry: &Registry) -> Outcome {
         let reservation = &self.all[&id];
         match reservation.failure() {
@@ -219,7 +219,7 @@ impl Reservations {
         }
     }
 
-    /// Returns when to look again.
+    /// Checks the threads if due. Returns when to check again.
     fn look(&mut self, now: Instant, registry: &Registry) -> Option<Instant> {
         if self.all.is_empty() {
             return None;
@@ -251,7 +251,7 @@ impl Reservations {
         }
     }
 
-    /// Rates follow their use where that is requested, as far as there is room.
+    /// Adapts rates to their use where requested, as far as there is room.
     fn adapt(&mut self) {
         let ids: Vec<MemberId> = self.all.keys().copied().collect();
         for id in ids {
@@ -277,8 +277,8 @@ impl Reservations {
         }
     }
 
-    /// Each thread gets its part of what is now its reservation's effective rate: who loses goes first, so that the
-    /// kernel has at no time more to give than there is.
+    /// Gives each thread its part of its reservation's effective rate. Reductions are applied first, so that the
+    /// kernel never has to give more than there is.
     fn settle(&mut self, registry: &Registry) {
         self.hear_others();
         let crews = crews(&self.all, registry.processes());
@@ -311,7 +311,7 @@ impl Reservations {
         self.settle_weakly();
     }
 
-    /// Those to whom the kernel refuses it have weaker forms.
+    /// Applies weaker forms to threads whose reservation the kernel refuses.
     fn settle_weakly(&mut self) {
         let mut threads = self.all.values().flat_map(|held| &held.threads);
         if !threads.any(ThreadReservation::wants_weaker) {

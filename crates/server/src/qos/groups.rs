@@ -14,7 +14,7 @@ use super::transmit::refusal;
 use crate::poll::Token;
 use crate::qos::request::Outcome;
 
-/// All groups by their keys.
+/// All groups by key.
 #[derive(Debug, Default)]
 pub struct Groups {
     by_key: BTreeMap<u32, Group>,
@@ -26,15 +26,15 @@ struct Group {
     ifindex: u32,
     owner: Credentials,
     mode: u16,
-    /// What was promised, and what of it the link lets be kept.
+    /// The promised rates, and what the link allows to be kept of them.
     terms: ClassRates,
     kept: ClassRates,
     options: GroupOptions,
-    /// Gone when it has ended.
+    /// Pidfd of the process that made the group; none when it has ended.
     maker: Option<(OwnedFd, Token)>,
 }
 
-/// What is asked of a group, as the bits of a file's mode say it.
+/// An access right to a group, as a bit of its file mode.
 #[derive(Clone, Copy, Debug)]
 enum Right {
     Look = 4,
@@ -52,7 +52,7 @@ impl Group {
         who.uid == 0 || self.mode >> shift & right as u16 != 0
     }
 
-    /// Of a flow's class within it.
+    /// Returns the rates of a flow's class within the group.
     fn member_terms(&self, link: &Ledger, bits: u64) -> Outcome<ClassRates> {
         let ceiling = match self.options {
             GroupOptions {
@@ -67,7 +67,7 @@ impl Group {
 }
 
 impl Groups {
-    /// Those of a link: their classes, what they were promised and what is kept of it.
+    /// Returns the groups of a link: their classes, promised rates and kept rates.
     pub(super) fn on(
         &self,
         ifindex: u32,
@@ -85,7 +85,7 @@ impl Groups {
         }
     }
 
-    /// A device has come back by another number.
+    /// Follows a device that has returned under another interface index.
     pub(super) fn follow(&mut self, before: u32, ifindex: u32) {
         let groups = self.by_key.values_mut();
         groups
@@ -101,7 +101,7 @@ impl Groups {
         self.by_key.len()
     }
 
-    /// Those that a user has made.
+    /// Returns how many groups a user has made.
     pub(super) fn count_of(&self, uid: u32) -> usize {
         let groups = self.by_key.values();
         groups.filter(|group| group.owner.uid == uid).count()

@@ -1,4 +1,4 @@
-//! Processes that move from one cgroup to another: what their new one is guaranteed holds for them within a second.
+//! Processes that move between cgroups: the guarantees of the new cgroup apply to them within a second.
 
 mod serve;
 
@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use portolan_types::ChannelId;
 
-/// Where each process was at the last look.
+/// The cgroups of each process at the last check.
 #[derive(Debug, Default)]
 pub struct Whereabouts {
     by_channel: HashMap<ChannelId, String>,

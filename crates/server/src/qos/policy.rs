@@ -1,6 +1,6 @@
-//! Policies of the configuration: guarantees that somebody has without asking. Those of users, cgroups and ports are
-//! made at the start, and one that cannot be kept keeps the server from starting. Those of programs are made for each
-//! process as it comes; what is refused then is logged and counted, and the process goes on without.
+//! Policies of the configuration: guarantees given without a request. Those of users, cgroups and ports are made at
+//! the start; if one cannot be kept, the server does not start. Those of programs are made for each process when it
+//! registers; refusals are logged and counted, and the process continues without.
 
 mod serve;
 
@@ -19,7 +19,7 @@ pub struct PolicyError {
 }
 
 impl Requester {
-    /// The administrator, by the configuration.
+    /// The administrator, through the configuration.
     fn root() -> Requester {
         Requester {
             credentials: Credentials {

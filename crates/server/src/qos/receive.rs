@@ -1,4 +1,5 @@
-//! Receive budgets: which session has which, and what the filter's table says of them. The filter keeps them (ADR 11).
+//! Receive budgets: which session has which, and their entries in the filter's table. The filter enforces them (ADR
+//! 11).
 
 mod serve;
 
@@ -15,20 +16,20 @@ use crate::qos::request::{Outcome, refuse};
 /// Budgets that one user other than root may have.
 const PER_USER: usize = 64;
 
-/// Below this, the price of a long frame would not fit the filter's numbers.
+/// Below this, the price of a long frame would exceed the filter's number range.
 const LEAST_BITS: u64 = 1000;
 const LONGEST_BURST_MS: u32 = 60_000;
 
-/// What follows from a change, in parts: a user may have thousands of sessions.
+/// Rows to rewrite after a change, in parts: a user may have thousands of sessions.
 #[derive(Debug, Default)]
 pub struct Renewals {
-    /// Whose rows may name another budget.
+    /// Sessions whose rows may need another budget.
     sessions: BTreeSet<SessionId>,
-    /// Numbers that are free when all rows are as they should be.
+    /// Numbers to be freed when all rows are rewritten.
     freed: Vec<u16>,
 }
 
-/// All receive budgets, in the order in which they are looked at.
+/// All receive budgets, in order of precedence.
 #[derive(Debug, Default)]
 pub struct Budgets(Vec<BudgetEntry>);
 
@@ -37,18 +38,18 @@ struct BudgetEntry {
     /// Its number in the filter's table.
     index: u16,
     scope: Scope,
-    /// Who asked.
+    /// The user that requested it.
     uid: u32,
     spec: Receive,
 }
 
 impl BudgetEntry {
-    /// What root decides nobody gets round by a narrower request of his own.
+    /// Root's budgets come first: no user can evade them by a narrower one.
     fn order(&self) -> (bool, u8) {
         (self.uid != 0, breadth(&self.scope))
     }
 
-    /// A port that is another user's by now is none of his who asked.
+    /// Whether it applies to the session. A port that belongs to another user by now is not the requester's any more.
     fn is_for(&self, session: &SessionEntry, process: Option<&Process>) -> bool {
         let may = self.uid == 0 || self.uid == session.uid;
         may && (covers(&self.scope, session)
@@ -73,13 +74,13 @@ impl Budgets {
         uid == 0 || self.0.iter().filter(|held| held.uid == uid).count() < PER_USER
     }
 
-    /// Of the first that is meant, as rows say it; 0 for none.
+    /// Returns the number of the first matching budget, as used in rows; 0 for none.
     fn index_of(&self, is_meant: impl Fn(&BudgetEntry) -> bool) -> u16 {
         let held = self.0.iter().find(|held| is_meant(held));
         held.map_or(0, |held| held.index)
     }
 
-    /// Of those that no row names.
+    /// Returns a number that no row names.
     fn free_index(&self, named: &[u16]) -> Option<u16> {
         let is_free =
             |index: &u16| !named.contains(index) && self.0.iter().all(|held| held.index != *index);
@@ -127,7 +128,7 @@ fn check(scope: &Scope, spec: &Receive) -> Outcome {
     }
 }
 
-/// As the filter reckons. A unit never costs less than the rate says.
+/// Converts to the filter's units, rounding up so that a unit never costs less than the rate says.
 fn terms(spec: &Receive) -> Budget {
     Budget {
         packet_price: spec

@@ -1,15 +1,15 @@
-//! Who asks for a guarantee, and what comes of it.
+//! The sender of a request for a guarantee, and its result.
 
 use portolan_proto::qos::Refusal;
 use portolan_sys::unix::Credentials;
 
-/// Who asks.
+/// The sender of a request.
 #[derive(Clone, Copy, Debug)]
 pub struct Requester {
     pub credentials: Credentials,
 }
 
-/// What a request leads to.
+/// The result of a request.
 pub type Outcome<T = ()> = Result<T, Refusal>;
 
 pub fn refuse<T>(errno: i32, reason: impl Into<String>) -> Outcome<T> {

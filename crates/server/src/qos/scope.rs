@@ -1,4 +1,4 @@
-//! Scopes: what one means, who may decide over it, and whom it covers.
+//! Scopes: the meaning of each, who may decide on it, and what it covers.
 
 mod cgroup;
 mod serve;
@@ -13,11 +13,12 @@ use portolan_sys::sched;
 use crate::instance::LifeRecord;
 use crate::qos::request::{Outcome, Requester, refuse};
 
-/// Longest path of a cgroup that is looked at.
+/// Maximum length of a cgroup's path.
 const PATH_MAX: usize = 4096;
 
 impl Requester {
-    /// The one form of a scope that is compared with others: the number 0 is the asker's own, addresses are canonical.
+    /// Returns the scope in canonical form, for comparison: the number 0 becomes the requester's own, addresses are
+    /// canonical.
     pub(super) fn canonicalize(&self, scope: Scope) -> Outcome<Scope> {
         match scope {
             Scope::Process { pid: 0 } if self.credentials.pid == 0 => {
@@ -53,13 +54,13 @@ impl Requester {
         }
     }
 
-    /// Is it in a PID namespace of its own, so that its numbers are others than the server's?
+    /// Returns whether it is in a PID namespace of its own, so that its numbers differ from the server's.
     fn counts_apart(&self) -> bool {
         numbers_of(format!("/proc/{}/status", self.credentials.pid)).len() > 1
     }
 }
 
-/// Nothing that leads elsewhere, or that a terminal would obey.
+/// Returns whether the path leads nowhere else, and has no characters that a terminal would interpret.
 fn is_plain(path: &str) -> bool {
     path.starts_with('/')
         && path.len() <= PATH_MAX
@@ -67,21 +68,21 @@ fn is_plain(path: &str) -> bool {
         && !path.chars().any(char::is_control)
 }
 
-/// `/proc` has every thread, though it lists processes only.
+/// Returns whether the number is a process's: `/proc` has an entry for every thread, although it lists processes only.
 fn is_leader(number: u32) -> bool {
     leader_of(number) == Some(number)
 }
 
-/// The process that a thread is one of.
+/// Returns the process that a thread belongs to.
 fn leader_of(tid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{tid}/status")).ok()?;
     let leader = status.lines().find_map(|line| line.strip_prefix("Tgid:"))?;
     leader.trim().parse().ok()
 }
 
-/// The thread of a process that has this number in the process's own PID namespace, if it is among its first.
+/// Returns the thread of a process that has this number in the process's own PID namespace, if it is among the first.
 fn thread_called(tid: u32, pid: u32) -> Option<u32> {
-    /// A request takes so many files to read, and no more.
+    /// Maximum number of files read for a request.
     const LOOKED_AT: usize = 256;
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).ok()?;
     tasks.flatten().take(LOOKED_AT).find_map(|task| {
@@ -91,7 +92,7 @@ fn thread_called(tid: u32, pid: u32) -> Option<u32> {
     })
 }
 
-/// The numbers of a task, from this PID namespace to its own.
+/// Returns the numbers of a task, from this PID namespace to its own.
 fn numbers_of(status: impl AsRef<Path>) -> Vec<u32> {
     let status = fs::read_to_string(status).unwrap_or_default();
     let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
@@ -99,23 +100,23 @@ fn numbers_of(status: impl AsRef<Path>) -> Vec<u32> {
     numbers.filter_map(|number| number.parse().ok()).collect()
 }
 
-/// One life of a process or thread: its number may be another's later.
+/// Identifies one run of a process or thread: its number may be reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Life {
     number: u32,
-    /// Clock ticks from the boot of the machine.
+    /// Start time in clock ticks since boot.
     started: u64,
 }
 
 impl Life {
-    /// Who has the number now.
+    /// Returns the process or thread that has the number now.
     pub(super) fn of(number: u32) -> Option<Life> {
         let stat = fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
         let started = started(&stat)?;
         Some(Life { number, started })
     }
 
-    /// All threads of a process; a thread alone.
+    /// Returns all threads of a process; a thread alone.
     pub(super) fn threads(self) -> Vec<u32> {
         if is_leader(self.number) {
             sched::threads_of(self.number, usize::MAX)
@@ -137,8 +138,8 @@ impl Life {
     }
 }
 
-/// The 22nd field of proc_pid_stat(5); the second, in brackets, may have spaces and brackets of its own. None of one
-/// that has ended and waits for its parent.
+/// Returns the 22nd field of proc_pid_stat(5); the second, in brackets, may contain spaces and brackets. Returns none
+/// for a zombie.
 fn started(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
     let mut fields = rest.split_ascii_whitespace();
@@ -148,12 +149,12 @@ fn started(stat: &str) -> Option<u64> {
     }
 }
 
-/// Is the session one of the scope's by its own endpoints?
+/// Returns whether the scope covers the session by its endpoints.
 pub(super) fn covers(scope: &Scope, session: &SessionEntry) -> bool {
     scope.has_session(session.protocol, session.local, session.remote)
 }
 
-/// Is all that the process has the scope's?
+/// Returns whether the scope covers everything that the process has.
 pub(super) fn covers_process(scope: &Scope, process: &Process) -> bool {
     match scope {
         Scope::Process { pid } => process.pid == *pid,
@@ -163,13 +164,13 @@ pub(super) fn covers_process(scope: &Scope, process: &Process) -> bool {
     }
 }
 
-/// The cgroups of a process, as the kernel tells them, but for what the server itself did; none of one that has ended.
+/// Returns the cgroups of a process as the kernel reports them, without the server's own changes; none if it has ended.
 pub(super) fn memberships_of(pid: u32) -> Option<String> {
     let told = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
     Some(sched::memberships(pid, &told))
 }
 
-/// Narrower scopes go first.
+/// Sort key of scopes: narrower ones take precedence.
 pub(super) fn breadth(scope: &Scope) -> u8 {
     match scope {
         Scope::Flow(_) => 0,

@@ -1,4 +1,4 @@
-//! Requests for guarantees: who may ask, and which part answers.
+//! Requests for guarantees: who may send them, and which part answers.
 
 use portolan_control::ClientId;
 use portolan_proto::control::ReplyBody;
@@ -10,10 +10,10 @@ use crate::qos::request::{Outcome, Requester, refuse};
 use crate::requests::{Answer, pack};
 use crate::server::Server;
 
-/// Longest name of a device or service class; refusals repeat it.
+/// Maximum length of the name of a device or service class; refusals repeat it.
 const NAME_MAX: usize = 64;
 
-/// What the request calls by a name that somebody else has given.
+/// Returns the device or class that the request names.
 fn name_in(request: &QosRequest) -> Option<&str> {
     match request {
         QosRequest::Transmit { spec, .. } => spec.device.as_deref(),
@@ -85,7 +85,7 @@ impl Server {
         .map(|()| QosReply::Done)
     }
 
-    /// A flow's guarantees end with its session, or when that leaves the peer.
+    /// Ends the guarantees of a flow, when its session ends or leaves its peer.
     pub(crate) fn end_guarantees_of_flow(&mut self, flow: &FlowKey) {
         let flow = Scope::Flow(flow.canonical());
         self.end_transmit_of(&flow);
@@ -110,8 +110,8 @@ impl Server {
         }
     }
 
-    /// Others see what they asked for, and what is promised to them by name; of the rest, sums. Whose a port or a flow is
-    /// would be a walk through all sessions for each.
+    /// Reduces a report to what the user may see: its own requests, promises to it by name, and sums of the rest. To
+    /// find the owner of each port or flow would take a walk through all sessions.
     fn redact(&self, report: &mut QosReport, requester: Requester) {
         let uid = requester.credentials.uid;
         if uid == 0 {

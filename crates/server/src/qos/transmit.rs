@@ -1,4 +1,4 @@
-//! Transmit reservations: links with their schedulers, who has which class of them, and until when.
+//! Transmit reservations: links with their schedulers, and the classes of each with their owners and lifetimes.
 
 mod changes;
 mod leaving;
@@ -33,7 +33,7 @@ pub struct Reservations {
     links: BTreeMap<u32, Link>,
     held: BTreeMap<ClassId, ClassEntry>,
     by_scope: HashMap<Scope, ClassId>,
-    /// Asked when the first link needs it.
+    /// Opened when the first link needs it.
     traffic: Option<Traffic>,
     journal: Option<Journal>,
     leaving: Vec<Leaving>,
@@ -46,13 +46,13 @@ pub(super) struct ClassEntry {
     pub scope: Scope,
     pub ifindex: u32,
     pub uid: u32,
-    /// What was promised.
+    /// The promised rates.
     pub terms: ClassRates,
-    /// And what of it the link as it is now lets be kept.
+    /// The rates that the link allows to be kept at present.
     pub kept: ClassRates,
-    /// Within which it is reserved: its key and class.
+    /// The group within which it is reserved: its key and class.
     pub group: Option<(u32, ClassId)>,
-    /// Of the process with which it ends.
+    /// Pidfd of the process with which it ends.
     pub life: Option<(OwnedFd, Token)>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Class {
     pub terms: ClassRates,
 }
 
-/// What is reserved goes before best effort.
+/// Priority of reservations over best effort.
 const RESERVED_FIRST: u32 = 0;
 
 impl Reservations {
@@ -75,14 +75,14 @@ impl Reservations {
         self.by_scope.contains_key(scope)
     }
 
-    /// The members of a group and their rates.
+    /// Returns the members of a group and their rates.
     pub(super) fn members(&self, key: u32) -> Vec<(ClassId, u64)> {
         let in_group = |held: &ClassEntry| held.group.is_some_and(|(other, _)| other == key);
         let members = self.held.iter().filter(|(_, held)| in_group(held));
         members.map(|(id, held)| (*id, held.terms.rate)).collect()
     }
 
-    /// Who brought a member into the group; none if it is not in it.
+    /// Returns who brought a member into the group; none if it is not in the group.
     pub(super) fn member_of(&self, id: ClassId, key: u32) -> Option<u32> {
         let held = self.held.get(&id)?;
         held.group
@@ -104,7 +104,7 @@ impl Reservations {
 }
 
 impl ClassEntry {
-    /// One that is in no group, and that ends with no process.
+    /// Makes an entry that is in no group, and ends with no process.
     pub fn new(scope: Scope, ifindex: u32, uid: u32, terms: ClassRates) -> ClassEntry {
         ClassEntry {
             scope,
@@ -125,7 +125,7 @@ impl ClassEntry {
     }
 }
 
-/// A process is held by what cannot become another's, before anybody asks whose it is.
+/// Opens a pidfd, which cannot come to mean another process, before the owner is checked.
 pub(super) fn open_life(scope: &Scope) -> Outcome<Option<OwnedFd>> {
     match scope {
         Scope::Process { pid } => {

@@ -1,11 +1,11 @@
-//! TxQueues: where something is reserved for a flow or a port, the process that has such sessions gets a tap
-//! for them beside its own (ADR 11). The thread that makes channels makes them; the process is told by its
-//! alert, fetches the list, and says when nothing goes through one any more.
+//! Transmit queues: a process with sessions that have a flow's or port's reservation gets another tap for them (ADR
+//! 11). The thread that makes channels makes the taps; the process is notified by its recall event, fetches the list,
+//! and reports when it no longer uses one.
 //!
-//! What goes into a slow class by the process's own tap would hold up all others. So the sessions of a transmit queue that is
-//! being made wait for it in the process, which hears of it before it has them; and those that were there when
-//! something was reserved for them come into their class when the process says that they go through the transmit queue.
-//! Neither lasts longer than [`PATIENCE`].
+//! Frames of a slow class on the process's own tap would hold up all others. So new sessions wait in their process for
+//! a transmit queue that is being made, of which the process learns before it has them. Sessions that existed when
+//! their reservation was made enter their class only when the process reports that they use the transmit queue. Neither
+//! wait lasts longer than [`PATIENCE`].
 
 mod serve;
 
@@ -18,7 +18,7 @@ use portolan_types::Instant;
 
 use super::transmit::Class;
 
-/// Those of one process.
+/// The transmit queues of one process.
 #[derive(Debug, Default)]
 pub struct TxQueueSet {
     tx_queues: Vec<TxQueueEntry>,
@@ -33,16 +33,16 @@ struct TxQueueEntry {
     class: Class,
     stage: Stage,
     transition: Transition,
-    /// Until then; none if that is over.
+    /// End of the transition; none if it is over.
     deadline: Option<Instant>,
 }
 
-/// What sessions do that are to go through a transmit queue.
+/// What sessions do until they use a transmit queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transition {
     /// They are in their class, and wait in their process until it has the transmit queue.
     Wait,
-    /// They are in no class until they go through it: they were there before it.
+    /// They existed before it, and are in no class until they use it.
     GoOn,
 }
 
@@ -52,7 +52,7 @@ enum Stage {
     /// The process has not fetched it yet.
     Made(Tap),
     Handed(Tap),
-    /// The process is to let it go.
+    /// The process is to release it.
     Leaving(Tap),
 }
 
@@ -61,7 +61,7 @@ impl TxQueueSet {
         self.has_news
     }
 
-    /// A number for one more.
+    /// Returns a free number.
     fn free_number(&self) -> Option<u8> {
         let is_free = |number: &u8| self.tx_queues.iter().all(|entry| entry.number != *number);
         (1..=TxQueues::MAX).find(is_free)
@@ -79,7 +79,7 @@ impl TxQueueSet {
         entries.find(|entry| entry.is_for(scope))
     }
 
-    /// Ends patience where it is due; returns for how many, and when the next is.
+    /// Ends expired transitions; returns their number, and when the next one expires.
     fn lose_patience(&mut self, now: Instant) -> (u64, Option<Instant>) {
         let mut lost = 0;
         for entry in &mut self.tx_queues {
@@ -97,7 +97,7 @@ impl TxQueueSet {
         )
     }
 
-    /// The taps that are still the process's, to be destroyed with it.
+    /// Returns the taps that the process still has, to be destroyed with it.
     pub fn into_taps(self) -> impl Iterator<Item = Tap> {
         self.tx_queues
             .into_iter()
@@ -113,7 +113,7 @@ impl TxQueueEntry {
         self.scope == *scope && !matches!(self.stage, Stage::Leaving(_))
     }
 
-    /// What the process is told. Of one that is late it hears when it is there.
+    /// Returns the state that the process is told; a late transmit queue is not mentioned before it is made.
     fn state(&self) -> Option<TxQueueState> {
         match self.stage {
             Stage::Ordered => self.deadline.map(|_| TxQueueState::Awaited),

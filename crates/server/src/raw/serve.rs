@@ -57,7 +57,7 @@ impl Server {
         Ok(ReplyBody::Claimed { guard }.into())
     }
 
-    /// Takes the port of a guard that is at one, here and in the kernel; answers the guard with its number.
+    /// Reserves the port of a guard, here and in the kernel. Returns the guard with its port number.
     fn take_port(
         &mut self,
         channel: ChannelId,
@@ -71,7 +71,7 @@ impl Server {
         if is_scoped(address) && scope_of(local) == 0 {
             return Err(Errno::INVAL);
         }
-        // Nothing else comes by the filter for this host alone.
+        // Frames for other addresses of this host do not come by the filter.
         let is_managed = self.routes.serves(address) == Some(true);
         if !address.is_unspecified() && !is_managed {
             return Err(Errno::ADDRNOTAVAIL);
@@ -131,7 +131,7 @@ impl Server {
         owner.is_some_and(|owner| owner.channel == channel)
     }
 
-    /// Budgets of processes have changed, or extensions have come or gone.
+    /// Rewrites the rows after changes of budgets or extensions.
     pub fn renew_raw_rows(&self) {
         for (guard, owner) in &self.raw_flows.0 {
             if let Err(failure) = self.write_raw(*guard, owner) {
@@ -144,7 +144,7 @@ impl Server {
         uid == 0 || self.config.raw.iter().any(|rule| rule.allows(uid, guard))
     }
 
-    /// Another flow of the process may have that protocol.
+    /// Releases a protocol, which another flow of the process may take.
     pub fn unclaim_protocol(&mut self, channel: ChannelId, guard: Guard, slot: Slot) {
         let owner = self.raw_flows.0.get(&guard);
         if owner.is_some_and(|owner| (owner.channel, owner.slot) == (channel, slot)) {
@@ -152,7 +152,7 @@ impl Server {
         }
     }
 
-    /// A process has gone.
+    /// Releases the protocols of a process that has exited.
     pub fn end_raw_flows(&mut self, channel: ChannelId) {
         for guard in self.raw_flows.of(channel) {
             self.give_up(guard);
@@ -170,7 +170,7 @@ impl Server {
         }
     }
 
-    /// All of them, for `portolan ss`.
+    /// Returns all raw flows, for `portolan ss`.
     pub fn list_raw_flows(&self) -> Result<Answer, Errno> {
         let flows = self.raw_flows.0.iter();
         let reports: Vec<RawReport> = flows
@@ -194,7 +194,7 @@ impl Server {
     }
 }
 
-/// Where the filters find a port's row; none for what is not at a port.
+/// Returns the keys of a port's rows; none for other guards.
 fn bindings_of(guard: Guard) -> impl Iterator<Item = BindingKey> {
     let port = match guard {
         Guard::Port { protocol, local } => Some((protocol, local)),

@@ -1,4 +1,4 @@
-//! `ListSessions`: the answer is put together in parts, a slice of each turn, however many sessions there are.
+//! `ListSessions`: the answer is assembled in parts, a slice per turn, however many sessions there are.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use crate::control_socket::client::Listing;
 use crate::requests::pack;
 use crate::server::Server;
 
-/// Of one turn, for all lists together.
+/// Time per turn, for all lists together.
 const PER_TURN: Duration = Duration::from_millis(2);
 
-/// Sessions between looks at the clock.
+/// Sessions between reads of the clock.
 const AT_ONCE: usize = 16;
 
 impl Server {
@@ -39,11 +39,11 @@ impl Server {
         }
     }
 
-    /// Goes on with lists, each in its turn.
+    /// Continues the lists in turn.
     pub fn go_on_listing(&mut self) {
         let until = clock::now() + PER_TURN;
         while let Some(mut listing) = self.listings.0.pop_front() {
-            // None if it is gone.
+            // None if the client has disconnected.
             let uid = self.clients.get(&listing.client).map(|c| c.credentials.uid);
             let Some(uid) = uid else {
                 continue;
@@ -63,7 +63,7 @@ impl Server {
                 self.listings.0.push_front(listing)
             }
             if clock::now() >= until {
-                // Another one goes on in the next turn.
+                // Another list continues in the next turn.
                 self.listings
                     .0
                     .rotate_left(usize::from(!self.listings.0.is_empty()));
@@ -75,7 +75,7 @@ impl Server {
         }
     }
 
-    /// Numbers of sessions open doors, so they are shown to root and to their owner only.
+    /// Session numbers grant access, so they are shown to root and to their owner only.
     fn report_to(&mut self, uid: u32, id: SessionId) -> Option<SessionReport> {
         let session = self.control.registry.session(id)?;
         let is_shown = uid == 0 || uid == session.uid;
@@ -85,7 +85,7 @@ impl Server {
         }
         report.listener = self.report_listener(id);
         if let Some(listener) = self.control.registry.listener(id) {
-            // As of the kernel's: what waits to be accepted, and how many may.
+            // As the kernel does for listeners: connections waiting to be accepted, and their limit.
             report.figures.receive_queue = listener.opens.queue.waiting();
             report.figures.send_queue = listener.opens.queue.limit();
         }

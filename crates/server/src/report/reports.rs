@@ -1,5 +1,5 @@
-//! Answers for commands: sessions, counters, status. Figures of cached sessions are what their
-//! libraries claim.
+//! Answers for commands: sessions, counters, status. Values of cached sessions are the claims of
+//! their libraries.
 
 use portolan_control::{Errno, Holder, SessionEntry, SessionPhase};
 use portolan_local::Stream;
@@ -61,7 +61,7 @@ impl Server {
         }
     }
 
-    /// What the holding library says of the session.
+    /// Returns the statistics that the holding library claims.
     fn claimed(&self, session: &SessionEntry) -> Option<StatisticsRow> {
         let Holder::Process(channel, slot) = session.holder else {
             return None;
@@ -73,7 +73,7 @@ impl Server {
     fn holder_of(&self, session: &SessionEntry) -> ReportedHolder {
         let channel = match session.holder {
             Holder::Process(channel, _) => Some(channel),
-            // A listener is the server's work, but somebody's port.
+            // The server performs the work of a listener, but its port belongs to a process.
             _ if matches!(
                 session.phase(),
                 SessionPhase::Listening | SessionPhase::Bound
@@ -90,8 +90,8 @@ impl Server {
         }
     }
 
-    /// All counters of filters and server, and those of sessions: of all holders together, then of
-    /// each. What libraries say is their claim.
+    /// Returns all counters of filters and server, and those of sessions: of all holders together,
+    /// then of each. The values of libraries are their claims.
     pub fn read_counters(&mut self) -> Result<Answer, Errno> {
         self.control.counters.wire_overflow = self.wire.lost;
         self.control.counters.reinject_failed = self.inject.lost;
@@ -144,13 +144,13 @@ impl Server {
         }
         counters.extend(name_counters(&sum, None));
         for (holder, values) in holders {
-            // Nothing is told of what did not happen: there may be many processes.
+            // Zeros are omitted: there may be many processes.
             let named = name_counters(&values, Some(holder));
             counters.extend(named.filter(|counter| counter.value != 0));
         }
     }
 
-    /// What the packet filter dropped of a process, if anything: not its claim.
+    /// Returns what the packet filter dropped of a process, if anything; not a claim of the process.
     fn losses_of(
         &self,
         channel: ChannelId,
@@ -171,7 +171,7 @@ impl Server {
         })
     }
 
-    /// A process is gone; what it counted stays in the sum.
+    /// Adds the counters of an exited process to the sum.
     pub(crate) fn add_to_ended(&mut self, statistics: &StatisticsReader) {
         add(&mut self.ended, &statistics.counters());
     }

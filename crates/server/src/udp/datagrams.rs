@@ -1,6 +1,6 @@
-//! What UDP sessions owe to the kernel: datagrams that only its stack saw (over loopback, by devices
-//! that are not managed) are put through the packet filter; memberships of groups are its own, so
-//! that it reports them (RFC 3376, RFC 3810) and lets the device hear the group.
+//! What UDP sessions need from the kernel: datagrams that only its stack has seen (over loopback, by
+//! unmanaged devices) are put through the packet filter; group memberships are the kernel's, so that
+//! it reports them (RFC 3376, RFC 3810) and the device receives the group.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -27,10 +27,10 @@ use crate::reservation::PortReservation;
 use crate::server::{Server, Source};
 use crate::udp::unread::open_unread;
 
-/// Datagrams taken from one kernel socket before others get their turn.
+/// Datagrams read from one kernel socket before others have their turn.
 const DATAGRAMS_PER_TURN: usize = 64;
 
-/// Longest payload of a datagram.
+/// Maximum payload of a datagram.
 const PAYLOAD_MAX: usize = 65_507;
 
 /// linux/in.h
@@ -44,14 +44,14 @@ const IP_MULTICAST_ALL: i32 = 49;
 const IPV6_MULTICAST_ALL: i32 = 29;
 
 impl Server {
-    /// Holds the port of a UDP session, and takes what the kernel delivers there.
+    /// Holds the port of a UDP session, and reads what the kernel delivers there.
     pub fn watch_port(&mut self, id: SessionId, reservation: PortReservation) {
         if let Err(errno) = self.tune(&reservation) {
             warn!(%errno, "what comes to a UDP port over the kernel's stack is lost");
             self.keep_reservation(id, reservation);
             return;
         }
-        // An edge only: its program can make the socket look ready forever.
+        // Edge-triggered: its program can make the socket look ready indefinitely.
         let interest = EventFlags::IN | EventFlags::ET;
         let token = self
             .poll
@@ -66,7 +66,7 @@ impl Server {
     fn tune(&self, reservation: &PortReservation) -> Result<(), rustix::io::Errno> {
         let is_v6 = reservation.is_v6();
         datagram::announce(reservation, is_v6)?;
-        // Of managed devices the packet filter delivers all that is for many.
+        // For managed devices the packet filter delivers all multicast and broadcast.
         let managed: Vec<u32> = self.managed.iter().copied().collect();
         socket_filter::only_for_this_host(reservation, &managed)?;
         let off = 0_i32.to_ne_bytes();
@@ -77,7 +77,7 @@ impl Server {
         Ok(())
     }
 
-    /// Gives up the kernel socket to a program that goes on with it.
+    /// Gives up the kernel socket to a program that continues with it.
     pub fn give_up_port(&mut self, id: SessionId) -> Option<OwnedFd> {
         let is_udp = self.is_udp(id);
         let reservation = self.drop_reservation(id)?;
@@ -92,7 +92,7 @@ impl Server {
         Some(reservation.into_fd())
     }
 
-    /// The kernel has datagrams for a session.
+    /// Reads the kernel's datagrams for a session.
     pub fn on_datagrams(&mut self, id: SessionId) {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(PAYLOAD_MAX.max(buffer.len()), 0);
@@ -104,7 +104,7 @@ impl Server {
             };
             if turn == DATAGRAMS_PER_TURN {
                 if let Some(token) = token {
-                    // Anew, so that the rest is an edge again.
+                    // Armed again, so that the rest causes another edge.
                     let interest = EventFlags::IN | EventFlags::ET;
                     let _ = self.poll.modify(socket, *token, interest);
                 }
@@ -117,7 +117,7 @@ impl Server {
                     self.inject_datagram((id, port), &arrival, payload);
                 }
                 Err(rustix::io::Errno::AGAIN) => break,
-                // An error of something sent: the program has no way to ask for it.
+                // An error of an earlier send, which the program has no way to query.
                 Err(_) => {}
             }
         }
@@ -132,7 +132,7 @@ impl Server {
     ) {
         let is_for_many = arrival.to.is_multicast() || self.routes.is_broadcast(arrival.to);
         match datagram_frame(port, arrival, payload) {
-            // The kernel has given every member one.
+            // The kernel has delivered a copy to every member.
             Some(frame) if is_for_many => {
                 self.control.counters.kernel_datagrams += 1;
                 self.inject_for(self.recipient(id), arrival.interface, &frame);
@@ -145,7 +145,7 @@ impl Server {
         }
     }
 
-    /// `struct recipient`.
+    /// Encodes `struct recipient`.
     fn recipient(&self, id: SessionId) -> [u8; SOURCE_MAC] {
         let mut bytes = [0; SOURCE_MAC];
         let session = self.control.registry.session(id);
@@ -156,7 +156,7 @@ impl Server {
         bytes
     }
 
-    /// `KernelSocket`: the kernel socket that holds the session's port.
+    /// `KernelSocket`: hands out the kernel socket that holds the session's port.
     pub fn hand_out_kernel_socket(
         &mut self,
         channel: ChannelId,
@@ -196,7 +196,7 @@ impl Server {
         }
     }
 
-    /// The kernel socket of a session that was left to it.
+    /// Returns the kernel socket of a session that was left to the kernel.
     pub fn shared(&mut self, id: SessionId) -> Result<Answer, Errno> {
         if self.phase(id) != Some(SessionPhase::Relayed) {
             return Err(Errno::CONNRESET);
@@ -207,8 +207,8 @@ impl Server {
         Ok(Answer::Reply(ReplyBody::KernelSocket, vec![fd]))
     }
 
-    /// Nothing comes by the filter any more, nor by this server. The port is kept for others that have
-    /// the descriptor.
+    /// Leaves a session to the kernel: nothing more comes by the filter or by this server. The port is
+    /// kept for others that have the descriptor.
     fn leave_to_kernel(&mut self, id: SessionId, is_v6: bool) -> Result<(), Errno> {
         drop(self.kernel_socket(id, is_v6)?);
         self.control.registry.leave_all_groups(id);
@@ -226,7 +226,7 @@ impl Server {
         Ok(())
     }
 
-    /// A copy of it, made first if the session has a port that the kernel leaves alone anyway.
+    /// Returns a copy of the session's kernel socket, which is made first if its port needed none so far.
     fn kernel_socket(&mut self, id: SessionId, is_v6: bool) -> Result<OwnedFd, Errno> {
         if self.handles.port(id).is_none() {
             let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
@@ -249,7 +249,7 @@ impl Server {
         copy.map_err(|_| Errno::NOBUFS)
     }
 
-    /// `Group`: the kernel judges the change, and does what it means on the network.
+    /// `Group`: the kernel checks the change, and applies it on the network.
     pub fn change_group(
         &mut self,
         channel: ChannelId,
@@ -278,7 +278,7 @@ impl Server {
         let is_member = || self.memberships(id).any(|m| m == (group, interface));
         match (set_socket_option(&socket, level, name, &value), change) {
             (Ok(()), _) => {}
-            // With its last source the kernel's membership has ended already, and now ours does.
+            // The kernel's membership ended with its last source; now ours ends, too.
             (
                 Err(rustix::io::Errno::ADDRNOTAVAIL),
                 GroupChange {
@@ -292,13 +292,13 @@ impl Server {
         match (change.action, change.source) {
             (GroupAction::Join, _) => self.join_group(id, group, interface),
             (GroupAction::Leave, None) => self.leave_group(id, group, interface),
-            // With its last source a membership may end: its library knows, and says so.
+            // A membership may end with its last source: the library knows, and reports it.
             _ => {}
         }
         Ok(ReplyBody::Joined { interface }.into())
     }
 
-    /// The device that is meant: as given, where the session is a member already, or by the routes.
+    /// Returns the device that is meant: the given one, the one where the session is a member, or by the routes.
     fn interface_of(&self, id: SessionId, change: &GroupChange) -> Result<u32, Errno> {
         if change.interface != 0 {
             return Ok(change.interface);
@@ -336,7 +336,7 @@ fn make_ordinary(reservation: &PortReservation) -> Result<(), rustix::io::Errno>
     Ok(())
 }
 
-/// Option and value: `struct group_req` or `struct group_source_req`.
+/// Returns option and value: `struct group_req` or `struct group_source_req`.
 fn group_request(change: &GroupChange) -> Result<(i32, Vec<u8>), Errno> {
     let name = match (change.action, change.source) {
         (GroupAction::Join, None) => MCAST_JOIN_GROUP,
@@ -371,7 +371,7 @@ fn storage(address: IpAddr) -> [u8; 128] {
     bytes
 }
 
-/// A frame that is as if it had come by a managed device; `None` for what cannot be.
+/// Returns a frame as if it had come by a managed device; `None` if that is impossible.
 pub fn datagram_frame(port: u16, arrival: &ReceivedDatagram, payload: &[u8]) -> Option<Vec<u8>> {
     let payload_len = u16::try_from(payload.len()).ok()?;
     let header = UdpHeader {

@@ -1,5 +1,5 @@
-//! Rows of the filter for UDP endpoints: one socket's, several sockets' that share one, and the
-//! members of groups. What follows from who is bound to what is worked out anew on each change.
+//! The filter's rows for UDP endpoints: of one socket, of several sockets that share one, and of group members. The
+//! result of all binds is recomputed on each change.
 
 mod serve;
 
@@ -11,23 +11,23 @@ use portolan_control::{Budget, Charge, Limit};
 use portolan_proto::filter::BindingKey;
 use portolan_types::SessionId;
 
-/// What the server keeps of shared endpoints and of groups.
+/// The server's records of shared endpoints and of groups.
 #[derive(Debug)]
 pub struct Sharing {
     bindings: HashMap<BindingKey, Binding>,
-    /// UDP sessions by their port.
+    /// UDP sessions by port.
     ports: HashMap<u16, Ordered>,
-    /// How many members the filter's table lists.
+    /// Number of members listed in the filter's table.
     listed: BTreeMap<(u16, IpAddr, u32), usize>,
-    /// Endpoints and ports that sessions have left, and whose rows do not say so yet: thousands may leave one at once, and
-    /// each time all its rows are written.
+    /// Endpoints and ports that sessions have left, with rows still to be rewritten: thousands may leave one at once,
+    /// and each rewrite covers all its rows.
     left: HashSet<BindingKey>,
     left_ports: HashSet<u16>,
-    /// Of dealt bindings.
+    /// Budget of bindings with a deal.
     deals: Budget,
 }
 
-/// Sessions in the order they came.
+/// Sessions in order of arrival.
 #[derive(Debug, Default)]
 struct Ordered {
     by_age: BTreeMap<u64, SessionId>,
@@ -63,12 +63,12 @@ impl Ordered {
     }
 }
 
-/// One row of the binding table and what goes with it.
+/// One row of the binding table and its data.
 #[derive(Debug, Default)]
 struct Binding {
-    /// Bound to it, in that order.
+    /// Sessions bound to it, in that order.
     sharers: Ordered,
-    /// Bound to a group or a broadcast address: they only send from it.
+    /// Sessions bound to a group or a broadcast address, which only send from it.
     guests: Ordered,
     deal: Deal,
     /// For the buckets.
@@ -94,7 +94,7 @@ impl Sharing {
         }
     }
 
-    /// Endpoints that could not be dealt.
+    /// Returns how many deals were refused.
     pub fn refused(&self) -> u64 {
         self.deals.refused()
     }
@@ -104,7 +104,7 @@ impl Sharing {
         ids.map_or_else(Vec::new, |ids| ids.iter().collect())
     }
 
-    /// Groups and devices for which members of a port are listed.
+    /// Returns the groups and devices for which members of a port are listed.
     fn listed_of(&self, port: u16) -> impl Iterator<Item = (IpAddr, u32)> + '_ {
         let first = (port, IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
         let from = self.listed.range(first..);

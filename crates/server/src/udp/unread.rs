@@ -1,5 +1,5 @@
-//! What a UDP socket has not read when it becomes the kernel's: put into the kernel's socket, from the
-//! addresses that it came from, so that whoever has the descriptor reads it there.
+//! Unread datagrams of a UDP socket that falls back to the kernel: they are put into the kernel
+//! socket, with their source addresses, so that holders of the descriptor read them there.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
@@ -20,10 +20,10 @@ use crate::handles::HeldPort;
 use crate::server::Server;
 use crate::udp::datagrams::datagram_frame;
 
-/// Datagrams that one socket takes along; more than a receive buffer of the default size holds.
+/// Maximum number of datagrams per socket, more than a receive buffer of the default size holds.
 const UNREAD_MAX: usize = 1024;
 
-/// Bytes that the kernel counts for a datagram beside its payload, or more.
+/// Upper bound of what the kernel counts for a datagram besides its payload.
 const OVERHEAD: usize = 1024;
 
 /// Reads the list that came with a request.
@@ -33,7 +33,7 @@ pub fn open_unread(unread: Blob, memory: Option<OwnedFd>) -> Result<Vec<UnreadDa
 }
 
 impl Server {
-    /// `Unread`: datagrams that reached a library after its session had been left to the kernel.
+    /// `Unread`: datagrams that reached a library after its session was left to the kernel.
     pub fn take_unread(
         &mut self,
         channel: ChannelId,
@@ -52,7 +52,7 @@ impl Server {
         }
     }
 
-    /// Puts datagrams into the kernel socket of a session that has been left to the kernel.
+    /// Puts datagrams into the kernel socket of a session that was left to the kernel.
     pub fn hand_over_unread(&mut self, id: SessionId, mut unread: Vec<UnreadDatagram>) {
         if unread.is_empty() {
             return;
@@ -70,7 +70,7 @@ impl Server {
         self.control.counters.unread_lost += (total - handed_over) as u64;
     }
 
-    /// Answers how many there are room and a way for.
+    /// Returns how many were delivered.
     fn try_to_hand_over(
         &self,
         id: SessionId,
@@ -86,7 +86,7 @@ impl Server {
         let room = sockopt::socket_recv_buffer_size(socket)?;
         let needed: usize = unread.iter().map(|d| d.payload.len() + OVERHEAD).sum();
         sockopt::set_socket_recv_buffer_size_force(socket, room.saturating_add(needed))?;
-        // With a peer it would not take what others had sent before.
+        // With a peer it would refuse datagrams from others.
         self.tell_kernel_of_peer(id, None);
         let (local, shares) = (session.local, session.reuse.port);
         let handed_over = unread
@@ -98,13 +98,13 @@ impl Server {
         if session.remote.is_some() {
             self.tell_kernel_of_peer(id, session.remote);
         }
-        // The kernel doubles what it is told.
+        // The kernel doubles the value.
         sockopt::set_socket_recv_buffer_size_force(socket, room / 2)?;
         Ok(handed_over)
     }
 
-    /// True if it is in the kernel socket now. It goes nowhere else: a program could have any
-    /// datagram delivered to a socket of somebody else who shares the port.
+    /// Returns true if the datagram is in the kernel socket now. It must not reach another: a program
+    /// could have any datagram delivered to another user's socket that shares the port.
     fn deliver_unread(
         &self,
         delivery: &LocalDelivery,
@@ -144,14 +144,14 @@ impl Server {
         if !shares {
             return false;
         }
-        // Of several that share the port the one with that peer gets it.
+        // Among several that share the port, the one with that peer gets it.
         self.tell_kernel_of_peer(id, Some(datagram.from));
         let is_sent = reaches() && send();
         self.tell_kernel_of_peer(id, None);
         is_sent
     }
 
-    /// The address of this host to deliver to: what was sent to a group goes to one socket only.
+    /// Returns the local address to deliver to; a datagram to a group is delivered to one socket only.
     fn address_for(&self, local: IpAddr, datagram: &UnreadDatagram) -> Option<IpAddr> {
         let from = datagram.from.ip();
         if from.is_multicast() || from.is_unspecified() {

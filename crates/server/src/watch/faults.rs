@@ -1,11 +1,11 @@
-//! What the server has lost and cannot, or could not yet, put back: devices, the packet filter on them, its own taps.
+//! What the server has lost and cannot, or could not yet, restore: devices, the packet filter on them, its own taps.
 
 use portolan_sys::device;
 
 use crate::server::Server;
 
 impl Server {
-    /// A sentence for each; none if all is well.
+    /// Returns a sentence for each fault.
     pub fn faults(&self) -> Vec<String> {
         let gone = self.qos.gone_devices().map(|device| {
             format!("device {device} is gone: connections by it wait until it is back")

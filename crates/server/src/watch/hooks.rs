@@ -1,6 +1,6 @@
-//! Whether the packet filter is still where it was put: anybody who administers the network may take it off with a
-//! queueing discipline (`tc qdisc del dev eth0 clsact`), and sessions would hang. A thread looks after each change, since the
-//! kernel answers under a lock that it may hold for long.
+//! Checks that the packet filter stays attached: any network administrator may remove it with a queueing discipline
+//! (`tc qdisc del dev eth0 clsact`), and sessions would hang. A thread checks after each change, since the kernel
+//! answers under a lock that it may hold for long.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -14,30 +14,30 @@ use tracing::{error, warn};
 
 use crate::server::Server;
 
-/// Between two looks: who takes the filter off again and again has it back so often.
+/// Pause between checks: bounds how often a filter that is removed repeatedly is restored.
 const REST: Duration = Duration::from_millis(100);
-/// While the filter is missing somewhere.
+/// Interval while the filter is missing somewhere.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// The devices that have the packet filter, and who looks after that.
+/// The devices that have the packet filter, and their watching thread.
 #[derive(Debug)]
 pub struct HookWatch {
     devices: Arc<Mutex<Devices>>,
-    /// Becomes readable when it is missing on one.
+    /// Becomes readable when the filter is missing on a device.
     pub news: Arc<EventNotifier>,
 }
 
 #[derive(Debug, Default)]
 struct Devices {
     filtered: BTreeSet<u32>,
-    /// Not taken yet.
+    /// Not fetched yet.
     lost: BTreeSet<u32>,
-    /// As of the last look.
+    /// As of the last check.
     missing: BTreeSet<u32>,
 }
 
 impl HookWatch {
-    /// A thread looks until the server ends.
+    /// Starts a thread that checks until the server ends.
     pub fn start() -> io::Result<HookWatch> {
         let events = HookEvents::new()?;
         let watch = HookWatch {
@@ -59,7 +59,7 @@ impl HookWatch {
         lock(&self.devices).filtered.remove(&ifindex);
     }
 
-    /// Devices that are to have the filter, and had it not at the last look.
+    /// Returns the devices whose filter was missing at the last check.
     pub fn missing(&self) -> BTreeSet<u32> {
         lock(&self.devices).missing.clone()
     }
@@ -82,13 +82,13 @@ fn follow(events: &HookEvents, devices: &Mutex<Devices>, news: &EventNotifier) {
         }
         std::thread::sleep(REST);
         let limit = is_missing.then(|| Timespec::try_from(AGAIN).expect("a second"));
-        // Interrupted, it looks once more.
+        // When interrupted, it checks again.
         let _ = poll(&mut [PollFd::new(events, PollFlags::IN)], limit.as_ref());
         events.drain();
     }
 }
 
-/// True if the filter is missing on a device. Where the kernel does not tell, the next look does.
+/// Returns true if the filter is missing on a device. Where the kernel gives no answer, the next check decides.
 fn look(devices: &Mutex<Devices>) -> bool {
     let filtered = lock(devices).filtered.clone();
     let lost: BTreeSet<u32> = filtered
@@ -103,7 +103,7 @@ fn look(devices: &Mutex<Devices>) -> bool {
 }
 
 impl Server {
-    /// Puts the packet filter back where it is missing.
+    /// Restores the packet filter where it is missing.
     pub fn on_lost_hooks(&mut self) {
         for ifindex in self.hooks.take_lost() {
             match self.filter.restore_interface(ifindex) {

@@ -1,5 +1,5 @@
-//! Routes, neighbours and addresses: from the kernel to every library, to the filter and to the
-//! server's own look-ups. Also the waiting for neighbours that nobody knows yet.
+//! Routes, neighbours and addresses: from the kernel to all libraries, to the filter and to the
+//! server's own look-ups. Also the resolution of unknown neighbours.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -13,31 +13,31 @@ use tracing::{debug, error};
 
 use crate::server::Server;
 
-/// How long a neighbour may take, as long as the kernel itself tries (three probes, one second
+/// Time limit for resolving a neighbour, that of the kernel itself (three probes, one second
 /// apart).
 const RESOLVE_FOR: Duration = Duration::from_secs(3);
 const RESOLVE_AGAIN: Duration = Duration::from_secs(1);
 
-/// Neighbours looked for at a time for the server's own sessions.
+/// Neighbours resolved at a time for the server's own sessions.
 const RESOLVING_MAX: usize = 1024;
 
-/// Neighbours looked for at a time for programs.
+/// Neighbours resolved at a time for programs.
 pub const RESOLVING: Limit = Limit {
     total: 1024,
     per_user: 128,
     reserve: 64,
 };
 
-/// A neighbour that is looked for.
+/// A neighbour being resolved.
 #[derive(Debug)]
 pub struct Resolving {
     since: Instant,
-    /// Of the user whose program asked.
+    /// Charge of the user whose program requested it.
     charge: Option<Charge>,
 }
 
 impl Server {
-    /// The network has changed.
+    /// Handles a change of the network.
     pub fn on_network_change(&mut self) {
         if self.network.take_news() {
             self.publish();
@@ -47,7 +47,7 @@ impl Server {
         }
     }
 
-    /// Tells everybody what the network looks like now.
+    /// Publishes the present state of the network.
     pub fn publish(&mut self) {
         let state = self.network.tables.snapshot(&self.managed);
         if let Err(failure) = self.metastate.publish(&state) {
@@ -96,12 +96,12 @@ impl Server {
         }
     }
 
-    /// The path to a peer, on the link that its address names if it names one.
+    /// Returns the path to a peer, on the link that its address names, if any.
     pub fn path_of(&self, remote: SocketAddr) -> Result<Path, NoRoute> {
         self.routes.path_in(remote.ip(), scope_of(remote))
     }
 
-    /// Has the kernel look for a neighbour, unless it is doing so already.
+    /// Has the kernel resolve a neighbour, unless it is doing so already.
     pub fn resolve(&mut self, next_hop: NextHop) {
         let own = self.resolving.values().filter(|r| r.charge.is_none());
         if self.is_wanted(next_hop) && own.count() < RESOLVING_MAX {
@@ -109,7 +109,7 @@ impl Server {
         }
     }
 
-    /// `Resolve`: the same for a program.
+    /// `Resolve`: likewise for a program.
     pub fn resolve_for(&mut self, channel: ChannelId, next_hop: NextHop) {
         let Some(uid) = self.control.registry.process(channel).map(|p| p.uid) else {
             return;
@@ -152,7 +152,7 @@ impl Server {
         });
     }
 
-    /// Asks again for a neighbour, or gives up on it.
+    /// Retries the resolution of a neighbour, or gives up.
     pub fn ask_again_for(&mut self, next_hop: NextHop) {
         let Some(resolving) = self.resolving.get(&next_hop) else {
             return;
@@ -164,8 +164,8 @@ impl Server {
         self.give_up_on(next_hop);
     }
 
-    /// Linux reports a neighbour that does not answer as `EHOSTUNREACH`. What only had a reset left
-    /// to say is over.
+    /// Linux reports an unreachable neighbour as `EHOSTUNREACH`. A session that had only a reset
+    /// left to send is over.
     fn give_up_on(&mut self, next_hop: NextHop) {
         let is_stuck = |session: &&SessionEntry| {
             matches!(

@@ -1,5 +1,5 @@
-//! The host's network as the kernel tells of it, followed by a thread: the kernel answers under a lock that it may hold
-//! for tens of milliseconds while devices come and go.
+//! The host's network as the kernel reports it, followed by a thread: the kernel answers under a lock that it may hold
+//! for tens of milliseconds while devices are added or removed.
 
 use std::net::IpAddr;
 use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
@@ -14,24 +14,24 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use tracing::warn;
 
-/// While nothing is due.
+/// Wait while nothing is due.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// A neighbour that the kernel is to look for.
+/// A neighbour for the kernel to resolve.
 type Resolve = (u32, IpAddr);
 
-/// What the server knows of the network, and who tells it.
+/// The known state of the network, and its connection to the following thread.
 #[derive(Debug)]
 pub struct Network {
     pub tables: Tables,
-    /// Becomes readable when the tables are to be taken.
+    /// Becomes readable when there are new tables.
     pub news: Arc<EventNotifier>,
     latest: Latest,
     orders: Sender<Resolve>,
     ordered: Arc<EventNotifier>,
 }
 
-/// Tables that nobody has taken yet; those before them are of no use.
+/// Tables not yet taken; older ones are obsolete.
 type Latest = Arc<Mutex<Option<Tables>>>;
 
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum NetworkError {
 }
 
 impl Network {
-    /// Reads everything once, then has the thread follow it.
+    /// Reads everything once, then starts the thread that follows changes.
     pub fn follow() -> Result<Network, NetworkError> {
         let monitor = Monitor::new()?;
         let tables = monitor.tables().clone();
@@ -70,7 +70,7 @@ impl Network {
         })
     }
 
-    /// True if the tables are others now.
+    /// Takes new tables. Returns true if there were any.
     pub fn take_news(&mut self) -> bool {
         self.news.drain();
         let latest = self.latest.lock();
@@ -83,9 +83,9 @@ impl Network {
         }
     }
 
-    /// Has the kernel look for a neighbour.
+    /// Has the kernel resolve a neighbour.
     pub fn resolve(&self, ifindex: u32, address: IpAddr) {
-        // The thread ends with the server only.
+        // The thread ends only with the server.
         let _ = self.orders.send((ifindex, address));
         self.ordered.notify();
     }
@@ -100,7 +100,7 @@ struct Follower {
 }
 
 impl Follower {
-    /// Until the server ends.
+    /// Runs until the server ends.
     fn run(mut self) {
         while self.obey() {
             self.read();
@@ -108,7 +108,7 @@ impl Follower {
         }
     }
 
-    /// False if nobody orders any more.
+    /// Executes orders. Returns false if the server has ended.
     fn obey(&mut self) -> bool {
         self.ordered.drain();
         loop {
@@ -149,7 +149,7 @@ impl Follower {
             fds.push(PollFd::new(&self.monitor, PollFlags::IN));
         }
         let limit = Timespec::try_from(limit).ok();
-        // Interrupted, it looks once more.
+        // When interrupted, it checks again.
         let _ = poll(&mut fds, limit.as_ref());
     }
 }

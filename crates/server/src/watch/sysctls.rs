@@ -1,6 +1,6 @@
-//! What the host's administrator has set for the kernel, and Portolan does likewise: whatever a peer could tell the
-//! two by, and who may bind which ports. The configuration file goes before it; sizes of buffers and the choice
-//! of a congestion controller are Portolan's own and stand there only.
+//! Kernel parameters that Portolan honours: everything by which a peer could tell the two stacks apart, and who may
+//! bind which ports. The configuration file takes precedence; buffer sizes and the congestion controller are
+//! Portolan's own and configured only there.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use tracing::warn;
 /// How long a change may go unnoticed.
 const FRESH: Duration = Duration::from_millis(20);
 
-/// The parameters, and what each says. `docs/reference/configuration.md` lists them.
+/// The parameters and their meaning. `docs/reference/configuration.md` lists them.
 const HONOURED: [Honoured; 9] = [
     Honoured {
         name: "net/ipv4/tcp_ecn",
@@ -21,7 +21,7 @@ const HONOURED: [Honoured; 9] = [
             values.ecn = match number {
                 0 => EcnMode::Off,
                 1 => EcnMode::Request,
-                // Kinds of asking that Portolan does not know agree at least when they are asked.
+                // Modes of requesting ECN that Portolan does not know at least accept it.
                 _ => EcnMode::Accept,
             };
         },
@@ -80,19 +80,19 @@ const HONOURED: [Honoured; 9] = [
     },
 ];
 
-/// A parameter, and what its number says.
+/// A parameter, and the meaning of its value.
 #[derive(Clone, Copy, Debug)]
 struct Honoured {
     name: &'static str,
     take: fn(&mut Values, u32),
 }
 
-/// The kernel itself takes no more than 127 and 255.
+/// The kernel itself accepts at most 127 and 255.
 fn retries(number: u32) -> u8 {
     u8::try_from(number).unwrap_or(u8::MAX)
 }
 
-/// What the parameters say; the defaults are Linux's.
+/// The values of the parameters; the defaults are Linux's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Values {
     pub ecn: EcnMode,
@@ -103,7 +103,7 @@ pub struct Values {
     pub window_scaling: bool,
     pub syn_retries: u8,
     pub syn_ack_retries: u8,
-    /// The kernel takes 65536, too: no port is anybody's.
+    /// The kernel accepts 65536, too: then no port is unprivileged.
     pub first_unprivileged_port: u32,
 }
 
@@ -123,8 +123,7 @@ impl Default for Values {
     }
 }
 
-/// The parameters of the server's namespace. The kernel tells nobody of a change: who needs them
-/// has them looked at.
+/// The parameters of the server's namespace. The kernel does not report changes, so they are read when needed.
 #[derive(Debug)]
 pub struct Sysctls {
     files: Vec<(Parameter, Honoured)>,
@@ -133,7 +132,7 @@ pub struct Sysctls {
 }
 
 impl Sysctls {
-    /// Those that this kernel has.
+    /// Opens the parameters that this kernel has.
     pub fn open(now: Instant) -> Sysctls {
         let open = |honoured: Honoured| match Parameter::open(honoured.name) {
             Ok(file) => Some((file, honoured)),
@@ -151,12 +150,12 @@ impl Sysctls {
         sysctls
     }
 
-    /// As they were looked at last.
+    /// Returns the values last read.
     pub fn values(&self) -> Values {
         self.values
     }
 
-    /// Looks at them now. What cannot be read stays what it was.
+    /// Reads them now. A parameter that cannot be read keeps its value.
     pub fn look(&mut self, now: Instant) {
         self.looked = now;
         for (file, honoured) in &self.files {
@@ -166,7 +165,7 @@ impl Sysctls {
         }
     }
 
-    /// Looks at them if nobody has for a while.
+    /// Reads them if the last read is too old.
     pub fn refresh(&mut self, now: Instant) {
         if now.since(self.looked) >= FRESH {
             self.look(now);

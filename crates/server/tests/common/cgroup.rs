@@ -2,14 +2,14 @@
 
 use std::path::PathBuf;
 
-/// A cgroup that ends with the test, and the path by which the server knows it.
+/// A cgroup for the time of the test, and the path by which the server knows it.
 pub struct Cgroup {
     folder: PathBuf,
     pub path: String,
 }
 
 impl Cgroup {
-    /// Of whichever hierarchy this machine has that limits nothing.
+    /// Makes a cgroup in a hierarchy of this machine that imposes no limits.
     pub fn new(name: &str) -> Cgroup {
         let name = format!("portolan-test-{}-{name}", std::process::id());
         let hierarchies = ["freezer/", "unified/", ""];
@@ -31,7 +31,7 @@ impl Cgroup {
 }
 
 impl Drop for Cgroup {
-    /// What other tests have started meanwhile is in it, too.
+    /// Processes that other tests have started in the meantime are in it, too.
     fn drop(&mut self) {
         let outside = self.folder.parent().unwrap().join("cgroup.procs");
         let inside = std::fs::read_to_string(self.folder.join("cgroup.procs")).unwrap_or_default();

@@ -1,6 +1,6 @@
-//! The smallest possible protocol library: speaks the control protocol, and runs sessions by the
-//! engine over its channel. Panics on whatever a test does not expect.
-// Each test program uses its own part.
+//! A minimal protocol library: speaks the control protocol, and runs sessions by the engine over
+//! its channel. Panics on anything that a test does not expect.
+// Each test program uses a part of it.
 #![allow(dead_code)]
 
 pub mod cgroup;
@@ -30,7 +30,7 @@ use portolan_sys::unix::{self, Connection, PairKind, ReceiveError};
 use portolan_sys::wait::WakeReceiver;
 use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 
-/// How long anything in a test may take.
+/// Time limit of any step in a test.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Starts the server on host `a` of a bed.
@@ -38,11 +38,11 @@ pub fn start_server(host: &Namespace) -> Daemon {
     start_server_with(host, &[])
 }
 
-/// The same with further arguments.
+/// Likewise, with further arguments.
 pub fn start_server_with(host: &Namespace, arguments: &[&str]) -> Daemon {
     let mut command = host.exec(env!("CARGO_BIN_EXE_portoland"));
     command.args(["--interface", Bed::DEVICE]).args(arguments);
-    // Whoever reads its output may be kept from that on a busy machine, and the server with it.
+    // The reader of its output may be delayed on a busy machine, and the server with it.
     let level = std::env::var("PORTOLAN_LOG").unwrap_or_else(|_| "info".into());
     command
         .env("PORTOLAN_LOG", level)
@@ -51,7 +51,7 @@ pub fn start_server_with(host: &Namespace, arguments: &[&str]) -> Daemon {
     Daemon::start(command, Ready::Line("ready".into()))
 }
 
-/// A configuration file, which goes away with the test.
+/// A configuration file, which is removed at the end of the test.
 pub struct Configuration(PathBuf);
 
 impl Configuration {
@@ -77,12 +77,12 @@ impl Drop for Configuration {
     }
 }
 
-/// How many files a server has open, aside from those of channels that it makes ahead.
+/// Returns how many files a server has open, except those of channels that it makes in advance.
 pub fn open_files(server: &Daemon) -> usize {
     names_of_open_files(server).len()
 }
 
-/// The same of a server at rest: while it makes channels it opens sockets for a moment.
+/// Likewise for an idle server: while it makes channels it opens sockets for a moment.
 pub fn open_files_at_rest(server: &Daemon) -> usize {
     let looks = (0..20).map(|_| {
         std::thread::sleep(Duration::from_millis(10));
@@ -91,7 +91,7 @@ pub fn open_files_at_rest(server: &Daemon) -> usize {
     looks.min().unwrap()
 }
 
-/// Waits until a server has no more files open than there were before.
+/// Waits until a server has no more files open than `before`.
 pub fn await_closes(server: &Daemon, before: usize) {
     let start = clock::now();
     while open_files(server) > before {
@@ -123,7 +123,7 @@ pub fn control_path(host: &Namespace) -> PathBuf {
     format!("/run/portolan/{}/control", host.inode()).into()
 }
 
-/// A control connection, and after `hello` a channel.
+/// A control connection, which gets a channel by `hello`.
 pub struct Client {
     connection: Connection,
     next: u32,
@@ -139,7 +139,7 @@ impl Client {
         }
     }
 
-    /// One that has said `Hello` and not heard an answer.
+    /// Returns a client that has sent `Hello` and not received the answer.
     pub fn greeting(path: &Path) -> Client {
         let mut client = Client::connect(path);
         let hello = RequestBody::Hello {
@@ -179,7 +179,7 @@ impl Client {
         (reply.body, fds)
     }
 
-    /// All sessions that the server shows to this client.
+    /// Returns all sessions that the server shows to this client.
     pub fn sessions(&mut self) -> Vec<SessionReport> {
         let (reply, mut fds) = self.ask_with(RequestBody::ListSessions, &[]);
         let ReplyBody::Sessions(list) = reply else {
@@ -188,7 +188,7 @@ impl Client {
         unpack(list, &mut fds)
     }
 
-    /// Everything that is guaranteed.
+    /// Returns all guarantees.
     pub fn guarantees(&mut self) -> QosReport {
         let show = RequestBody::Qos(QosRequest::Show);
         let (reply, mut fds) = self.ask_with(show, &[]);
@@ -198,7 +198,7 @@ impl Client {
         unpack(report, &mut fds)
     }
 
-    /// All that is counted.
+    /// Returns all counters.
     pub fn counters(&mut self) -> Vec<CounterReport> {
         let (reply, mut fds) = self.ask_with(RequestBody::ReadCounters, &[]);
         let ReplyBody::Counters(list) = reply else {
@@ -207,7 +207,7 @@ impl Client {
         unpack(list, &mut fds)
     }
 
-    /// A counter of filters or server, or of all holders together.
+    /// Returns a counter of filters or server, or of all holders together.
     pub fn counter(&mut self, group: &str, name: &str) -> u64 {
         self.counters()
             .iter()
@@ -216,7 +216,7 @@ impl Client {
             .value
     }
 
-    /// The next reply; none if the server closed the connection.
+    /// Returns the next reply; none if the server closed the connection.
     pub fn receive(&mut self) -> Option<(Reply, Vec<OwnedFd>)> {
         if let Some(reply) = self.waiting.pop_front() {
             return Some(reply);
@@ -246,11 +246,11 @@ pub struct Library {
     pub ring: Ring,
     pub tap: Tap,
     pub metastate: MetastateReader,
-    /// Becomes readable when the server has something to say.
+    /// Becomes readable when the server has a recall or news of transmit queues.
     pub alert: OwnedFd,
-    /// Becomes readable when a peer of a local session has something to say.
+    /// Becomes readable when a peer of a local session notifies it.
     pub wake_receiver: WakeReceiver,
-    /// What came with `Welcome` beside the tap, as it came.
+    /// Descriptors that came with `Welcome` besides the tap.
     pub maps: Maps,
     routes: Routes,
 }
@@ -277,7 +277,7 @@ impl Wire for Tap {
     }
 }
 
-/// A descriptor as the application has it.
+/// An application's descriptor.
 pub struct Near(pub OwnedFd);
 
 impl Library {
@@ -285,7 +285,7 @@ impl Library {
         Library::welcomed(Client::greeting(path))
     }
 
-    /// Takes the channel of a client that has said `Hello`.
+    /// Takes the channel of a client that has sent `Hello`.
     pub fn welcomed(mut client: Client) -> Library {
         let (reply, fds) = client.receive().expect("a reply");
         let ReplyBody::Welcome { ring_size, .. } = reply.body else {
@@ -347,12 +347,12 @@ impl Library {
         self.ask_new(PairKind::Stream, body)
     }
 
-    /// Binds and listens; returns the session, its address and its descriptor.
+    /// Binds and listens. Returns the session, its address and its descriptor.
     pub fn listen(&mut self, local: SocketAddr, backlog: u32) -> (SessionId, SocketAddr, Near) {
         self.listen_with(local, backlog, Reuse::default())
     }
 
-    /// The same with `SO_REUSEPORT`.
+    /// Likewise, with `SO_REUSEPORT`.
     pub fn listen_sharing(&mut self, local: SocketAddr) -> Near {
         let reuse = Reuse {
             address: false,
@@ -399,7 +399,7 @@ impl Library {
         (reply, near, slot)
     }
 
-    /// Opens a TCP connection and takes it over.
+    /// Opens a TCP connection and caches it.
     pub fn open(&mut self, remote: SocketAddr) -> (SessionId, Near, Slot) {
         let (reply, near, slot) = self.connect(Protocol::Tcp, remote);
         let ReplyBody::Connecting { session, .. } = reply else {
@@ -417,7 +417,7 @@ impl Library {
         (session, near, slot)
     }
 
-    /// Accepts the next session of a listener and takes it over.
+    /// Accepts the next session of a listener and caches it.
     pub fn accept(&mut self, listener: &Near) -> (SessionId, Near, Slot) {
         let (event, mut fds) = listener.event();
         let DescriptorEvent::Accepted { session, .. } = event else {
@@ -431,7 +431,7 @@ impl Library {
         self.try_cache(session, &[]).expect("it is not relayed")
     }
 
-    /// None if the session is relayed.
+    /// Returns none if the session is relayed.
     pub fn try_cache(&mut self, session: SessionId, fds: &[BorrowedFd<'_>]) -> Option<Slot> {
         let slot = self.stack.reserve();
         let request = RequestBody::Cache { session, slot };
@@ -459,7 +459,7 @@ impl Library {
         self.stack.insert_at(clock::now(), slot, session);
     }
 
-    /// Returns a session to the server.
+    /// Flushes a session to the server.
     pub fn flush(&mut self, id: SessionId, slot: Slot, then: AfterFlush) {
         let Some(Session::Tcp(session)) = self.stack.remove(slot) else {
             panic!("no session at {slot:?}");
@@ -482,7 +482,7 @@ impl Library {
     pub fn turn(&mut self) {
         let now: Instant = clock::now();
         let generation = self.metastate.generation();
-        // None while the server is kept from finishing what it writes.
+        // None while the server is in the middle of an update.
         if generation != self.routes.generation()
             && let Some(metastate) = self.metastate.read()
         {
@@ -535,12 +535,12 @@ impl Library {
 }
 
 impl Near {
-    /// The next event on the descriptor.
+    /// Returns the next event on the descriptor.
     pub fn event(&self) -> (DescriptorEvent, Vec<OwnedFd>) {
         await_some("an event", || self.try_event())
     }
 
-    /// The next event if there is one.
+    /// Returns the next event, if there is one.
     pub fn try_event(&self) -> Option<(DescriptorEvent, Vec<OwnedFd>)> {
         let mut buffer = vec![0; MAX_MESSAGE];
         match unix::receive(&self.0, &mut buffer) {
@@ -554,7 +554,7 @@ impl Near {
     }
 }
 
-/// Tries until `attempt` gives something; panics when it takes too long.
+/// Retries until `attempt` returns a value; panics after the time limit.
 pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let start = clock::now();
     loop {

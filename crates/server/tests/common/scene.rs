@@ -1,4 +1,4 @@
-//! One process that has a session, and another that may ask for it.
+//! A process that holds a session, and another that may ask for it.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
@@ -10,7 +10,7 @@ use portolan_types::{SessionId, Slot};
 
 use super::{Library, Near, await_some, control_path};
 
-/// A session that `holder` has, and its peer.
+/// A session held by `holder`, and its peer.
 pub struct Scene {
     pub holder: Library,
     pub other: Library,
@@ -43,7 +43,7 @@ pub fn scene(bed: &Bed) -> Scene {
 }
 
 impl Scene {
-    /// The other process asks, showing the descriptor.
+    /// The other process asks for the session, and shows the descriptor.
     pub fn ask(&mut self) -> u32 {
         let body = RequestBody::Cache {
             session: self.id,

@@ -1,5 +1,4 @@
-//! Which protocol extensions of user nobody are admitted: what is not is refused with a reason, and takes nothing from
-//! anybody.
+//! Which protocol extensions of user nobody are admitted: others are refused with a reason, and affect nobody.
 
 use std::net::SocketAddr;
 
@@ -18,7 +17,7 @@ use crate::handlers::{
 use crate::meter::Meter;
 use crate::{Victim, assert_serves_others, counter};
 
-/// Names, code, and what the reason says.
+/// Names, code, and a part of the reason.
 pub fn unsafe_code() -> Vec<(&'static str, Code, &'static str)> {
     let load = |source| [op(0x18, 1, source, 0, 1), 0];
     let with_map = |definition, instructions: Vec<u64>| Code {
@@ -241,13 +240,13 @@ fn nobody_has_handlers_on_what_is_anothers() {
             refusal.reason
         );
     }
-    // Nor is anybody's looked at or removed.
+    // Others' extensions are neither listed nor removed.
     let mut other = other;
     let number = other.install(always(REPLY));
     assert_eq!(list(&mut hostile.library.client), []);
     let refusal = refusal(hostile.ask(ExtensionRequest::Remove { number }));
     assert_eq!(refusal.errno, libc::ENOENT);
-    // A command that has no sockets installs nothing.
+    // A command without sockets cannot install anything.
     let mut command = crate::as_nobody(|| Client::connect(&path));
     let spec = hostile.spec(always(CONSUME));
     let denied = ask(&mut command, ExtensionRequest::Install(spec));
@@ -267,7 +266,7 @@ fn there_are_only_so_many() {
         owner.install(always(PASS));
     }
     assert!(owner.refused(always(PASS)).reason.contains("8 handlers"));
-    // Again and again the numbers and the memory of those that are gone serve others.
+    // Numbers and memory of removed extensions are reused, repeatedly.
     for _ in 0..300 {
         let reports = list(&mut owner.library.client);
         let number = reports[0].number;
@@ -305,8 +304,7 @@ fn who_takes_maps_again_and_again_runs_out() {
     assert_serves_others(&bed, &path);
 }
 
-/// Loops of which the verifier does not see the end: it follows what a processor may do by mistake,
-/// too.
+/// Loops whose end the verifier cannot prove: it also follows speculative execution.
 fn looping() -> Code {
     let mut instructions = vec![mov(0, 0), mov(1, 0)];
     instructions.extend((0..200).map(|_| op(0x07, 1, 0, 0, 1)));

@@ -1,4 +1,4 @@
-//! What one user can take of the server's: its part, and root can always go on.
+//! What one user can take of the server: its part, while root can always continue.
 
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -28,7 +28,7 @@ const SUBORDINATES: std::ops::Range<u32> = 100_000..100_012;
 
 const ANY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
-/// Runs `action` on a thread that is another user's for good.
+/// Runs `action` on a thread that has become another user permanently.
 pub fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
@@ -51,8 +51,8 @@ pub fn allow_descriptors() {
     setrlimit(Resource::Nofile, wanted).unwrap();
 }
 
-/// How long a request of somebody else's takes at the worst, of some, and how late the machine was meanwhile: the server,
-/// the filter's softirq and this thread have to be run one after the other, and the server after what it has to do.
+/// The longest wait for another user's request among several, and the machine's lateness in that time: the server, the
+/// filter's softirq and this thread run one after the other, and the server only after its pending work.
 #[derive(Clone, Copy, Debug, Default)]
 struct Waits {
     longest: Duration,
@@ -90,7 +90,7 @@ pub fn resident_kib(server: &Daemon) -> u64 {
     value.unwrap().parse().unwrap()
 }
 
-/// Connections that say nothing; some are closed by the server.
+/// Opens connections that send nothing; the server closes some.
 pub fn idle(path: &Path, count: usize) -> Vec<Connection> {
     let connect = || {
         await_some("room in the queue", || match Connection::connect(path) {
@@ -146,7 +146,7 @@ fn channels_of_any_number_of_users_leave_root_some() {
     assert_serves_others(&bed, &path);
 }
 
-/// Says `Hello` so often before it hears anything.
+/// Sends `Hello` repeatedly before any reply is read.
 pub fn greet(client: &mut Client, times: usize) -> Vec<ReplyBody> {
     for _ in 0..times {
         let program = "greedy".into();
@@ -174,7 +174,7 @@ fn a_connection_gets_one_channel_however_often_it_says_hello() {
     let is_refused =
         |reply: &&ReplyBody| matches!(reply, ReplyBody::Error { errno: no } if *no == errno);
     assert_eq!(replies.iter().filter(is_refused).count(), HELLOS - 1);
-    // The channels that are made ahead come later.
+    // The channels made in advance come later.
     sleep(Duration::from_millis(500));
     let more = descriptors(&server) - before;
     assert!(more < 64, "{more} descriptors for one connection");
@@ -183,7 +183,7 @@ fn a_connection_gets_one_channel_however_often_it_says_hello() {
 
 const LARGE_BUFFERS: &str = "[buffers]\nsend_initial = 8388608";
 
-/// Sessions with unsent bytes that their program leaves to the server.
+/// Leaves sessions with unsent bytes to the server.
 fn leave_orphans(bed: &Bed, path: &Path, count: usize) -> Vec<TcpStream> {
     let listener = bed
         .b
@@ -199,7 +199,7 @@ fn leave_orphans(bed: &Bed, path: &Path, count: usize) -> Vec<TcpStream> {
     peers
 }
 
-/// The same to a listener whose peers read nothing; it is told of each connection.
+/// Likewise to a listener whose peers read nothing; `on_opened` is called for each connection.
 pub fn leave_orphans_to(
     listener: SocketAddr,
     library: &mut Library,
@@ -259,7 +259,7 @@ fn unsent_bytes_of_programs_that_are_gone_are_limited() {
     let more = (resident_kib(&server) - before) >> 10;
     assert!(more < 160, "the server holds {more} MiB");
     victim.assert_unharmed();
-    // The oldest goes first, with a reset.
+    // The oldest is the first to be reset.
     assert_reset(&mut peers[0]);
     assert!(counter(&path, "server", "orphans_reset") > 0);
     meter.finish();
@@ -283,7 +283,7 @@ const SHARED: Reuse = Reuse {
     port: true,
 };
 
-/// So many sockets on one UDP port.
+/// Opens `count` sockets on one UDP port.
 pub fn share_port(library: &mut Library, port: u16, count: u32) -> Vec<Near> {
     let local = SocketAddr::new(ANY, port);
     let share = |slot| {
@@ -336,11 +336,11 @@ fn a_full_table_of_bindings_is_said_and_is_one_users_only() {
     }
     let (reply, _) = bind(&mut hostile, 7040);
     assert!(is_full(&reply), "{reply:?}");
-    // Nothing of it is left: the port is free.
+    // Nothing is left of it: the port is free.
     bed.a
         .enter(|| std::net::UdpSocket::bind((ANY, 7040)))
         .unwrap();
-    // A listener has a row, too.
+    // A listener needs a row, too.
     let (reply, end) = hostile.bind(Protocol::Tcp, SocketAddr::new(ANY, 7100), Slot(0));
     let ReplyBody::Bound { session, .. } = reply else {
         panic!("{reply:?}");
@@ -355,7 +355,7 @@ fn a_full_table_of_bindings_is_said_and_is_one_users_only() {
     };
     let (reply, _) = hostile.ask_new(portolan_sys::unix::PairKind::SeqPacket, listen);
     assert!(is_full(&reply), "{reply:?}");
-    // Others have theirs, and hear.
+    // Others get their rows, and receive.
     let mut other = Library::start(&path);
     let (reply, _near) = bind(&mut other, 7200);
     assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
@@ -366,7 +366,7 @@ fn a_full_table_of_bindings_is_said_and_is_one_users_only() {
     peer.send_to(b"x", (Bed::A4, 7200)).unwrap();
     await_some("a datagram", || other.ring.next().map(drop));
     assert!(counter(&path, "server", "budget_bindings_refused") > 0);
-    // What is closed is given back.
+    // Closed sockets return their rows.
     near.swap_remove(0);
     await_some("a row", || {
         let (reply, end) = bind(&mut hostile, 7040);
@@ -436,7 +436,7 @@ fn lists_that_nobody_reads_are_not_made() {
     let more = resident_kib(&server).saturating_sub(before);
     assert!(more < 8 << 10, "{more} KiB for one client");
     assert!(counter(&path, "server", "budget_lists_refused") > 50);
-    // Who reads is served.
+    // A client that reads is served.
     let is_list = |body: &ReplyBody| matches!(body, ReplyBody::Sessions(_));
     let lists = (0..100).filter(|_| is_list(&client.receive().unwrap().0.body));
     assert!((1..10).contains(&lists.count()));
@@ -538,7 +538,7 @@ fn a_process_with_thousands_of_sessions_is_listed_and_dies_in_parts() {
     });
 }
 
-/// Over more than a turn: whoever asks for as much as the server can do has its share, and others do not notice.
+/// Over more than a turn: a user that requests as much as the server can do gets its share, and others do not notice.
 #[test]
 fn requests_in_a_loop_take_no_more_than_their_users_share_of_the_time() {
     let bed = Bed::veth();
@@ -569,13 +569,14 @@ fn requests_in_a_loop_take_no_more_than_their_users_share_of_the_time() {
     let share = (used() - before).as_secs_f64() / clock::now().since(begun).as_secs_f64();
     eprintln!("{asked} requests, {:.0} % of the time", 100.0 * share);
     assert!(counter(&path, "server", "budget_shares_spent") > 0);
-    // A quarter of a second at once, the meter's own, and what the kernel does for the others.
+    // The burst of a quarter of a second, the meter's own requests, and the kernel's work for the others.
     assert!(share < 0.55, "{share}");
     assert!(asked > 100, "it is served all the same");
     meter.finish();
 }
 
-/// A relayed session's program writes, and its peer takes nothing: what the server holds of all of a user's is limited.
+/// A relayed session's program writes, and its peer reads nothing: the total that the server holds for a user is
+/// limited.
 #[test]
 fn relayed_bytes_that_nobody_takes_are_limited_and_the_rest_waits() {
     const SESSIONS: usize = 40;
@@ -610,7 +611,7 @@ fn relayed_bytes_that_nobody_takes_are_limited_and_the_rest_waits() {
     let more = resident_kib(&server).saturating_sub(before) >> 10;
     assert!(more < 40, "{more} MiB");
     assert!(counter(&path, "server", "budget_relays_stalled") > 0);
-    // As soon as its peer takes them, bytes go on.
+    // Bytes move again as soon as the peer reads.
     let (near, mut peer) = relayed.remove(0);
     relayed.clear();
     peer.set_read_timeout(PATIENCE).unwrap();

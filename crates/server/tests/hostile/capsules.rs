@@ -1,4 +1,4 @@
-//! Giving sessions back that were never taken, or not like this.
+//! Flushes of sessions that were never cached, or not like this.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -111,7 +111,7 @@ fn capsules_in_unsuitable_memory_are_refused() {
     victim.assert_unharmed();
 }
 
-/// What is read from them is read without a look at each byte: they must be as they were said to be.
+/// Unread bytes are used without a check of each access, so the memory must be as announced.
 #[test]
 fn unread_bytes_in_unsuitable_memory_are_refused() {
     let bed = Bed::veth();
@@ -194,7 +194,7 @@ fn unread_bytes_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it()
     assert!(*memory.into_bytes() == bytes, "the same memory");
 }
 
-/// Gives a session back with bits that have changed, others in each round.
+/// Flushes a session with changed bits, different in each round.
 pub fn flipped(session: SessionId, mut capsule: Vec<u8>, round: usize) -> RequestBody {
     let at = round * 7 % capsule.len();
     capsule[at] ^= 1 << (round % 8);
@@ -214,7 +214,7 @@ pub fn flipped(session: SessionId, mut capsule: Vec<u8>, round: usize) -> Reques
     }
 }
 
-/// Whatever passes validation is run by the server: it must not fall over.
+/// The server runs whatever passes validation: it must not crash.
 #[test]
 fn capsules_with_flipped_bits_are_refused_or_harmless() {
     let bed = Bed::veth();

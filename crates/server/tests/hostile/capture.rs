@@ -1,4 +1,4 @@
-//! What really arrives at a host: every frame, as tcpdump would see it.
+//! Captures every frame that arrives at a host, as tcpdump would.
 
 use std::os::fd::OwnedFd;
 
@@ -11,7 +11,7 @@ const EVERYTHING: u32 = 0x0003_u16.to_be() as u32;
 pub struct Capture(OwnedFd);
 
 impl Capture {
-    /// Sees the frames of all devices of `host` from now on.
+    /// Captures the frames of all devices of `host` from now on.
     pub fn start(host: &Namespace) -> Capture {
         let protocol = std::num::NonZero::new(EVERYTHING).map(Protocol::from_raw);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -20,7 +20,7 @@ impl Capture {
         Capture(socket.expect("root may capture"))
     }
 
-    /// The frames since the last call.
+    /// Returns the frames since the last call.
     pub fn frames(&self) -> Vec<Vec<u8>> {
         let mut buffer = vec![0; 1 << 17];
         let mut frames = Vec::new();

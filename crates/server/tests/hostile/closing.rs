@@ -1,4 +1,4 @@
-//! Descriptors in messages whose last close waits: the server never does.
+//! Descriptors in messages whose last close blocks: the server never blocks.
 
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -21,7 +21,7 @@ use crate::{Victim, as_nobody, assert_prompt, hostile_library};
 
 const LINGER: Duration = Duration::from_secs(8);
 
-/// A connection with bytes that its peer does not take, whose last close waits for that; and its peer.
+/// Returns a connection with bytes that its peer does not read, whose last close waits for that; and its peer.
 pub fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -47,7 +47,7 @@ fn answers_promptly_after(action: impl FnOnce(&Client, &[BorrowedFd<'_>])) {
     victim.assert_unharmed();
 }
 
-/// Sends anything with descriptors.
+/// Sends arbitrary bytes with descriptors.
 pub fn send(client: &Client, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
     let pieces = [std::io::IoSlice::new(bytes)];
     let mut space = vec![std::mem::MaybeUninit::uninit(); 4096];
@@ -82,7 +82,7 @@ fn nor_do_messages_that_nobody_reads() {
     });
 }
 
-/// What lies in the far end of a descriptor before the server has it would be closed by whoever reads what lies there.
+/// Descriptors queued in the far end before the server gets it would be closed by the reader of the queue.
 #[test]
 fn nor_do_descriptors_in_a_new_session() {
     let bed = Bed::veth();
@@ -129,7 +129,7 @@ fn nor_do_descriptors_in_a_new_session() {
     victim.assert_unharmed();
 }
 
-/// What a refused connection has brought lies in its queue, and is closed with it.
+/// Messages sent on a refused connection stay in its queue, and are closed with it.
 #[test]
 fn nor_do_messages_in_connections_that_are_refused() {
     let bed = Bed::veth();
@@ -137,10 +137,10 @@ fn nor_do_messages_in_connections_that_are_refused() {
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
     let pid = Pid::from_raw(server.pid() as i32).unwrap();
-    // All that one user may have.
+    // The limit of one user.
     let _idle = as_nobody(|| idle(&path, 300));
     let streams: Vec<_> = (0..20).map(|_| lingering()).collect();
-    // Whoever is answered was let in after them: the queue has room for those that follow.
+    // A client that gets an answer was accepted after them: the queue has room for the next ones.
     assert_prompt(&path);
     kill_process(pid, Signal::STOP).unwrap();
     as_nobody(|| {

@@ -1,4 +1,4 @@
-//! Delegated listeners: what a process can do with the port that is its own, and with those that are not.
+//! Delegated listeners: what a process can do with its own port, and with those of others.
 
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
@@ -25,7 +25,7 @@ const PROTO: i32 = 71;
 const ADDRINUSE: i32 = 98;
 const NOBUFS: i32 = 105;
 
-/// A listener, delegated if `slot` and the options say so.
+/// Opens a listener, delegated if `slot` and the options request it.
 pub fn listen(library: &mut Library, port: u16, slot: Option<Slot>) -> (SessionId, Near, bool) {
     let local = SocketAddr::new(Bed::A4, port);
     let (reply, _replaced) = library.bind_with(Protocol::Tcp, local, Slot(0), Reuse::default());
@@ -161,7 +161,7 @@ fn forged_surrenders_are_refused_and_counted() {
     let Some(portolan_stack::Session::Tcp(session)) = hostile.stack.remove(slot) else {
         panic!("a connection");
     };
-    // A connection, but none of the listener's.
+    // A connection, but not of the listener.
     let foreign = session.to_capsule();
     for bytes in [Vec::new(), vec![0xff; 3000], foreign.clone()] {
         let surrender = RequestBody::ReturnPending {

@@ -1,5 +1,5 @@
-//! Protocol extensions of user nobody at work: what they may do works, and everything else is contained, and counted.
-//! Others have their packets as ever.
+//! Running protocol extensions of user nobody: what is permitted works, and everything else is contained and counted.
+//! Others receive their packets as usual.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -35,7 +35,7 @@ fn a_handler_answers_in_its_owners_stead() {
             let question: Vec<u8> = (0..length).map(|n| (n % 251) as u8 + 1).collect();
             assert_eq!(answer(&peer, &question), question, "{length} bytes");
         }
-        // Of what is longer than a view there is the beginning.
+        // Of longer packets the view has the beginning.
         assert_eq!(answer(&peer, &[7; 600]), [7; 512]);
         assert_eq!(owner.frames(), 0);
     }
@@ -45,7 +45,7 @@ fn a_handler_answers_in_its_owners_stead() {
 #[test]
 fn a_handlers_edits_are_sent_with_the_right_sums() {
     let bed = Bed::veth();
-    // Checksums are whole in these frames, and have to be afterwards.
+    // The checksums of these frames are complete, and must be afterwards.
     bed.b.enter(|| {
         let off = std::process::Command::new("ethtool")
             .args(["-K", Bed::DEVICE, "tx", "off"])
@@ -56,7 +56,7 @@ fn a_handlers_edits_are_sent_with_the_right_sums() {
     let path = control_path(&bed.a);
     for address in [Bed::A4, Bed::A6] {
         let mut owner = Owner::of(hostile_library(&path), SocketAddr::new(address, 0));
-        // Five bytes, "XX" first; the sixth is written, too, and is none of the answer.
+        // Five bytes, "XX" first; the sixth is written, too, but not part of the answer.
         owner.install(code([
             op(0x6a, 1, 0, PAYLOAD, 0x5858),
             op(0x72, 1, 0, PAYLOAD + 5, 0x59),
@@ -78,7 +78,7 @@ fn handlers_are_called_in_their_order_until_one_decides() {
     let path = control_path(&bed.a);
     let mut owner = Owner::start(&path);
     let peer = peer(&bed, owner.port);
-    // Whoever comes adds its letter at the byte that `mark` counts.
+    // Each handler adds its letter at the byte counted by `mark`.
     let adds = |letter: i32, verdict| {
         code([
             op(0x61, 2, 1, LENGTH, 0),
@@ -99,7 +99,7 @@ fn handlers_are_called_in_their_order_until_one_decides() {
     assert_eq!(answer(&peer, b"-"), b"-abcd");
     let removed = owner.ask(ExtensionRequest::Remove { number: last });
     assert_eq!(removed, ExtensionReply::Removed);
-    // All pass: the packet is the owner's, as it came.
+    // All pass: the owner gets the packet unchanged.
     assert_silent(&peer, b"-");
     let record = owner.library.ring.next().expect("the frame");
     assert!(record.frame.ends_with(b"-"), "{:?}", record.frame);
@@ -113,7 +113,7 @@ fn a_predicate_chooses_and_a_handler_may_end_or_deliver() {
     let path = control_path(&bed.a);
     let mut owner = Owner::start(&path);
     let peer = peer(&bed, owner.port);
-    // Wants what begins with 'c' and ends it.
+    // Selects packets that begin with 'c' and consumes them.
     let number = owner.install_at(
         1,
         Code {
@@ -175,7 +175,7 @@ fn one_that_takes_too_long_is_stopped_and_removed() {
     assert_eq!(reports[0].standing, ExtensionState::OverBudget);
     assert_eq!(reports[0].statistics.overruns, 8);
     assert_eq!(reports[0].uid, NOBODY);
-    // Another takes its place.
+    // Another one can replace it.
     owner.install(always(REPLY));
     assert_eq!(answer(&peer, b"quick"), b"quick");
     victim.assert_unharmed();
@@ -215,7 +215,7 @@ fn a_view_shows_nothing_of_other_packets() {
     let mut secret = Owner::of(Library::start(&path), SocketAddr::new(Bed::A4, 0));
     secret.install(always(CONSUME));
     let mut spy = Owner::start(&path);
-    // Answers with all that a view can hold.
+    // Answers with everything that a view can hold.
     spy.install(code([op(0x62, 1, 0, LENGTH, 512), mov(0, REPLY), exit()]));
     let (told, asked) = (peer(&bed, secret.port), peer(&bed, spy.port));
     for _ in 0..32 {
@@ -243,7 +243,7 @@ fn an_answer_of_no_length_that_there_is_is_dropped_and_counted() {
     assert_eq!(filter_counter(&path, "refused"), 2);
 }
 
-/// Sends a datagram whose checksum is wrong.
+/// Sends a datagram with a wrong checksum.
 fn send_spoilt(to: SocketAddr) {
     let raw = net::socket(
         AddressFamily::INET,
@@ -302,7 +302,7 @@ fn packets_are_forwarded_only_from_ports_of_their_handler_and_to_others() {
 
     let number = owner.install(forwards(to, own));
     asking.send(b"on").unwrap();
-    // It is connected to the owner's port: from anywhere else it would not hear.
+    // The receiver is connected to the owner's port: it would not receive from any other.
     let mut heard = [0; 8];
     assert_eq!(hearing.recv(&mut heard).unwrap(), 2);
     owner.ask(ExtensionRequest::Remove { number });
@@ -359,7 +359,7 @@ fn a_listeners_segments_are_its_owners_to_handle_and_nobody_elses() {
         bed.b
             .enter(|| std::net::TcpStream::connect_timeout(&to, limit).is_ok())
     };
-    // Its SYNs end in the handler, those of others do not.
+    // The handler drops the owner's SYNs, not those of others.
     assert!(!connect(local));
     assert!(connect(others_local));
     assert!(filter_counter(&path, "consumed") > 0);
@@ -380,7 +380,7 @@ fn claim(client: &mut Client, guard: raw::Guard) {
     assert!(matches!(reply, ReplyBody::Claimed { .. }), "{reply:?}");
 }
 
-/// Neither what is sent to others nor what the host lives by is anybody's to look at.
+/// Neither packets sent to others nor the host's essential protocols can be handled.
 #[test]
 fn frames_of_a_protocol_are_its_owners_to_handle_and_nobody_elses() {
     let bed = Bed::veth();
@@ -443,7 +443,7 @@ fn frames_of_a_protocol_are_its_owners_to_handle_and_nobody_elses() {
         let reason = refusal.reason;
         assert_eq!(refusal.errno, errno, "{guard:?} {event:?}: {reason}");
     }
-    // A flow that is closed takes its handler along.
+    // Closing a flow removes its handler.
     let spec = Extension {
         event: Event::EthernetReceive,
         guards: vec![Guard::Raw(OWN)],

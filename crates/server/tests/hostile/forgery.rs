@@ -1,4 +1,4 @@
-//! Sending what is not one's own.
+//! Sending in the name of others.
 
 use std::collections::BTreeSet;
 use std::io::IoSlice;
@@ -40,7 +40,7 @@ pub fn flow_of(library: &Library, slot: Slot) -> FlowKey {
     }
 }
 
-/// The MAC addresses of this host's device and of the neighbour on its wire.
+/// Returns the MAC addresses of this host's device and of the neighbour on its wire.
 pub fn macs(library: &Library) -> ([u8; 6], [u8; 6]) {
     let metastate = library.metastate();
     let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
@@ -48,7 +48,7 @@ pub fn macs(library: &Library) -> ([u8; 6], [u8; 6]) {
     (device.mac.0, peer.unwrap().mac.0)
 }
 
-/// Which drop counters moved during `action`.
+/// Returns which drop counters moved during `action`.
 pub fn drops_of(path: &Path, action: impl FnOnce()) -> Vec<&'static str> {
     let read = || REASONS.map(|reason| counter(path, "transmit", reason));
     let before = read();
@@ -233,14 +233,14 @@ fn datagrams_leave_only_from_ones_own_port() {
     );
 }
 
-/// The frame with a checksum that the kernel is to complete.
+/// Returns the frame with a checksum that the kernel completes.
 pub fn to_be_summed(mut frame: Vec<u8>, start: u16, offset: u16) -> Vec<u8> {
     VnetHeader::partial_checksum(start, offset).emit(&mut frame);
     frame
 }
 
-/// The kernel writes a checksum where the header before a frame says, behind the filter: over the source's port, or
-/// its address, if it may.
+/// The kernel writes a checksum where the header before a frame says, after the filter: possibly over the source's
+/// port or its address.
 #[test]
 fn a_checksum_is_completed_where_it_belongs_and_nowhere_else() {
     const TRANSPORT: u16 = 14 + 20;
@@ -292,7 +292,7 @@ fn a_checksum_is_completed_where_it_belongs_and_nowhere_else() {
     crate::common::await_some("genuine frames", || passed().then_some(()));
 }
 
-/// The frame as one that the kernel is to cut into fragments of eight bytes.
+/// Returns the frame as one that the kernel cuts into fragments of eight bytes.
 fn to_be_cut(mut frame: Vec<u8>) -> Vec<u8> {
     VnetHeader::segments(Gso::UdpFragments, 14 + 20 + 8, 14 + 20, 8).emit(&mut frame);
     frame
@@ -325,7 +325,7 @@ fn fragments_leave_only_of_ones_own_datagrams_and_with_a_number_nobody_chose() {
         drops_of(&path, || write(&hostile, &foreign)),
         ["drop_foreign"]
     );
-    // A fragment of its own making, for a datagram that the victim may be sending.
+    // A fragment made by the program itself, for a datagram that the victim may be sending.
     for fragment in [0x2000, 0x2001, 0x0002] {
         let mut forgery = datagram(6000);
         forgery.fragment = fragment;
@@ -361,7 +361,7 @@ fn a_tap_outlives_its_channel_as_a_dead_end() {
     let Library { client, tap, .. } = hostile;
     drop(client);
     assert_serves_others(&bed, &path);
-    // What gets that far while the device goes is dropped.
+    // Frames that get this far while the device is removed are dropped.
     let drops = drops_of(&path, || {
         crate::common::await_some("the end of the device", || {
             tap.0.write(&[IoSlice::new(&own)]).err()

@@ -1,4 +1,4 @@
-//! Frames as a forger makes them: a correct one of his own session, and one thing wrong.
+//! Forged frames: a correct one of the forger's own session, with one thing wrong.
 
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -6,7 +6,7 @@ use portolan_sys::tap::VNET_HEADER;
 use portolan_types::FlowKey;
 use portolan_wire::checksum::Sum;
 
-/// By which a forged frame is known wherever it turns up.
+/// Marks forged frames wherever they appear.
 pub const MARK: &[u8] = b"forged-by-nobody";
 
 pub const UDP: u8 = 17;
@@ -16,7 +16,7 @@ const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
 const VLAN: [u8; 2] = [0x81, 0x00];
 
-/// What a forger can choose.
+/// The fields that a forger can choose.
 #[derive(Clone, Debug)]
 pub struct Forgery {
     pub source_mac: [u8; 6],
@@ -33,7 +33,7 @@ pub struct Forgery {
 }
 
 impl Forgery {
-    /// Nothing wrong yet: a segment of `flow`.
+    /// Returns a correct segment of `flow`.
     pub fn of(flow: &FlowKey, source_mac: [u8; 6], destination_mac: [u8; 6]) -> Forgery {
         Forgery {
             source_mac,
@@ -49,7 +49,7 @@ impl Forgery {
         }
     }
 
-    /// As it is written to a tap.
+    /// Returns the frame as it is written to a tap.
     pub fn frame(&self) -> Vec<u8> {
         let mut frame = vec![0; VNET_HEADER];
         frame.extend(self.destination_mac);
@@ -100,7 +100,7 @@ impl Forgery {
     }
 }
 
-/// "I have the address that you look for."
+/// An ARP reply that claims the address.
 pub fn arp(source_mac: [u8; 6], claimed: Ipv4Addr, told: Ipv4Addr) -> Vec<u8> {
     let mut frame = vec![0; VNET_HEADER];
     frame.extend([0xff; 6]);

@@ -1,7 +1,8 @@
-//! The whole control protocol at random: requests of the right structure, or nearly, about sessions that are there, with
-//! descriptors of any kind, and extensions that are nearly sound, by several clients at a time, to a server that serves others meanwhile.
+//! Random requests of the whole control protocol: of the right structure, or nearly, about existing sessions, with
+//! descriptors of any kind, and nearly valid extensions, by several clients at a time, to a server that serves others
+//! at the same time.
 //!
-//! `PORTOLAN_TEST_SECONDS` lengthens it, `PORTOLAN_FUZZ_SEED` chooses other requests.
+//! `PORTOLAN_TEST_SECONDS` extends it, `PORTOLAN_FUZZ_SEED` selects other requests.
 
 pub mod values;
 
@@ -32,7 +33,7 @@ const SEED: u64 = 1;
 
 const CLIENTS: usize = 6;
 
-/// Requests between two looks at those who are to be served.
+/// Requests between two checks of the other users.
 const REQUESTS: usize = 400;
 
 /// Extensions go to the loader, which is a thread: most requests are others.
@@ -43,17 +44,17 @@ pub fn parameter(name: &str, usual: u64) -> u64 {
     chosen.and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
-/// One that says anything.
+/// A client that sends random requests.
 pub struct Hostile {
     connection: Connection,
     known: Known,
-    /// Of its own sessions, and what the server sent.
+    /// Descriptors of its own sessions, and those received from the server.
     fds: Vec<OwnedFd>,
     next: u32,
 }
 
 impl Hostile {
-    /// One in four says no `Hello` first.
+    /// One in four sends no `Hello` first.
     pub fn start(path: &Path, random: &mut Random) -> Hostile {
         let connection = await_some("a connection", || Connection::connect(path).ok());
         let mut hostile = Hostile {
@@ -75,7 +76,7 @@ impl Hostile {
         hostile
     }
 
-    /// False if the server has hung up.
+    /// Returns false if the server has hung up.
     fn send(&mut self, body: RequestBody, fds: &[OwnedFd], random: &mut Random) -> bool {
         self.next = self.next.wrapping_add(1);
         let id = if random.once_in(5) { 0 } else { self.next };
@@ -84,12 +85,12 @@ impl Hostile {
             damage(&mut bytes, random);
         }
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        // What does not fit is not sent; who does not read is not heard.
+        // A message without room in the queue is not sent; a client that does not read is not read either.
         let _ = self.connection.send(&bytes, &fds);
         self.hear(random)
     }
 
-    /// Takes what the server says, or, once in a while, does not.
+    /// Reads the server's replies or, once in a while, does not.
     fn hear(&mut self, random: &mut Random) -> bool {
         if random.once_in(10) {
             return true;
@@ -124,7 +125,7 @@ impl Hostile {
     }
 }
 
-/// A bit changes, the end is missing, or there is more.
+/// Flips a bit, truncates or extends the bytes.
 fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
     let at = random.below(bytes.len());
     match random.below(3) {
@@ -134,7 +135,7 @@ fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
     }
 }
 
-/// Of any kind, some of whose other ends have gone.
+/// Returns a descriptor of any kind; the other ends of some are closed.
 fn descriptor(own: &[OwnedFd], connection: &Connection, random: &mut Random) -> Option<OwnedFd> {
     let pair = |kind| socket_pair(kind).ok();
     Some(match random.below(14) {
@@ -162,7 +163,7 @@ fn descriptor(own: &[OwnedFd], connection: &Connection, random: &mut Random) -> 
     })
 }
 
-/// Near and far end of a new session, or anything.
+/// Returns near and far end of a new session, or anything.
 fn descriptors(hostile: &Hostile, random: &mut Random) -> Vec<OwnedFd> {
     let kind = match random.below(6) {
         0 => Some(PairKind::Stream),
@@ -177,7 +178,7 @@ fn descriptors(hostile: &Hostile, random: &mut Random) -> Vec<OwnedFd> {
         .collect()
 }
 
-/// Instructions that a handler may have, or nearly: with whole random ones nothing reaches the verifier.
+/// Returns a handler's instructions, valid or nearly so: completely random ones never reach the verifier.
 fn handler(random: &mut Random) -> Code {
     let mut code = match random.below(3) {
         0 => always(random.below(6) as i32),
@@ -197,7 +198,7 @@ fn handler(random: &mut Random) -> Code {
     code
 }
 
-/// An extension of a session of one's own, or one that is to be checked only.
+/// Returns an extension of an own session, or one that is only to be checked.
 fn extension(known: &Known, random: &mut Random) -> RequestBody {
     let code = handler(random);
     let request = match random.of(&known.sessions) {
@@ -213,7 +214,7 @@ fn extension(known: &Known, random: &mut Random) -> RequestBody {
     RequestBody::Extension(request)
 }
 
-/// One request; a client that was thrown out is followed by another.
+/// Sends one request; a client that was disconnected is replaced.
 pub fn act(path: &Path, clients: &mut [Hostile], random: &mut Random) {
     let chosen = random.below(clients.len());
     let hostile = &mut clients[chosen];

@@ -1,5 +1,5 @@
-//! Kernel sockets of UDP ports, and memberships of groups: asking for those of others, for what
-//! cannot be, too often, and doing harm with what one got.
+//! Kernel sockets of UDP ports, and group memberships: requests for those of others, invalid and
+//! excessive ones, and abuse of those that were granted.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use crate::{Victim, assert_serves_others, counter, hostile_library, refused};
 
 const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 77, 1, 1));
 
-/// More requests than anybody may have granted.
+/// More requests than any process may have granted.
 const FLOOD: u32 = 500;
 
 fn bind(library: &mut Library) -> (SessionId, Near) {
@@ -36,7 +36,7 @@ fn change(action: GroupAction, group: IpAddr, source: Option<IpAddr>) -> GroupCh
     }
 }
 
-/// Asks for a change on the one device that is managed.
+/// Requests a change on the only managed device.
 fn ask(library: &mut Library, session: SessionId, change: GroupChange) -> ReplyBody {
     let metastate = library.metastate();
     let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
@@ -65,7 +65,7 @@ fn kernel_socket(library: &mut Library, session: SessionId) -> OwnedFd {
     fds.remove(0)
 }
 
-/// Every request of this kind about `session`.
+/// Returns every request of this kind about `session`.
 fn requests_about(session: SessionId) -> Vec<RequestBody> {
     let source = Some(Bed::B4);
     let changes = [
@@ -142,7 +142,7 @@ fn changes_that_cannot_be_are_refused() {
         change(GroupAction::Join, Bed::B4, None),
         change(GroupAction::Join, IpAddr::from([0; 4]), None),
         change(GroupAction::Join, GROUP, Some(v6)),
-        // An IPv4 port.
+        // The port is IPv4.
         change(GroupAction::Join, v6, None),
         change(GroupAction::Block, GROUP, None),
         change(GroupAction::Unblock, GROUP, None),
@@ -160,7 +160,7 @@ fn changes_that_cannot_be_are_refused() {
         }
         refused(&mut hostile, RequestBody::Group { session, change }, &[]);
     }
-    // A released session is nobody's any more.
+    // A released session belongs to nobody.
     let (reply, _) = hostile
         .client
         .ask_with(RequestBody::Release { session }, &[]);
@@ -192,7 +192,7 @@ fn floods_of_joins_and_twins_end_and_leave_nothing_behind() {
         granted += u32::from(matches!(reply, ReplyBody::Joined { .. }));
         drop(kernel_socket(&mut hostile, session));
     }
-    // The kernel's own bound (`igmp_max_memberships`).
+    // The kernel's own limit (`igmp_max_memberships`).
     assert!((1..=100).contains(&granted), "{granted}");
     meter.finish();
     await_some("what the meter had to go", || {
@@ -202,7 +202,7 @@ fn floods_of_joins_and_twins_end_and_leave_nothing_behind() {
     assert_serves_others(&bed, &path);
 }
 
-/// A kernel socket is the very socket that the server reads: it must neither wait on it nor spin.
+/// A kernel socket is shared with the server, which reads it: the server must neither block on it nor spin.
 #[test]
 fn whoever_has_a_kernel_socket_stops_nobody_by_it() {
     let bed = Bed::veth();
@@ -213,7 +213,7 @@ fn whoever_has_a_kernel_socket_stops_nobody_by_it() {
     let (session, _near) = bind(&mut hostile);
     let socket = UdpSocket::from(kernel_socket(&mut hostile, session));
     let own = socket.local_addr().unwrap();
-    // The server is to wait in the next read, or to find an error again and again.
+    // Tries to make the server block in its next read, or find an error repeatedly.
     socket.set_nonblocking(false).unwrap();
     for _ in 0..200 {
         socket.send_to(b"to myself", own).unwrap();

@@ -1,4 +1,4 @@
-//! Guarantees: asking for other people, for what cannot be, and without end. Each request is refused with a reason and
+//! Guarantees: requests for other users, invalid requests, and floods of them. Each is refused with a reason and
 //! counted, and nothing changes.
 
 use std::net::SocketAddr;
@@ -16,7 +16,7 @@ use crate::common::{Client, Configuration, Library, Near, control_path, start_se
 use crate::meter::Meter;
 use crate::{NOBODY, Victim, as_nobody, assert_serves_others, counter};
 
-/// A link of which a rate can be had.
+/// A link with rates to reserve.
 const LINK: &str = "[[qos.link]]\ndevice = 'eth0'\nrate = '1gbit'\nper_user = 50";
 
 fn hostile_client(path: &Path) -> Client {
@@ -30,7 +30,7 @@ fn ask(client: &mut Client, request: QosRequest) -> QosReply {
     }
 }
 
-/// Refused, with a reason that people can read.
+/// Sends a request that must be refused, with a readable reason.
 fn refused(client: &mut Client, request: QosRequest) -> Refusal {
     let mut what = format!("{request:?}");
     what.truncate(300);
@@ -77,7 +77,7 @@ fn modest_cpu() -> Cpu {
     }
 }
 
-/// Every request about a scope.
+/// Returns every request about a scope.
 pub fn requests_about(scope: &Scope) -> Vec<QosRequest> {
     let scope = || scope.clone();
     let ends = [Kind::Transmit, Kind::Receive, Kind::Cpu].map(|kind| QosRequest::Delete {
@@ -101,7 +101,7 @@ pub fn requests_about(scope: &Scope) -> Vec<QosRequest> {
     makes.into_iter().chain(ends).collect()
 }
 
-/// Whoever ends what is not there may be told just that; and threads have no packets.
+/// The deletion of something missing may be answered by just that; and threads have no packets.
 fn errnos(request: &QosRequest, errno: i32) -> Vec<i32> {
     match request {
         QosRequest::Delete { .. } => vec![errno, libc::ENOENT],
@@ -125,7 +125,7 @@ fn flow(local: &str, remote: &str) -> Scope {
     })
 }
 
-/// The connection of a victim, both ends.
+/// Returns the connection of a victim.
 fn flow_of(victim: &Victim) -> FlowKey {
     let local = victim.peer.peer_addr().unwrap();
     let remote = victim.peer.local_addr().unwrap();
@@ -136,8 +136,8 @@ fn flow_of(victim: &Victim) -> FlowKey {
     }
 }
 
-/// What is guaranteed, without what changes by itself: what a link has carried, and what servers
-/// of other tests have given away.
+/// Returns the guarantees, without values that change by themselves: the traffic of a link, and the promises of other
+/// tests' servers.
 fn decided(path: &Path) -> QosReport {
     let mut report = Client::connect(path).guarantees();
     for link in &mut report.links {
@@ -147,7 +147,7 @@ fn decided(path: &Path) -> QosReport {
     report
 }
 
-/// The IPv6 address that stands for an IPv4 one.
+/// Returns the mapped IPv6 address of an IPv4 one.
 fn mapped(endpoint: SocketAddr) -> SocketAddr {
     match endpoint {
         SocketAddr::V4(v4) => SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port()),
@@ -183,7 +183,7 @@ fn what_is_other_peoples_is_out_of_reach() {
             protocol: Protocol::Tcp,
             port: flow.local.port(),
         },
-        // Nobody's yet.
+        // Not owned by anyone yet.
         Scope::Port {
             protocol: Protocol::Udp,
             port: 9,
@@ -238,7 +238,7 @@ fn what_is_not_there_is_nobodys() {
     assert_serves_others(&bed, &path);
 }
 
-/// A port on which two users have sessions is neither's.
+/// A port on which two users have sessions belongs to neither.
 #[test]
 fn a_port_that_several_users_share_is_roots() {
     let bed = Bed::veth();
@@ -247,7 +247,7 @@ fn a_port_that_several_users_share_is_roots() {
     let mut honest = Library::start(&path);
     let (_, address, _near) = honest.listen(SocketAddr::new(Bed::A4, 0), 5);
     let mut hostile = crate::hostile_library(&path);
-    // The same number, of another protocol: that one is its own.
+    // The same number in another protocol: that one is its own.
     let (reply, _near) = hostile.bind(Protocol::Udp, address, Slot(0));
     assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
     let taken = Scope::Port {
@@ -270,7 +270,7 @@ fn a_port_that_several_users_share_is_roots() {
     }
 }
 
-/// What root has given somebody is neither his to change, nor anybody's to see.
+/// A user can neither change what root has given it, nor can others see it.
 #[test]
 fn what_root_has_decided_stays() {
     let bed = Bed::veth();
@@ -311,7 +311,7 @@ fn what_root_has_decided_stays() {
     assert_eq!(seen, [hostile_user]);
 }
 
-/// More than anybody may have, of each kind.
+/// More requests of each kind than any user may have granted.
 #[test]
 fn a_flood_of_specs_ends_and_harms_nobody() {
     const FLOOD: u16 = 600;
@@ -458,7 +458,7 @@ fn numbers_and_names_that_cannot_be_are_refused() {
     victim.assert_unharmed();
 }
 
-/// A port that the process has bound.
+/// Returns a port that the process has bound.
 fn own_port(library: &mut Library) -> (Near, Scope) {
     let (reply, near) = library.bind(Protocol::Udp, SocketAddr::new(Bed::A4, 0), Slot(0));
     let ReplyBody::Bound { local, .. } = reply else {

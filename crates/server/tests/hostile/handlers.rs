@@ -1,5 +1,5 @@
-//! Handlers made of single instructions, and a process that owns some: for tests of what may be installed, and of what
-//! becomes of it.
+//! Handlers made of single instructions, and a process that owns some: for tests of what may be installed, and of its
+//! effects.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
@@ -24,7 +24,7 @@ pub const REPLY: i32 = 2;
 pub const DELIVER: i32 = 3;
 pub const FORWARD: i32 = 4;
 
-/// Where in the view.
+/// Offsets in the view.
 pub const LENGTH: i16 = 72;
 pub const TO: i16 = 80;
 pub const TO_PORT: i16 = 96;
@@ -32,7 +32,7 @@ pub const FROM_PORT: i16 = 98;
 pub const PAYLOAD: i16 = 104;
 pub const VIEW: i16 = PAYLOAD + 512;
 
-/// One instruction: opcode, destination, source, offset, immediate.
+/// Encodes an instruction: opcode, destination, source, offset, immediate.
 pub fn op(opcode: u8, destination: u8, source: u8, offset: i16, immediate: i32) -> u64 {
     u64::from(opcode)
         | u64::from(source << 4 | destination) << 8
@@ -52,7 +52,7 @@ pub fn call(helper: i32) -> u64 {
     op(0x85, 0, 0, 0, helper)
 }
 
-/// A handler that always decides the same.
+/// Returns a handler that always returns the same verdict.
 pub fn always(verdict: i32) -> Code {
     code([mov(0, verdict), exit()])
 }
@@ -64,7 +64,7 @@ pub fn code(instructions: impl IntoIterator<Item = u64>) -> Code {
     }
 }
 
-/// Looks at the clock hundreds of times, which takes microseconds.
+/// Returns a handler that reads the clock hundreds of times, which takes microseconds.
 pub fn slow() -> Code {
     let looks = std::iter::repeat_n(call(5), 1000);
     code(looks.chain([mov(0, REPLY), exit()]))
@@ -142,7 +142,7 @@ impl Owner {
         refusal(self.ask(ExtensionRequest::Install(spec)))
     }
 
-    /// Frames that the owner got.
+    /// Returns how many frames the owner got.
     pub fn frames(&mut self) -> usize {
         let mut count = 0;
         while self.library.ring.next().is_some() {
@@ -178,15 +178,15 @@ pub fn list(client: &mut Client) -> Vec<ExtensionReport> {
     }
 }
 
-/// What the calling thread sends is handled on the first processor, which counts for itself how often handlers took too
-/// long.
+/// Makes the first processor handle what the calling thread sends; each processor counts a handler's overruns for
+/// itself.
 pub fn send_from_first_cpu() {
     let mut first = CpuSet::new();
     first.set(0);
     sched_setaffinity(None, &first).unwrap();
 }
 
-/// A socket of the kernel on host `b`.
+/// Returns a kernel socket on host `b`.
 pub fn peer(bed: &Bed, near: SocketAddr) -> UdpSocket {
     let far = if near.is_ipv4() { Bed::B4 } else { Bed::B6 };
     let socket = bed

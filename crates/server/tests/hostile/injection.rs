@@ -1,5 +1,5 @@
-//! Segments that a host on the wire forges into a connection (RFC 5961): with numbers in the window, but not those that only
-//! the peer knows. They end nothing, put nothing into the stream, and are answered by so many challenges and no more.
+//! Segments that a host on the wire forges into a connection (RFC 5961): with sequence numbers in the window, but not
+//! the exact ones. They end nothing, put nothing into the stream, and cause a limited number of challenge ACKs.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -32,7 +32,7 @@ impl Injector {
         host.enter(Injector::here)
     }
 
-    /// In the caller's namespace.
+    /// Opens one in the caller's namespace.
     pub fn here() -> Injector {
         let everything = 0x0003_u16.to_be();
         let protocol = std::num::NonZero::new(u32::from(everything)).map(Protocol::from_raw);
@@ -59,13 +59,13 @@ impl Injector {
         Injector(socket)
     }
 
-    /// What the device cannot take is lost.
+    /// Sends a frame; it is lost if the device cannot take it.
     pub fn send(&self, frame: &[u8]) {
         let _ = send(&self.0, frame, SendFlags::DONTWAIT);
     }
 }
 
-/// Anything that could be of a connection.
+/// A possible segment of a connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
     pub from: SocketAddr,
@@ -115,7 +115,7 @@ fn word(frame: &[u8], at: usize) -> u32 {
     u32::from_be_bytes(frame[at..at + 4].try_into().unwrap())
 }
 
-/// Is it a segment of this host to that?
+/// Returns whether the frame is a segment between these endpoints.
 fn goes(frame: &[u8], from: SocketAddr, to: SocketAddr) -> bool {
     let port = |at: usize| u16::from_be_bytes([frame[at], frame[at + 1]]);
     frame.len() >= TCP
@@ -127,7 +127,7 @@ fn goes(frame: &[u8], from: SocketAddr, to: SocketAddr) -> bool {
         && port(IPV4 + 2) == to.port()
 }
 
-/// The timestamps of a segment that begins its options with them, as all do after the handshake.
+/// Returns the timestamps of a segment whose options begin with them, as all do after the handshake.
 fn timestamps(frame: &[u8]) -> Option<[u8; 8]> {
     let options = frame.get(TCP..TCP + 12)?;
     options
@@ -135,9 +135,9 @@ fn timestamps(frame: &[u8]) -> Option<[u8; 8]> {
         .then(|| options[4..].try_into().unwrap())
 }
 
-/// What whoever reads the wire knows of a connection.
+/// What an eavesdropper on the wire knows of a connection.
 struct Overheard {
-    /// The victim's next number, and the next that it wants.
+    /// The victim's next sequence number, and the next that it expects.
     sent: u32,
     wanted: u32,
     timestamps: Option<[u8; 8]>,
@@ -161,7 +161,7 @@ impl Overheard {
     }
 }
 
-/// Kinds of forgeries: name, what is added to the number that the victim wants and to the one that it has sent, flags.
+/// Kinds of forgeries: name, offsets to the number that the victim expects and to the one that it has sent, flags.
 const FORGERIES: [(&str, u32, u32, u8); 9] = [
     ("a reset in the window", 100, 0, RST),
     (
@@ -242,8 +242,8 @@ fn segments_with_numbers_of_the_window_change_nothing_and_are_seldom_answered() 
                 .iter()
                 .filter(|frame| goes(frame, near, far))
                 .count();
-            // One in half a second, and what was on its way. Text and ends are answered as often as they come: an
-            // acknowledgement may have been lost, and who acknowledges makes no loop of it.
+            // One per half second, and those in flight. Data and FINs are answered each time: an acknowledgement may
+            // have been lost, and acknowledgements make no loop.
             let most = match flags & (PSH | FIN) {
                 0 => 2 + took.as_millis() as usize / 500,
                 _ => TIMES,

@@ -1,5 +1,5 @@
-//! Local sessions: two programs share memory, perhaps of two users. What one writes there, asks for, or
-//! leaves behind spoils the stream between them, and nothing else.
+//! Local sessions: two programs, perhaps of two users, share memory. Whatever one writes there,
+//! requests, or leaves behind spoils the stream between them, and nothing else.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ use crate::meter::Meter;
 use crate::soak::holdings::rows_of_flows;
 use crate::{Victim, as_nobody, assert_serves_others, hostile_library, open_to_b, refused};
 
-/// One end in a process's hands.
+/// One end, held by a process.
 pub struct End {
     pub id: SessionId,
     rings: Arc<Rings>,
@@ -48,7 +48,7 @@ impl End {
         }
     }
 
-    /// What a library does before it sleeps on its notifier.
+    /// Does what a library does before it sleeps on its notifier.
     pub fn sleep(&mut self) {
         self.local.look(clock::now());
         self.local.arm(WakeBy::Notifier);
@@ -62,7 +62,7 @@ impl End {
     }
 }
 
-/// A stream that `opener` opens to `accepter`.
+/// Opens a stream from `opener` to `accepter`.
 pub fn introduce(opener: &mut Library, accepter: &mut Library) -> (End, End) {
     let (_, address, listener) = accepter.listen(([127, 0, 0, 1], 0).into(), 5);
     let (reply, near, _) = opener.connect(Protocol::Tcp, address);
@@ -133,7 +133,7 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
             "another stream of the same two programs"
         );
         spoiled.local.look(clock::now());
-        // The server closes what it leaves behind, rubbish and all.
+        // The server closes what it leaves behind, whatever its content.
         drop((spoiled, other, hostile));
         let ended = await_some("the end", || {
             whole.local.look(clock::now());
@@ -146,7 +146,7 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
     meter.finish();
 }
 
-/// Ways for the opener's end to lie before its process dies.
+/// False flags that the opener's end may set before its process dies.
 pub const LIES: [u32; 4] = [
     flags::CLOSED,
     flags::FIN | flags::CLOSED,
@@ -154,7 +154,7 @@ pub const LIES: [u32; 4] = [
     flags::FIN | flags::CLOSED | flags::RESET,
 ];
 
-/// Writes that the hostile end has ended, and takes care that nobody hears of it.
+/// Marks the hostile end as ended, without notifying anyone.
 pub fn end_in_silence(hostile: &End, lie: u32) {
     let ends = hostile.rings.ends();
     ends.opener.sent.0.flags.store(lie, Relaxed);
@@ -213,7 +213,7 @@ fn who_sleeps_on_a_word_hears_of_such_a_peer_too() {
     }
 }
 
-/// Waits for what should come; false if it does not, and then whoever sleeps on the end's word is woken.
+/// Waits for a condition; returns false if it does not come, after waking the thread that sleeps on the end's word.
 fn await_some_or_wake(what: &str, end: &End, mut has_come: impl FnMut() -> bool) -> bool {
     let start = clock::now();
     while !has_come() {
@@ -228,7 +228,7 @@ fn await_some_or_wake(what: &str, end: &End, mut has_come: impl FnMut() -> bool)
     true
 }
 
-/// Has the server relay so many sessions, and rings once for all that it has written to them.
+/// Makes the server relay `count` sessions, and notifies it once of data written to all.
 pub fn ring_for_many(
     hostile: &mut Library,
     accepter: &mut Library,
@@ -282,7 +282,7 @@ fn the_server_has_time_for_others_however_much_it_relays() {
     };
     let longest = (0..300).map(wait).max().expect("there are some");
     assert!(longest < Duration::from_millis(40), "{longest:?}");
-    // All are heard in the end.
+    // All are delivered in the end.
     for (_, accepted) in &relayed {
         let mut byte = [0];
         await_some("a byte", || {
@@ -365,7 +365,7 @@ fn a_budget_gives_no_rows_to_local_sessions_which_nobody_would_take_away() {
     for request in requests_about(&root).into_iter().filter(is_of_receiving) {
         client.ask(RequestBody::Qos(request));
     }
-    // Another session's row tells that all have been written anew.
+    // Another session's row shows that all have been rewritten.
     let (_, _near, _, _peer) = open_to_b(&bed, &mut opener);
     thread::sleep(Duration::from_millis(300));
     assert_eq!(rows_of_flows(&server), 1);

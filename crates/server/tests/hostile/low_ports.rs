@@ -1,5 +1,5 @@
-//! Ports below the first unprivileged one. Nothing that names a process says who may bind them: its connection may be
-//! held by its child while it runs a set-user-id program. A kernel socket that the program has bound does.
+//! Ports below the first unprivileged one. No identifier of a process shows who may bind them: its connection may be
+//! held by a child while it runs a set-user-id program. A kernel socket bound by the program does.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -26,7 +26,7 @@ fn bind(
     library.bind(protocol, SocketAddr::new(Bed::A4, PORT), Slot(0))
 }
 
-/// Shows `shown`, and binds, without waiting for an answer.
+/// Shows `shown` and binds, without waiting for an answer.
 pub fn try_to_bind(library: &mut Library, shown: BorrowedFd<'_>) {
     library.client.send(RequestBody::ShowRight, &[shown]);
     let bind = RequestBody::Bind {
@@ -40,7 +40,7 @@ pub fn try_to_bind(library: &mut Library, shown: BorrowedFd<'_>) {
     library.client.send(bind, &[]);
 }
 
-/// Whether that is a right or not, the answer says no more than that it was looked at.
+/// The answer is the same whether or not the socket shows a right.
 fn show(library: &mut Library, socket: BorrowedFd<'_>) {
     let (reply, _) = library.client.ask_with(RequestBody::ShowRight, &[socket]);
     assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
@@ -59,7 +59,8 @@ pub fn assert_refused(library: &mut Library, shown: Option<BorrowedFd<'_>>) {
     }
 }
 
-/// The library's thread is user nobody's; its process, the test, is root's, as after a set-user-id program was run.
+/// The library's thread runs as user nobody; its process, the test, as root, as after execution of a set-user-id
+/// program.
 #[test]
 fn the_rights_of_a_process_are_not_those_of_its_connection() {
     let bed = Bed::veth();

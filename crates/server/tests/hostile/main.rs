@@ -1,6 +1,6 @@
-//! A hostile program, as user nobody and with nothing but what the server gave it: its forged
-//! frames do not leave the host, it sees nothing of others, and whatever it sends to the server or
-//! writes into shared memory harms only itself.
+//! A hostile program, run as user nobody with nothing but what the server gave it: its forged frames do not leave
+//! the host, it sees nothing of others, and whatever it sends to the server or writes into shared memory harms only
+//! itself.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -53,7 +53,7 @@ const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
 /// User `nobody`.
 const NOBODY: u32 = 65534;
 
-/// Runs `action` on a thread that has given up every privilege for good; where the caller's has, on that.
+/// Runs `action` on a thread that has permanently dropped every privilege; on the calling thread if that has none.
 fn as_nobody<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     if !rustix::process::geteuid().is_root() {
         return action();
@@ -70,15 +70,15 @@ fn as_nobody<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// A process of user nobody.
+/// Starts a process of user nobody.
 fn hostile_library(path: &Path) -> Library {
     as_nobody(|| Library::start(path))
 }
 
-/// An honest process with one connection to the kernel of host `b`, used to see whether the server
-/// and other people's sessions are all right.
+/// A well-behaved process with one connection to the kernel of host `b`, used to check the server and other users'
+/// sessions.
 struct Victim {
-    /// Of its own user, whoever asks for it.
+    /// Of the victim's own user, whichever user is tested.
     control: Client,
     library: Library,
     id: SessionId,
@@ -92,7 +92,7 @@ impl Victim {
         let mut library = Library::start(path);
         let (id, near, slot, peer) = open_to_b(bed, &mut library);
         let mut control = Client::connect(path);
-        // The server has let it in: its open files can be counted from here.
+        // The server has accepted it: its open files can be counted from here.
         status(&mut control);
         Victim {
             control,
@@ -104,14 +104,14 @@ impl Victim {
         }
     }
 
-    /// Bytes go both ways on the old connection, and the server is there for others.
+    /// Checks that bytes go both ways on the old connection, and that the server serves others.
     fn assert_unharmed(&mut self) {
         echo(&mut self.library, self.slot, &mut self.peer, b"unharmed");
         assert_prompt_to(&mut self.control);
     }
 }
 
-/// Opens a connection to a fresh listener on host `b`.
+/// Opens a connection to a new listener on host `b`.
 fn open_to_b(bed: &Bed, library: &mut Library) -> (SessionId, Near, Slot, TcpStream) {
     let listener = bed
         .b
@@ -133,7 +133,7 @@ fn echo(library: &mut Library, slot: Slot, peer: &mut TcpStream, words: &[u8]) {
     assert_eq!(library.read(slot, words.len()), words);
 }
 
-/// A new program is served: it registers, connects, talks.
+/// Checks that a new program is served: it registers, connects and exchanges data.
 fn assert_serves_others(bed: &Bed, path: &Path) {
     let mut library = Library::start(path);
     let (_, _near, slot, mut peer) = open_to_b(bed, &mut library);
@@ -141,11 +141,11 @@ fn assert_serves_others(bed: &Bed, path: &Path) {
     assert_prompt(path);
 }
 
-/// What a program that asks for `status` waits for the answer, and at the worst where the machine is busy.
+/// Limits of the time for a `status` answer: the usual one, and the worst on a busy machine.
 const PROMPT: Duration = Duration::from_millis(50);
 const AT_WORST: Duration = Duration::from_millis(500);
 
-/// The server answers a client that comes now: each time without standing still, and mostly at once. Where an attack
+/// Checks that the server answers a new client: mostly at once, and never after a standstill. For an attack that
 /// lasts, a [`meter::Meter`] says more.
 fn assert_prompt(path: &Path) {
     assert_prompt_to(&mut Client::connect(path));
@@ -157,7 +157,7 @@ fn assert_prompt_to(client: &mut Client) {
     assert!(times[4] < AT_WORST && times[2] < PROMPT, "{times:?}");
 }
 
-/// How long the server takes to say how it is.
+/// Returns how long the server takes to answer `status`.
 fn status(client: &mut Client) -> Duration {
     let start = Instant::now();
     let reply = client.ask(RequestBody::ReadStatus);
@@ -169,7 +169,7 @@ fn counter(path: &Path, group: &str, name: &str) -> u64 {
     Client::connect(path).counter(group, name)
 }
 
-/// The server says no; returns the errno.
+/// Sends a request that must be refused; returns the errno.
 fn refused(library: &mut Library, body: RequestBody, fds: &[BorrowedFd<'_>]) -> i32 {
     let what = format!("{body:?}");
     match library.client.ask_with(body, fds).0 {

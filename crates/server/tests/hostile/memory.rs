@@ -1,4 +1,4 @@
-//! Abusing what a channel is made of: its memory, shared with the packet filter, and its tap.
+//! Abuse of the parts of a channel: its memory, shared with the packet filter, and its tap.
 
 use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
@@ -61,7 +61,7 @@ fn garbage_in_the_doorbell_and_the_ring_harms_only_its_writer() {
     let (notifier, consumer) = as_nobody(|| {
         let notifier = Page::map(&hostile.maps.doorbell);
         let consumer = Page::map(&hostile.maps.ring);
-        // The producer's page and the data are not to be written.
+        // The producer's page and the data must not be writable.
         let data = mmap_writable_at(&hostile.maps.ring, PAGE as u64);
         assert!(data.is_err(), "the ring's data");
         (SendPage(notifier), SendPage(consumer))
@@ -86,7 +86,7 @@ fn garbage_in_the_doorbell_and_the_ring_harms_only_its_writer() {
     meter.finish();
 }
 
-/// `TUNSETPERSIST`, which the kernel lets every holder of a tap do.
+/// `TUNSETPERSIST`, which the kernel permits to every holder of a tap.
 fn make_persistent(tap: impl AsFd) {
     // `_IOW('T', 203, int)`.
     const SET_PERSIST: Opcode = rustix::ioctl::opcode::write::<i32>(b'T', 203);

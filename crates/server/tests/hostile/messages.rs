@@ -1,4 +1,4 @@
-//! Saying to the server what nobody should say.
+//! Messages that no client should send.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -26,7 +26,7 @@ fn remote() -> SocketAddr {
     SocketAddr::new(Bed::B4, 80)
 }
 
-/// Every request that can name `session`.
+/// Returns every request that can name `session`.
 pub fn requests_about(session: SessionId) -> Vec<RequestBody> {
     let known = SessionRef::Known(session);
     vec![
@@ -126,7 +126,7 @@ fn a_flood_of_requests_drowns_nobody_else() {
     });
     let started = Instant::now();
     while started.elapsed() < Duration::from_secs(1) {
-        // Never reads a reply: the server hangs up, or stops to read.
+        // Never reads a reply: the server hangs up, or stops reading.
         let _ = deaf.send(&status, &[]);
     }
     let asked = Instant::now();
@@ -165,7 +165,7 @@ fn messages_of_any_size_and_content_end_at_worst_the_connection() {
         for message in messages {
             // The queue of the control socket is short.
             let connection = await_some("connection", || Connection::connect(&path).ok());
-            // An empty or too long message may be refused by the kernel.
+            // The kernel may refuse an empty or too long message.
             let _ = connection.send(&message, &[]);
         }
     });
@@ -174,7 +174,7 @@ fn messages_of_any_size_and_content_end_at_worst_the_connection() {
     meter.finish();
 }
 
-/// Two descriptors for a new session, of which at least one is not what it should be.
+/// Returns pairs of descriptors for a new session, at least one of which is unsuitable.
 pub fn wrong_pairs(control: BorrowedFd<'_>) -> Vec<(&'static str, Vec<OwnedFd>)> {
     let file = || OwnedFd::from(File::open("/dev/null").unwrap());
     let own = || control.try_clone_to_owned().unwrap();
@@ -245,7 +245,7 @@ fn wrong_descriptors_are_refused_and_not_kept() {
     victim.assert_unharmed();
 }
 
-/// Two sessions of which each is kept by the other: the server has the near end of one as the far end of the other.
+/// Two sessions that would keep each other: the server has the near end of one as the far end of the other.
 #[test]
 fn a_sessions_own_end_is_no_end_of_another() {
     let bed = Bed::veth();
@@ -270,7 +270,7 @@ fn a_sessions_own_end_is_no_end_of_another() {
     };
     let (first_far, first_near) = pair();
     let (second_far, second_near) = pair();
-    // Each end's peer would be the server's.
+    // The peer of each end would be the server's.
     for (far, near) in [(&first_far, &second_near), (&first_near, &second_far)] {
         let reply = listen(far, near, &mut hostile);
         let is_refused = matches!(
@@ -305,7 +305,7 @@ fn a_sessions_own_end_is_no_end_of_another() {
     victim.assert_unharmed();
 }
 
-/// The server would keep the connection's other end, and the connection by it.
+/// The server would keep the connection's other end, and thereby the connection.
 #[test]
 fn a_connection_that_is_shown_as_a_right_ends_all_the_same() {
     let bed = Bed::veth();
@@ -361,7 +361,7 @@ fn one_user_cannot_take_all_channels() {
     meter.finish();
 }
 
-/// Each request finds a listener's hang-up, before which the next request is read.
+/// Each request leads to a listener's hang-up, before which the next request is read.
 #[test]
 fn requests_that_wait_for_others_use_up_no_stack() {
     const LISTENERS: usize = 400;

@@ -1,11 +1,11 @@
-//! How another user fares while somebody attacks. A thread samples what the victim's programs do (round trips, opens,
-//! starts) and how long the server takes to answer `status`, first while nothing happens and then during the attack.
+//! Measures how another user fares during an attack. A thread samples the actions of the victim's programs (round
+//! trips, opens, starts) and the time the server takes to answer `status`, first without and then during the attack.
 //! The 99th percentiles of the two are compared.
 //!
-//! Time for which the server or the sampler was to run and other programs had the processors is not the server's, and is
-//! taken off.
+//! Time for which the server or the sampler was runnable while other programs had the processors is not the server's,
+//! and is subtracted.
 //!
-//! A sample that took long stands for those that were not taken meanwhile: the sampler would otherwise see a server that
+//! A sample that took long also counts for those that it has delayed: otherwise the sampler would see a server that
 //! stands still for a second as one slow answer among hundreds.
 
 use std::fmt;
@@ -29,31 +29,31 @@ use rustix::process::Uid;
 use crate::common::{Client, Library, Near, control_path};
 use crate::{PATIENCE, PROMPT, echo, status};
 
-/// Not the attacker's, and without root's reserves.
+/// Not the attacker, and without root's reserves.
 pub const VICTIM: u32 = 60_001;
 
-/// How long is measured before the attack.
+/// Duration of the measurement before the attack.
 const QUIET: Duration = Duration::from_millis(400);
 
-/// Who is measured, and for how long before the attack.
+/// The measured user, and the duration of the measurement before the attack.
 struct Plan {
     uid: u32,
     quiet: Duration,
 }
 
-/// From one round of samples to the next; a sample that took longer stands for several.
+/// Interval between rounds of samples; a sample that took longer counts for several.
 const INTERVAL: Duration = Duration::from_millis(5);
 
 /// Programs do not start more often than this: each makes the server prepare a channel.
 const BETWEEN_STARTS: Duration = Duration::from_millis(100);
 
-/// During an attack, however short it was: what it leaves to be done belongs to it.
+/// Minimum during an attack, however short: the work that it leaves behind belongs to it.
 const LEAST_ROUNDS: usize = 20;
 
 /// What is sampled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Probe {
-    /// Two threads of this process wake each other: how late the machine is, whatever the server does.
+    /// Two threads of this process wake each other: measures the machine's lateness, whatever the server does.
     Machine,
     Status,
     RoundTrip,
@@ -70,11 +70,11 @@ impl Probe {
         Probe::Start,
     ];
 
-    /// What is no harm, even if it is more than twice as long as in quiet. In quiet on an idle machine these are
-    /// 0.1 to 2 ms, but the kernel does its share at times of its own: softirq work of other tests' traffic keeps one of
-    /// two processors for some milliseconds, and a start for which no channel is ready waits for the lock of the network's
-    /// configuration (rtnl), which other tests' namespaces hold for up to 200 ms when they go. The defects that this is to
-    /// find took 250 ms to minutes, and starts 2 to 7 s.
+    /// Times that are harmless, even if more than twice those without an attack. Those are 0.1 to 2 ms on an idle
+    /// machine, but the kernel works at times of its own: softirq work of other tests' traffic occupies one of two
+    /// processors for some milliseconds, and a start without a ready channel waits for the lock of the network
+    /// configuration (rtnl), which the removal of other tests' namespaces holds for up to 200 ms. The defects to be
+    /// found took 250 ms to minutes, and starts 2 to 7 s.
     fn floor(self) -> Duration {
         Duration::from_millis(match self {
             Probe::Machine | Probe::Status => 0,
@@ -84,7 +84,7 @@ impl Probe {
         })
     }
 
-    /// How often somebody has to be woken for it, one after the other: each wake-up is as late as the machine is.
+    /// Returns the number of consecutive wake-ups it takes, each of which is as late as the machine is.
     fn wake_ups(self) -> u32 {
         match self {
             Probe::Machine | Probe::Status | Probe::RoundTrip => 1,
@@ -121,7 +121,7 @@ impl Samples {
     }
 }
 
-/// Of few samples at least one is beyond it, but where there is one only.
+/// At least one of several samples lies beyond it.
 pub fn percentile(samples: &[Duration], percent: usize) -> Duration {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable();
@@ -130,7 +130,7 @@ pub fn percentile(samples: &[Duration], percent: usize) -> Duration {
     sorted.get(index).copied().unwrap_or_default()
 }
 
-/// What was measured in quiet and during an attack.
+/// Measurements without and during an attack.
 pub struct Comparison {
     quiet: Samples,
     during: Samples,
@@ -155,7 +155,7 @@ impl Comparison {
         probes.filter(is_harmed).collect()
     }
 
-    /// Starts aside; opens may take `open`, and as much longer as the machine was late.
+    /// Ignores starts; opens may take `open`, plus the machine's lateness.
     pub fn assert_unharmed_but_for_starts(&self, open: Duration) {
         let mut harmed = self.harmed();
         harmed.retain(|probe| match probe {
@@ -209,7 +209,7 @@ impl Machine {
     }
 }
 
-/// For how long a thread was to run and did not (`/proc/<pid>/task/<tid>/schedstat`).
+/// How long a thread was runnable without running (`/proc/<pid>/task/<tid>/schedstat`).
 struct RunDelay(File);
 
 impl RunDelay {
@@ -226,7 +226,7 @@ impl RunDelay {
     }
 }
 
-/// A user whose programs run while the attack does.
+/// A user whose programs run during the attack.
 struct Sampler {
     /// The server's, and this thread's.
     run_delays: [RunDelay; 2],
@@ -271,7 +271,7 @@ impl Sampler {
         self.run_delays.iter().map(RunDelay::so_far).sum()
     }
 
-    /// How long it took, but for the time when others had the processors.
+    /// Returns how long the probe took, without the time for which others had the processors.
     fn sample(&mut self, probe: Probe) -> Duration {
         let before = self.run_delay();
         let took = self.probe(probe);
@@ -298,12 +298,12 @@ impl Sampler {
         let (peer, _) = self.listener.accept().unwrap();
         self.library.flush(id, slot, AfterFlush::Close);
         drop(near);
-        // By a reset: nothing stays in TIME-WAIT.
+        // With a reset, so that nothing stays in TIME-WAIT.
         sockopt::set_socket_linger(&peer, Some(Duration::ZERO)).unwrap();
         took
     }
 
-    /// One sample of each, then a pause.
+    /// Takes one sample of each, then pauses.
     fn round(&mut self, figures: &mut Samples) {
         let start = Instant::now();
         for probe in Probe::ALL {
@@ -323,7 +323,7 @@ impl Sampler {
     }
 }
 
-/// Held while a meter measures: tests with one do not disturb each other.
+/// Held while a meter measures: tests with one must not disturb each other.
 static ALONE: Mutex<()> = Mutex::new(());
 
 /// Measures until it is finished.
@@ -334,25 +334,26 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// With a victim of its own user on host `a`, whose server runs. Returns when all is known of how it fares in quiet.
+    /// Starts with a victim of its own user on host `a`, whose server runs. Returns after the measurement before the
+    /// attack.
     pub fn start(bed: &Bed) -> Meter {
         let quiet = QUIET;
         Meter::start_with(bed, Plan { uid: VICTIM, quiet })
     }
 
-    /// The same, with a longer look at how it fares in quiet.
+    /// Likewise, with a longer measurement before the attack.
     pub fn start_slowly(bed: &Bed, quiet: Duration) -> Meter {
         Meter::start_with(bed, Plan { uid: VICTIM, quiet })
     }
 
-    /// With root as the victim, where others may take all that there is but root's reserve.
+    /// Starts with root as the victim, where others may take everything but root's reserve.
     pub fn start_as_root(bed: &Bed) -> Meter {
         let quiet = QUIET;
         Meter::start_with(bed, Plan { uid: 0, quiet })
     }
 
     fn start_with(bed: &Bed, Plan { uid, quiet }: Plan) -> Meter {
-        // Another test that failed has nothing to do with this one.
+        // The failure of another test does not affect this one.
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let path = control_path(&bed.a);
         let address = SocketAddr::new(Bed::B4, 0);
@@ -369,7 +370,7 @@ impl Meter {
             while start.elapsed() < quiet {
                 sampler.round(&mut before);
             }
-            // Nobody waits any more if the test has failed.
+            // Fails only if the test has failed.
             let _ = is_quiet_known.send(());
             let mut during = Samples::default();
             while !end.load(Ordering::Relaxed) || during.rounds() < LEAST_ROUNDS {
@@ -391,19 +392,19 @@ impl Meter {
         meter
     }
 
-    /// The attack is over: fails if the victim was harmed by it.
+    /// Ends the measurement; fails if the attack has harmed the victim.
     pub fn finish(self) {
         let comparison = self.compared();
         eprintln!("{comparison}");
         comparison.assert_unharmed();
     }
 
-    /// The attack is over.
+    /// Ends the measurement.
     pub fn compared(mut self) -> Comparison {
         self.compare()
     }
 
-    /// Ends the thread; what it failed of is what the test fails of.
+    /// Ends the thread; its failure fails the test.
     fn compare(&mut self) -> Comparison {
         self.is_over.store(true, Ordering::Relaxed);
         let thread = self.thread.take().expect("it is ended once");
@@ -442,9 +443,9 @@ mod tests {
         }
         let comparison = meter.compare();
         let harmed = comparison.harmed();
-        // Which of its requests a pulse hits is chance; the sampler spends the most time on them all the same.
+        // Which of its requests a pulse hits is random, but the sampler spends most of its time on them.
         assert!(!harmed.is_empty(), "{comparison}");
-        // Bytes go on without the server.
+        // Data flows without the server.
         assert!(!harmed.contains(&Probe::RoundTrip), "{comparison}");
     }
 

@@ -1,5 +1,6 @@
-//! The header before a frame on a tap has the kernel write a checksum behind the filter: nowhere but where the packet's
-//! own transport has it. IPv4 is in `forgery`; here are IPv6, protocols of one's own, copies by extensions, and segments.
+//! The header before a frame on a tap makes the kernel write a checksum after the filter: it must be only where the
+//! packet's own transport has it. IPv4 is tested in `forgery`; here are IPv6, raw flows, copies by extensions, and
+//! segments.
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -41,7 +42,7 @@ fn assert_stopped(path: &Path, library: &Library, frame: &[u8], case: &str) {
     }
 }
 
-/// A segment or datagram of an IPv6 flow, with the pseudo-header's sum where the checksum is.
+/// Returns a segment or datagram of an IPv6 flow, with the pseudo-header's sum in the checksum field.
 fn v6_frame(flow: &FlowKey, (source, destination): ([u8; 6], [u8; 6])) -> Vec<u8> {
     let octets = |address: IpAddr| match address {
         IpAddr::V6(v6) => v6.octets(),
@@ -80,7 +81,7 @@ fn v6_frame(flow: &FlowKey, (source, destination): ([u8; 6], [u8; 6])) -> Vec<u8
     frame
 }
 
-/// Nobody, with a flow and a port of IPv6.
+/// Returns a flow and a port of IPv6 of user nobody.
 fn v6_owner(bed: &Bed, library: &mut Library) -> [FlowKey; 2] {
     let listener = bed
         .b
@@ -150,7 +151,7 @@ fn a_checksum_of_ipv6_is_completed_where_it_belongs_and_nowhere_else() {
         let passed = || capture.frames().iter().any(|frame| is_marked(frame));
         await_some("the genuine frame", || passed().then_some(()));
     }
-    // The kernel there has found its checksum right.
+    // The kernel there has verified its checksum.
     assert_hears(&peer, MARK);
     victim.assert_unharmed();
 }
@@ -242,7 +243,7 @@ fn copies_that_extensions_make_are_completed_in_their_own_place() {
     victim.assert_unharmed();
 }
 
-/// The kernel refuses some of these at the tap, the filter others: none goes on.
+/// The kernel refuses some of these at the tap, the filter the others: none is sent.
 #[test]
 fn segments_of_another_kind_than_their_packet_do_not_leave() {
     let bed = Bed::veth();
@@ -270,7 +271,7 @@ fn segments_of_another_kind_than_their_packet_do_not_leave() {
                 (ETHERNET, ETHERNET + 20),
                 (0, 14),
             ] {
-                // Fragments of datagrams are what it may have the kernel make of its own.
+                // It may have the kernel fragment its own datagrams.
                 let is_own = kind == *own || kind == Gso::UdpFragments && *own == Gso::UdpL4;
                 if is_own && start == *transport {
                     continue;

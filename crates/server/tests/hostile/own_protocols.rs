@@ -1,4 +1,4 @@
-//! Extensions on protocols that a program runs itself: what it sends of them, and what comes to a transport of its own.
+//! Extensions on protocols that a program runs itself: for what it sends, and for what its own transport receives.
 //! Whatever a handler writes, the frame leaves in its owner's name.
 
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -44,7 +44,7 @@ fn at(protocol: Protocol, port: u16) -> raw::Guard {
     }
 }
 
-/// Nobody, with protocols of his own, and someone whom that is no business of.
+/// User nobody with protocols of its own, and an unrelated victim.
 struct Stage {
     path: PathBuf,
     owner: Owner,
@@ -124,7 +124,7 @@ impl Stage {
         Forgery::of(&flow, self.source, self.next_hop)
     }
 
-    /// Sends a packet of the IP protocol, to somebody who is not there.
+    /// Sends a packet of the IP protocol to an absent host.
     fn send_packet(&self) {
         let nobody = "10.77.0.99:1".parse().unwrap();
         let mut packet = self.forgery(Protocol::Tcp, 1, nobody);
@@ -132,7 +132,7 @@ impl Stage {
         write(&self.owner.library, &packet.frame());
     }
 
-    /// So many frames of that type that bear the mark, or its edit; no more of them wait.
+    /// Waits for `count` frames of that type with the mark, or its edit; no more may follow.
     fn hears(&self, ethertype: [u8; 2], count: usize) -> Vec<Vec<u8>> {
         let mut heard = Vec::new();
         let is_ours = |frame: &Vec<u8>| {
@@ -153,7 +153,7 @@ impl Stage {
         });
     }
 
-    /// What came to the owner's ring as it was on the wire.
+    /// Returns how many frames came to the owner's ring, as they were on the wire.
     fn raw_frames(&mut self) -> usize {
         let mut count = 0;
         while let Some(record) = self.owner.library.ring.next() {
@@ -165,7 +165,7 @@ impl Stage {
     }
 }
 
-/// Writes what is the owner's over all that says whom a frame is from, and then does something.
+/// Overwrites all source fields of a frame with the owner's choice, and then runs `then`.
 fn spoofing(then: impl IntoIterator<Item = u64>) -> Code {
     let mut instructions = vec![
         op(0x62, 1, 0, LOCAL, 0x0102_0304),
@@ -185,7 +185,7 @@ fn edit(verdict: i32) -> [u64; 4] {
     ]
 }
 
-/// Copies to addresses as the view has them.
+/// Copies to addresses in the view's format.
 fn copies_to(addresses: &[[u8; 16]]) -> Code {
     let mut instructions = vec![op(0x62, 1, 0, COPIES, addresses.len() as i32)];
     for (index, address) in (0..).zip(addresses) {
@@ -212,7 +212,7 @@ fn host(address: &str) -> [u8; 16] {
     }
 }
 
-/// What sending does not have, or cannot do.
+/// Verdicts that sending does not have, or cannot apply.
 fn refused_verdicts() -> [Code; 6] {
     let too_long = code([op(0x62, 1, 0, LENGTH, 513), mov(0, REPLACE), exit()]);
     let too_many = code([op(0x62, 1, 0, COPIES, 33), mov(0, COPY), exit()]);
@@ -255,7 +255,7 @@ fn frames_of_ones_own_leave_from_their_owners_station_whatever_a_handler_writes(
         stage.await_count("refused", count);
         stage.remove(number);
     }
-    // Copies go to stations of the link, to groups of them, too, and leave from the owner's.
+    // Copies go to stations and groups of the link, and leave from the owner's address.
     let to = [STATION, [0xff; 6], stage.next_hop];
     let number = stage.install(guard, copies_to(&to.map(station)));
     stage.send_frame();
@@ -272,7 +272,7 @@ fn frames_of_ones_own_leave_from_their_owners_station_whatever_a_handler_writes(
     assert_serves_others(&stage.bed, &stage.path);
 }
 
-/// Behind the header is what the owner, or his handler, wrote.
+/// Checks the header; behind it is what the owner, or its handler, wrote.
 fn assert_packet(frame: &[u8], to: [u8; 4], payload: usize) {
     let header = &frame[14..34];
     assert_eq!(header[12..16], [10, 77, 0, 1]);
@@ -306,7 +306,7 @@ fn packets_of_ones_own_protocol_leave_from_their_owners_address() {
         stage.await_count("refused", count);
         stage.remove(number);
     }
-    // Copies go where the owner could send himself, as the kernel's neighbours say.
+    // Copies go where the owner could send itself, according to the kernel's neighbours.
     let bad = [
         "10.77.0.1",
         "224.0.0.1",
@@ -356,7 +356,7 @@ fn asks(socket: &UdpSocket, question: &[u8]) -> Vec<u8> {
     heard[..length].to_vec()
 }
 
-/// Handlers come first; the transport of the owner's own gets what they leave, as it was on the wire.
+/// Handlers come first; the owner's transport gets the rest, as it was on the wire.
 #[test]
 fn what_comes_to_a_transport_of_ones_own_its_handlers_see_before_it() {
     let mut stage = Stage::set("");
@@ -379,7 +379,7 @@ fn what_comes_to_a_transport_of_ones_own_its_handlers_see_before_it() {
         await_some("the frame", || (stage.raw_frames() == 1).then_some(()));
         stage.remove(number);
     }
-    // What goes out is handled, too, and is from that port still.
+    // Sent packets are handled, too, and still leave from that port.
     let number = stage.install(guard, spoofing(edit(REPLACE)));
     let to = peer.local_addr().unwrap();
     let datagram = stage.forgery(Protocol::Udp, UDP_PORT, to).frame();
@@ -413,7 +413,7 @@ fn segments_to_a_transport_of_ones_own_may_end_in_its_handler() {
     send_frames(&stage);
     assert!(stage.raw_frames() > 0);
     assert!(filter_counter(&stage.path, "passed") > 0);
-    // A flow that is closed takes its handlers along.
+    // Closing a flow removes its handlers.
     let slot = SLOT;
     let request = RequestBody::UnclaimProtocol { guard, slot };
     stage.owner.library.client.send(request, &[]);
@@ -422,7 +422,7 @@ fn segments_to_a_transport_of_ones_own_may_end_in_its_handler() {
     stage.victim.assert_unharmed();
 }
 
-/// The event, the direction and the flow have to agree, and the flow to be the asker's.
+/// The event, the direction and the flow must agree, and the flow must be the requester's.
 #[test]
 fn nobody_handles_what_others_send_of_theirs() {
     let mut stage = Stage::set("");
@@ -488,7 +488,7 @@ fn nobody_handles_what_others_send_of_theirs() {
             refusal.reason
         );
     }
-    // One for what comes is none for what is sent.
+    // A handler for received packets cannot be used for sent ones.
     let spec = Extension {
         event: Event::EthernetSend,
         guards: vec![Guard::Raw(raw::Guard::EtherType(0x88b5))],

@@ -1,4 +1,5 @@
-//! Transports of a program's own at ports: which ports a stranger gets, and what he can do to those of others.
+//! A program's own transports at ports: which ports an unprivileged program gets, and what it can do to those
+//! of others.
 
 use std::net::SocketAddr;
 
@@ -17,7 +18,7 @@ const ADDRINUSE: i32 = 98;
 const ADDRNOTAVAIL: i32 = 99;
 const NOBUFS: i32 = 105;
 
-/// That one process may have.
+/// The limit of one process.
 const MOST: usize = 64;
 
 fn at(protocol: Protocol, local: &str) -> Guard {
@@ -58,12 +59,12 @@ fn ports_are_had_by_the_rules_of_sockets_and_by_permission() {
         (Protocol::Tcp, "0.0.0.0:22", PERM),
         (Protocol::Tcp, "0.0.0.0:0", PERM),
         (Protocol::Tcp, "0.0.0.0:7101", PERM),
-        // Somebody's socket, and somebody's transport.
+        // A port with a socket, and one with another transport.
         (Protocol::Udp, "0.0.0.0:7101", ADDRINUSE),
         (Protocol::Udp, "[::]:7101", ADDRINUSE),
         (Protocol::Udp, "0.0.0.0:7102", ADDRINUSE),
         (Protocol::Udp, "[::]:7102", ADDRINUSE),
-        // No host's, another's, everybody's.
+        // Loopback, another host's address, multicast and broadcast.
         (Protocol::Udp, "127.0.0.1:7100", ADDRNOTAVAIL),
         (Protocol::Udp, "192.0.2.1:7100", ADDRNOTAVAIL),
         (Protocol::Udp, "224.0.0.251:7100", ADDRNOTAVAIL),
@@ -73,7 +74,7 @@ fn ports_are_had_by_the_rules_of_sockets_and_by_permission() {
         let got = refused(&mut hostile, spec(at(protocol, local), 0), &[]);
         assert_eq!(got, errno, "{protocol} {local}");
     }
-    // Giving up what is another's does nothing.
+    // Releasing another's protocol does nothing.
     let request = RequestBody::UnclaimProtocol {
         guard: others,
         slot: Slot(0),

@@ -1,5 +1,5 @@
-//! Sessions that are said to be of a server before. A number proves that its descriptor was read; what is made up is its
-//! maker's, and gives nothing of others'.
+//! Sessions claimed to be of a previous server. A number proves that its descriptor was read; a made-up number yields a
+//! session of its maker, and nothing of others.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -55,7 +55,7 @@ fn processes_that_know_the_number_share_one_descriptor() {
     assert!(matches!(reply, ReplyBody::Rejoined { .. }), "{reply:?}");
     let cookie = |fd: &OwnedFd| portolan_sys::unix::cookie(fd).unwrap();
     assert_eq!(fds.iter().map(cookie).collect::<Vec<_>>(), [cookie(&near)]);
-    // Gone with all who have it: the port is free.
+    // It is gone with all processes that had it: the port is free.
     drop((first, near, second, fds));
     let mut third = Library::start(&path);
     let (reply, _) = third.bind(Protocol::Tcp, SocketAddr::new(Bed::A4, PORT), Slot(0));
@@ -82,7 +82,7 @@ fn a_number_gives_no_port_that_its_program_may_not_bind_and_no_session_of_anothe
     assert_eq!(refused((0, Protocol::Tcp, 7002)), libc::EBADF);
     assert_eq!(refused((5, Protocol::Tcp, 443)), libc::EACCES);
     assert_eq!(refused((5, Protocol::Tcp, PORT)), libc::EADDRINUSE);
-    // Were it known after all, it is a session that nobody has brought.
+    // Even a known number is that of a session that nobody has reopened.
     assert_eq!(refused((session.0, Protocol::Tcp, PORT)), libc::EADDRINUSE);
     let (reply, _, _near) = bind_again(&mut hostile, (6, Protocol::Udp, 7003));
     assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
@@ -103,7 +103,7 @@ fn a_port_token_is_only_for_who_knows_the_listener() {
     let token = |session| RequestBody::PortToken { session };
     let (reply, fds) = hostile.client.ask_with(token(SessionId(1)), &[]);
     assert_eq!((errno(&reply), fds.len()), (Some(libc::EBADF), 0));
-    // One that is bound has none yet.
+    // A bound session has none yet.
     let (reply, _near) = hostile.bind(Protocol::Tcp, SocketAddr::new(Bed::A4, PORT), Slot(0));
     let ReplyBody::Bound { session, .. } = reply else {
         panic!("{reply:?}");

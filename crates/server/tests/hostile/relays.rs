@@ -1,4 +1,4 @@
-//! Relayed sessions that are wanted back while their program goes on writing to them.
+//! Relayed sessions that are reclaimed while their program keeps writing to them.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::AsFd;
@@ -17,10 +17,10 @@ use crate::budgets::resident_kib;
 use crate::common::{Library, control_path, start_server};
 use crate::meter::Meter;
 
-/// Moved each way when a relay ends at most, and what is on its way besides.
+/// Upper bound of the bytes moved each way when a relay ends, and of those in flight.
 const MOST_KIB: u64 = 80 << 10;
 
-/// Ends when the session is no longer relayed, or after so long. Returns how often it was wanted back.
+/// Ends when the session is no longer relayed, or after `duration`. Returns how often the session was asked for.
 pub fn reclaim_while_it_is_filled(path: &Path, peer: SocketAddr, duration: Duration) -> usize {
     let mut library = Library::start(path);
     let (id, near, slot) = library.open(peer);
@@ -30,7 +30,7 @@ pub fn reclaim_while_it_is_filled(path: &Path, peer: SocketAddr, duration: Durat
     thread::scope(|scope| {
         scope.spawn(|| {
             let chunk = [7; 1 << 16];
-            // The caller may fail without a word.
+            // The caller may panic.
             while !is_over.load(Ordering::Relaxed) && begun.elapsed() < 2 * duration {
                 let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
                 if send(&near.0, &chunk, flags).is_err() {
@@ -61,7 +61,7 @@ fn a_relay_that_is_filled_while_it_ends_holds_nobody_up() {
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let any = SocketAddr::new(Bed::B4, 0);
-    // It takes the connections, and reads nothing.
+    // Accepts the connections, and reads nothing.
     let peer = bed.b.enter(|| TcpListener::bind(any)).unwrap();
     let address = peer.local_addr().unwrap();
     let meter = Meter::start(&bed);

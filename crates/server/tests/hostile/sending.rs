@@ -1,5 +1,5 @@
-//! Extensions for what their owner sends: copies and other payloads leave in the owner's name only,
-//! to where he could send himself, and everything else is refused and counted.
+//! Extensions for sent packets: copies and other payloads leave in the owner's name only, to where
+//! the owner could send itself, and everything else is refused and counted.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::Path;
@@ -28,7 +28,7 @@ pub const COPIES: i16 = VIEW;
 pub const DESTINATIONS: i16 = VIEW + 8;
 pub const DESTINATION: i16 = 24;
 
-/// Where a view says whom a packet is from.
+/// The source fields of a view.
 pub const LOCAL: i16 = 16;
 pub const LOCAL_PORT: i16 = 48;
 const FROM_PORT: i16 = 98;
@@ -40,7 +40,7 @@ pub fn sending(code: Code) -> Code {
     }
 }
 
-/// Names destinations, and has copies go to the first `count` places.
+/// Sets destinations, and makes copies to the first `count` of them.
 pub fn copies_to(destinations: &[SocketAddr], count: i32) -> Code {
     let mut instructions = vec![op(0x62, 1, 0, COPIES, count)];
     for (index, to) in (0..).zip(destinations) {
@@ -102,7 +102,7 @@ pub fn assert_hears(peer: &UdpSocket, expected: &[u8]) {
     assert_eq!(&heard[..length], expected);
 }
 
-/// Nothing has come that was not heard: what is sent now is the next.
+/// Checks that nothing is queued that was not received: what is sent now is the next.
 pub fn assert_nothing_waits(peer: &UdpSocket) {
     peer.set_nonblocking(true).unwrap();
     let heard = peer.recv(&mut [0; 64]);
@@ -117,7 +117,7 @@ fn a_datagram_goes_to_all_that_the_handler_names_and_from_its_owner_alone() {
     let path = control_path(&bed.a);
     let mut victim = Victim::start(&bed, &path);
     let mut sender = Sender::start(&path, &victim);
-    // Each is connected to the owner's endpoint: from anywhere else it would not hear.
+    // Each is connected to the owner's endpoint: it would not receive from any other.
     let peers: Vec<UdpSocket> = (0..32).map(|_| peer(&bed, sender.owner.port)).collect();
     let ends: Vec<SocketAddr> = peers.iter().map(|p| p.local_addr().unwrap()).collect();
     for count in [1, 2, 32] {
@@ -135,7 +135,7 @@ fn a_datagram_goes_to_all_that_the_handler_names_and_from_its_owner_alone() {
     peers.iter().for_each(assert_nothing_waits);
     assert_eq!(filter_counter(&path, "copied"), 3 * (1 + 2 + 32));
     assert_eq!(filter_counter(&path, "copy_refused"), 0);
-    // Whom it was for first is nobody, unless he is named.
+    // The original receiver gets nothing, unless it is named.
     sender.owner.install(copies_to(&ends[1..2], 1));
     sender.send(ends[0]);
     assert_hears(&peers[1], MARK);
@@ -164,7 +164,7 @@ fn copies_go_only_where_the_owner_could_send_himself() {
         SocketAddr::new(to.ip(), 0),
     ];
     for (count, bad) in (1..).zip(refused) {
-        // The good one beside it gets its copy, first or last.
+        // The valid destination gets its copy, first or last.
         let number = sender.owner.install(copies_to(&[to, bad], 2));
         sender.send(to);
         assert_hears(&hearing, MARK);
@@ -205,7 +205,7 @@ fn verdicts_that_sending_does_not_have_are_refused_and_counted() {
         sender.remove(number);
     }
     assert_nothing_waits(&hearing);
-    // What comes is answered, not copied or replaced.
+    // Received packets are answered, not copied or replaced.
     for (count, verdict) in (9..).zip([REPLACE, COPY]) {
         let number = sender.owner.install(always(verdict));
         hearing.send(b"?").unwrap();
@@ -246,7 +246,7 @@ fn whatever_a_handler_writes_the_source_stays_its_owners() {
         (vec![mov(0, DELIVER), exit()], MARK),
         (replaces, b"edit"),
         (copies, MARK),
-        // The packet is what it was, whatever became of its copy.
+        // The packet is unchanged, whatever happened to its copy.
         ([&edit[..], &[mov(0, PASS), exit()]].concat(), MARK),
     ] {
         let number = sender.owner.install(spoofs(then));
@@ -338,7 +338,7 @@ fn a_handler_sees_nothing_of_whom_others_send_to() {
     let (told, asked) = (peer(&bed, secret.owner.port), peer(&bed, spy.owner.port));
     let told_end = told.local_addr().unwrap();
     secret.owner.install(copies_to(&[told_end], 1));
-    // Sends the first destination, and the number of copies, as it finds them.
+    // Sends the first destination and the number of copies, as it finds them.
     let mut reads = vec![op(0x61, 2, 1, COPIES, 0), op(0x63, 1, 2, PAYLOAD, 0)];
     for word in 0..6 {
         reads.push(op(0x61, 2, 1, DESTINATIONS + 4 * word, 0));
@@ -352,7 +352,7 @@ fn a_handler_sees_nothing_of_whom_others_send_to() {
         spy.send(asked.local_addr().unwrap());
         assert_hears(&asked, &[0; 28]);
     }
-    // Past the destinations there is nothing, and who handles what comes has none.
+    // Nothing lies behind the destinations, and handlers of received packets have none.
     let end = DESTINATIONS + 32 * DESTINATION;
     let past = |at| code([op(0x61, 0, 1, at, 0), exit()]);
     let denied = spy.owner.refused(sending(past(end)));
@@ -374,7 +374,7 @@ fn one_that_takes_too_long_with_what_is_sent_is_stopped_and_removed() {
     let hearing = peer(&bed, sender.owner.port);
     let to = hearing.local_addr().unwrap();
     let mut slow = sending(slow());
-    // It ends what it is shown.
+    // It consumes what it is shown.
     let verdict = slow.instructions.len() - 2;
     slow.instructions[verdict] = mov(0, CONSUME);
     sender.owner.install(slow);
@@ -382,7 +382,7 @@ fn one_that_takes_too_long_with_what_is_sent_is_stopped_and_removed() {
     for _ in 0..9 {
         sender.send(to);
     }
-    // From the ninth on they leave as if it were not there.
+    // From the ninth on they leave as if it did not exist.
     assert_hears(&hearing, MARK);
     assert_nothing_waits(&hearing);
     assert_eq!(filter_counter(&path, "stopped"), 1);
@@ -447,7 +447,7 @@ fn the_configuration_says_who_may_install_what_where() {
     );
 }
 
-/// A handler for what a connection of this process's sends.
+/// Installs a handler for what a connection of this process sends.
 fn install_on_connection(victim: &mut Victim, code: Code) -> u16 {
     let spec = Extension {
         name: "segments".to_owned(),
@@ -462,7 +462,7 @@ fn install_on_connection(victim: &mut Victim, code: Code) -> u16 {
     }
 }
 
-/// Writes bytes that do not arrive, removes the handler that had them, and has them arrive after all.
+/// Writes bytes that a handler drops, removes the handler, and checks that they arrive after all.
 fn lose_and_recover(victim: &mut Victim, path: &Path, code: Code, counted: &str) {
     use std::io::{Read, Write};
     const WORDS: &[u8] = b"late";
@@ -477,7 +477,7 @@ fn lose_and_recover(victim: &mut Victim, path: &Path, code: Code, counted: &str)
     assert!(victim.peer.read(&mut [0; 8]).is_err(), "{counted}");
     let remove = ExtensionRequest::Remove { number };
     ask(&mut victim.library.client, remove);
-    // The connection sends again what was lost.
+    // The connection retransmits what was lost.
     let mut heard = Vec::new();
     await_some("what was lost", || {
         victim.library.turn();
@@ -499,7 +499,7 @@ fn the_segments_of_a_live_connection_are_its_owners_to_handle() {
     let path = control_path(&bed.a);
     let mut owner = Victim::start(&bed, &path);
     let mut bystander = Victim::start(&bed, &path);
-    // What passes is counted and arrives.
+    // Passed segments are counted and arrive.
     let number = install_on_connection(&mut owner, always(PASS));
     for _ in 0..20 {
         owner.assert_unharmed();
@@ -518,7 +518,8 @@ fn the_segments_of_a_live_connection_are_its_owners_to_handle() {
         &mut owner.library.client,
         ExtensionRequest::Remove { number },
     );
-    // What ends there is lost, and so is what the event does not have: other payload is UDP's.
+    // Consumed segments are lost, and so are those with a verdict that the event does not have: other
+    // payload is for UDP only.
     lose_and_recover(&mut owner, &path, always(CONSUME), "consumed");
     lose_and_recover(&mut owner, &path, always(REPLACE), "refused");
     assert_eq!(filter_counter(&path, "replaced"), 0);

@@ -1,4 +1,4 @@
-//! Looking at what is not one's own.
+//! Attempts to read what belongs to others.
 
 use std::fs;
 use std::io::Write;
@@ -13,7 +13,7 @@ use crate::common::{Client, control_path, start_server};
 use crate::frames::{MARK, is_marked};
 use crate::{Victim, as_nobody, hostile_library};
 
-/// All bytes of a memfd.
+/// Returns all bytes of a memfd.
 fn contents(fd: &OwnedFd) -> Vec<u8> {
     let length = rustix::fs::fstat(fd).unwrap().st_size as usize;
     let mut bytes = vec![0; length];

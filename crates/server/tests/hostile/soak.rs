@@ -1,8 +1,8 @@
-//! All attackers at once beside another user's redis, nginx and iperf3: those go on as in quiet, and nothing of the attacks
-//! is left in the end.
+//! All attackers at once beside another user's redis, nginx and iperf3: these run as without an attack, and nothing of
+//! the attacks is left in the end.
 //!
-//! `PORTOLAN_TEST_SECONDS` says for how long (20; `make soak` attacks for 20 minutes). Attackers are `SCHED_IDLE`: they have
-//! what of the processors nobody else wants, since anybody can keep processors busy without Portolan.
+//! `PORTOLAN_TEST_SECONDS` sets the duration (20; `make soak` attacks for 20 minutes). Attackers are `SCHED_IDLE`: they
+//! get the processor time that nobody else wants, since anyone can keep processors busy without Portolan.
 
 mod attackers;
 mod bystanders;
@@ -38,16 +38,16 @@ orphan_memory_per_user = 16
 send_initial = 1048576
 ";
 
-/// Until what ends by itself has ended: connections whose peers are gone, taps, the closes of descriptors.
+/// Time for what ends by itself: connections without a peer, taps, closes of descriptors.
 const SETTLED: Duration = Duration::from_secs(30);
 
-/// What the server's memory may be larger by in the end: what its allocator keeps for the next time.
+/// Permitted growth of the server's memory, which its allocator keeps for later use.
 const KEPT_KIB: u64 = 64 << 10;
 
 /// Of the log of a server that has died.
 const LAST_LINES: usize = 100;
 
-/// Of the server's threads together.
+/// Returns the processor time of the server's threads together.
 fn processor_time(server: &Daemon) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", server.pid())).unwrap();
     let after_name = stat.rsplit(')').next().unwrap();
@@ -109,11 +109,11 @@ fn attackers_all_at_once_harm_nobody_and_leave_nothing() {
     }
 
     fared.assert_unharmed();
-    // A victim that starts programs all the time waits for the kernel's devices in turn with those who do the same.
-    // A page is an open and more.
+    // A victim that starts programs all the time competes for the kernel's devices with attackers that do the same.
+    // A page includes an open.
     compared.assert_unharmed_but_for_starts(PAGE_FLOOR);
     before.assert_nothing_more(&after);
-    // What leaks goes on to.
+    // A leak would continue to grow.
     if let [.., middle, _, _, _, last] = resident[..] {
         assert!(last < middle + (KEPT_KIB >> 10), "{resident:?}");
     }
@@ -124,7 +124,7 @@ fn attackers_all_at_once_harm_nobody_and_leave_nothing() {
     crate::assert_serves_others(&bed, &path);
 }
 
-/// Where it does not, the failure says how it ended, and what it wrote before.
+/// If the server has ended, the failure shows its status and its last output.
 fn assert_runs(server: &mut Daemon) {
     if server.is_running() {
         return;
@@ -136,7 +136,7 @@ fn assert_runs(server: &mut Daemon) {
     panic!("the server has ended, {status:?}, after\n{last}");
 }
 
-/// What the server has counted of what it did not give.
+/// Returns the server's counters of refusals.
 fn refusals(path: &std::path::Path) -> Vec<(String, u64)> {
     let counters = Client::connect(path).counters();
     let is_refusal = |name: &str| {

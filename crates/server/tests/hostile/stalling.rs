@@ -1,5 +1,5 @@
-//! Files whose close waits for as long as their owner likes: those of a FUSE file system that does not answer. Any user
-//! can have one, in a user namespace of its own.
+//! Files whose close blocks as long as their owner likes: those of a FUSE file system that does not answer. Any user
+//! can mount one, in a user namespace of its own.
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
@@ -26,7 +26,7 @@ use crate::common::{
 use crate::meter::Meter;
 use crate::{Victim, as_nobody, assert_prompt, assert_serves_others, hostile_library, low_ports};
 
-/// Numbers and lengths of linux/fuse.h, and of what fsconfig(2) takes.
+/// Numbers and lengths of linux/fuse.h, and of the arguments of fsconfig(2).
 const IN_HEADER: usize = 40;
 const INIT: u32 = 26;
 const GETATTR: u32 = 3;
@@ -42,7 +42,7 @@ const PAGE: usize = 4096;
 const SET_STRING: usize = 1;
 const CREATE: usize = 6;
 
-/// A file system of one file, which is its root and nowhere in the tree of files.
+/// A file system with one file, its root, which is not in the file tree.
 pub struct StallingFile {
     file: Option<OwnedFd>,
     flushes: Arc<AtomicUsize>,
@@ -52,7 +52,7 @@ pub struct StallingFile {
 }
 
 impl StallingFile {
-    /// As root: a close of what it opens does not end before it is dropped itself.
+    /// Mounts it, as root: a close of its file does not return before `self` is dropped.
     pub fn mount() -> StallingFile {
         let device = OpenOptions::new()
             .read(true)
@@ -78,13 +78,13 @@ impl StallingFile {
         }
     }
 
-    /// A page of memory that comes when this is dropped: whoever touches it waits.
+    /// Returns a page of memory that becomes available when this is dropped: any access to it blocks.
     fn page(&self) -> StallingPage {
         let file = self.file.as_ref().expect("until it is dropped");
-        // The kernel asks how long it is.
+        // The kernel queries its length.
         rustix::fs::fstat(file).expect("it is answered");
         let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at a place that the kernel chooses.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let at = unsafe {
             let (fd, flags) = (file.as_raw_fd(), libc::MAP_PRIVATE);
             libc::mmap(std::ptr::null_mut(), PAGE, protection, flags, fd, 0)
@@ -93,14 +93,14 @@ impl StallingFile {
         StallingPage(at as usize)
     }
 
-    /// Waits until somebody waits for a page.
+    /// Waits until a thread is blocked on a page.
     fn await_reader(&self) {
         await_some("a reader", || {
             (self.reads.load(Ordering::Relaxed) > 0).then_some(())
         });
     }
 
-    /// How many closes wait.
+    /// Returns how many closes are blocked.
     pub fn waiting(&self) -> usize {
         self.flushes.load(Ordering::Relaxed)
     }
@@ -117,12 +117,12 @@ impl AsFd for StallingFile {
 }
 
 impl Drop for StallingFile {
-    /// The file system answers again, and goes.
+    /// The file system answers again, and is unmounted.
     fn drop(&mut self) {
         self.is_over.store(true, Ordering::Relaxed);
         drop(self.file.take());
         if let Some(server) = self.server.take() {
-            // Where it failed, so has the test.
+            // If it failed, so has the test.
             let _ = server.join();
         }
     }
@@ -154,25 +154,25 @@ fn mount(device: &File) -> OwnedFd {
 
 fn configure(words: [usize; 5]) {
     let [context, command, key, value, auxiliary] = words;
-    // SAFETY: key and value are null, or strings that live until this returns.
+    // SAFETY: key and value are null, or strings that live until the call returns.
     let result =
         unsafe { libc::syscall(libc::SYS_fsconfig, context, command, key, value, auxiliary) };
     assert_eq!(result, 0, "fsconfig: {}", std::io::Error::last_os_error());
 }
 
-/// A call that makes a descriptor.
+/// Makes a system call that returns a descriptor.
 fn file_system_call(number: libc::c_long, words: [usize; 5]) -> std::io::Result<OwnedFd> {
     let [a, b, c, d, e] = words;
-    // SAFETY: fsopen and fsmount take numbers, and a string that is static.
+    // SAFETY: fsopen and fsmount take numbers, and a static string.
     let fd = unsafe { libc::syscall(number, a, b, c, d, e) };
     match i32::try_from(fd) {
-        // SAFETY: the kernel has just made it, and nobody else knows of it.
+        // SAFETY: the kernel has just made it, and nothing else refers to it.
         Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
         _ => Err(std::io::Error::last_os_error()),
     }
 }
 
-/// Answers everything but a flush, which is what close(2) of a file sends and waits for, and a read, which a touch of a page
+/// Answers everything but flushes, which close(2) of a file sends and waits for, and reads, which an access to a page
 /// waits for.
 fn serve(mut device: File, (flushes, reads): (&AtomicUsize, &AtomicUsize), is_over: &AtomicBool) {
     let mut request = vec![0; LARGEST_REQUEST];
@@ -214,11 +214,11 @@ fn answer(device: &mut File, unique: u64, body: &[u8]) {
     reply.extend(0_i32.to_ne_bytes());
     reply.extend(unique.to_ne_bytes());
     reply.extend(body);
-    // Whoever asked may have been killed.
+    // The sender of the request may have been killed.
     let _ = device.write(&reply);
 }
 
-/// Version 7.31, and no feature.
+/// Version 7.31, without features.
 fn init_reply() -> [u8; INIT_OUT] {
     let mut reply = [0; INIT_OUT];
     reply[0..4].copy_from_slice(&7_u32.to_ne_bytes());
@@ -228,7 +228,7 @@ fn init_reply() -> [u8; INIT_OUT] {
     reply
 }
 
-/// A file of a page that everybody may read and write.
+/// A file of a page, readable and writable by everyone.
 fn attributes() -> [u8; ATTR_OUT] {
     let mut reply = [0; ATTR_OUT];
     // Valid for a second; inode 1.
@@ -241,12 +241,12 @@ fn attributes() -> [u8; ATTR_OUT] {
     reply
 }
 
-/// Runs `action` on a thread with descriptors of its own: a program that another test starts meanwhile would inherit the
-/// file, and close it.
+/// Runs `action` on a thread with a descriptor table of its own: otherwise a program started by another test at this
+/// time would inherit the file, and close it.
 pub fn with_own_descriptors<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let alone = scope.spawn(|| {
-            // SAFETY: `action` knows of no descriptor that there was before but the standard ones.
+            // SAFETY: `action` uses no earlier descriptor but the standard ones.
             unsafe {
                 rustix::thread::unshare_unsafe(UnshareFlags::FILES).expect("memory");
                 libc::close_range(3, libc::c_uint::MAX, 0);
@@ -259,7 +259,7 @@ pub fn with_own_descriptors<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Runs `action` in the server's network namespace: a bed's own descriptors are not there in [`with_own_descriptors`].
+/// Runs `action` in the server's network namespace: in [`with_own_descriptors`] a bed's own descriptors do not exist.
 fn beside<T: Send>(server: &Daemon, action: impl FnOnce() -> T + Send) -> T {
     let namespace = File::open(format!("/proc/{}/ns/net", server.pid())).expect("it runs");
     thread::scope(|scope| {
@@ -292,7 +292,7 @@ fn a_file_whose_close_waits_holds_nobody_up() {
             body: RequestBody::Probe,
         });
         let clients: Vec<Client> = as_nobody(|| (0..3).map(|_| Client::connect(&path)).collect());
-        // What no request is, what one has no use for, and what nobody reads any more.
+        // In an invalid request, in a request that takes none, and in a message that is never read.
         send(&clients[0], b"rubbish", &[file.as_fd(); 3]).unwrap();
         send(&clients[1], &probe, &[file.as_fd()]).unwrap();
         send(&clients[2], b"rubbish", &[]).unwrap();
@@ -319,7 +319,7 @@ fn closes_that_wait_are_so_many_and_no_more() {
         as_nobody(|| {
             for _ in 0..20 {
                 let client = Client::connect(&path);
-                // The server may have hung up before the last.
+                // The server may hang up before the last one.
                 for _ in 0..5 {
                     let _ = send(&client, b"rubbish", &[file.as_fd(); 250]);
                 }
@@ -337,7 +337,7 @@ fn closes_that_wait_are_so_many_and_no_more() {
     await_closes(&server, before.0);
 }
 
-/// Somebody sends by it, from a page that does not come, and has its lock for that time.
+/// A thread sends by the socket, from a page that does not become available, and holds its lock for that time.
 #[test]
 fn a_right_that_does_not_answer_holds_nobody_up() {
     const PORT: u16 = 443;
@@ -361,7 +361,7 @@ fn a_right_that_does_not_answer_holds_nobody_up() {
         let page = file.page();
         thread::scope(|scope| {
             scope.spawn(|| {
-                // SAFETY: the page is mapped, and nobody has a reference into it.
+                // SAFETY: the page is mapped, and nothing refers into it.
                 unsafe { libc::send(right.as_raw_fd(), page.0 as *const _, PAGE / 4, 0) }
             });
             file.await_reader();
@@ -378,7 +378,7 @@ fn a_right_that_does_not_answer_holds_nobody_up() {
     assert_serves_others(&bed, &path);
 }
 
-/// Somebody reads it into a page that does not come, and has its lock for that time.
+/// A thread reads the stream into a page that does not become available, and holds its lock for that time.
 #[test]
 fn a_stream_whose_reader_waits_holds_nobody_up() {
     let bed = Bed::veth();
@@ -392,7 +392,7 @@ fn a_stream_whose_reader_waits_holds_nobody_up() {
         let page = file.page();
         thread::scope(|scope| {
             scope.spawn(|| {
-                // SAFETY: the page is mapped, and nobody has a reference into it.
+                // SAFETY: the page is mapped, and nothing refers into it.
                 unsafe { libc::recv(stream.as_raw_fd(), page.0 as *mut _, 9, 0) }
             });
             file.await_reader();

@@ -1,4 +1,4 @@
-//! Programs that start and end in a loop: others start as always, and what ended is not left to pile up.
+//! Programs that start and end in a loop: others start as usual, and nothing piles up.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -12,24 +12,24 @@ use portolan_sys::clock;
 use crate::as_nobody;
 use crate::common::{Client, Configuration, Library, control_path, start_server};
 
-/// Attackers at a time.
+/// Number of concurrent attackers.
 const LOOPS: usize = 4;
 
 const ATTACK: Duration = Duration::from_secs(4);
 
-/// Between two starts of the victim's.
+/// Interval between starts of the victim.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Starts that are measured before the attack.
+/// Starts measured before the attack.
 const QUIET: usize = 20;
 
-/// What no attack may make of a start: the quiet time may be shorter than one turn of the scheduler's.
+/// Lower bound of the limit under attack: the time without one may be shorter than a turn of the scheduler.
 const PROMPT: Duration = Duration::from_millis(20);
 
-/// Descriptors of the channels that one user may have, and of those made ahead.
+/// Descriptors of the channels that one user may have, and of those made in advance.
 const DESCRIPTORS: usize = 700;
 
-/// From `Hello` to the channel.
+/// Returns the time from `Hello` to the channel.
 fn start(path: &Path) -> Duration {
     let start = clock::now();
     let _library = Library::start(path);
@@ -98,7 +98,7 @@ fn programs_that_come_and_go_in_a_loop_wait_for_themselves_only() {
         under_attack < (2 * quiet).max(PROMPT),
         "{under_attack:?} instead of {quiet:?}"
     );
-    // The loop's programs are served all the same.
+    // The programs in the loop are still served.
     assert!(served.load(Ordering::Relaxed) > 50);
 }
 
@@ -113,10 +113,10 @@ fn who_has_no_room_but_its_own_leaving_programs_waits_for_them() {
         let (reply, _) = client.receive().unwrap();
         matches!(reply.body, ReplyBody::Welcome { .. }).then_some(client)
     };
-    // Each leaves when it is served.
+    // Each exits when it is served.
     let served = as_nobody(|| (0..60).filter_map(start).count());
     assert_eq!(served, 60);
-    // Those that stay are waited for by nobody.
+    // Programs that stay are not waited for.
     let staying = as_nobody(|| (0..6).filter_map(start).collect::<Vec<_>>());
     assert_eq!(staying.len(), 4);
 }

@@ -1,5 +1,5 @@
-//! Datagrams that a library says nobody has read: it may have anything put into its own kernel socket,
-//! and nothing into anybody else's.
+//! Datagrams that a library reports as unread: it may have anything put into its own kernel socket,
+//! and nothing into another's.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::AsFd;
@@ -16,7 +16,7 @@ use crate::meter::Meter;
 use crate::{assert_serves_others, counter, hostile_library, refused};
 
 const PORT: u16 = 6100;
-/// As a name server's answer, which never came.
+/// Source of the forged answer of a name server.
 const FORGED: &str = "192.0.2.53:53";
 
 const SHARED: Reuse = Reuse {
@@ -55,7 +55,7 @@ fn share(session: SessionId, unread: Blob) -> RequestBody {
     }
 }
 
-/// The kernel socket that a session becomes.
+/// Returns the kernel socket that a session falls back to.
 fn shared(library: &mut Library, near: &Near, request: RequestBody) -> UdpSocket {
     let (reply, mut fds) = library.client.ask_with(request, &[near.0.as_fd()]);
     assert!(matches!(reply, ReplyBody::KernelSocket), "{reply:?}");
@@ -64,7 +64,7 @@ fn shared(library: &mut Library, near: &Near, request: RequestBody) -> UdpSocket
     socket
 }
 
-/// A socket of the kernel's that shares the port, as those of multicast DNS do.
+/// Opens a kernel socket that shares the port, as those of multicast DNS do.
 fn sharer(host: &Namespace, address: SocketAddr) -> UdpSocket {
     use rustix::net::{AddressFamily, SocketType, bind, socket, sockopt};
     host.enter(|| {
@@ -88,7 +88,7 @@ fn no_datagram_is_put_into_anybody_elses_socket() {
     let mut hostile = hostile_library(&path);
     let (session, near) = bind(&mut hostile, SocketAddr::new([0, 0, 0, 0].into(), PORT));
     let loopback = IpAddr::from([127, 0, 0, 1]);
-    // Of its own addresses, of another host's, and of a group's.
+    // To the host's own addresses, another host's, and a group's.
     let datagrams = [Bed::A4, loopback, Bed::B4, [224, 0, 0, 251].into()].map(forged);
     let socket = shared(&mut hostile, &near, share(session, list(&datagrams)));
     assert!(
@@ -127,7 +127,7 @@ fn lists_of_unread_datagrams_are_bounded_and_of_ones_own_sockets() {
         let errno = refused(&mut hostile, share(session, unread), &fds);
         assert_eq!(errno, libc::EINVAL);
     }
-    // Before its socket is the kernel's, and of somebody else's.
+    // Before the session falls back to the kernel, and of another process's session.
     for session in [session, theirs, SessionId(0)] {
         let unread = list(&[forged(Bed::A4)]);
         hostile

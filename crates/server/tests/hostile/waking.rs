@@ -1,5 +1,5 @@
-//! Descriptors by which the server, and one program, wake another: whatever a hostile program does to its own
-//! copies, a wake-up never blocks who sends it, and those of others arrive.
+//! Descriptors by which the server, and other programs, wake a program: whatever a hostile program does to
+//! its own copies, a wake-up never blocks its sender, and wake-ups of others arrive.
 
 use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,11 +17,11 @@ use crate::locals::introduce;
 use crate::meter::Meter;
 use crate::{PROMPT, Victim, assert_prompt, hostile_library};
 
-/// Makes a write to the description behind `fd` wait forever, as far as that is possible.
+/// Makes a write to the description behind `fd` block indefinitely, as far as possible.
 fn clog(fd: BorrowedFd<'_>) {
     let flags = fcntl_getfl(fd).unwrap();
     fcntl_setfl(fd, flags | OFlags::NONBLOCK).unwrap();
-    // An eventfd that counts no further.
+    // An eventfd at its maximum.
     let _ = rustix::io::write(fd, &(u64::MAX - 1).to_ne_bytes());
     while rustix::io::write(fd, &[0; 4096]).is_ok() {}
     while rustix::io::write(fd, &[0]).is_ok() {}
@@ -46,7 +46,7 @@ pub fn die_beside_a_clogged_notifier(path: &Path) {
     drop((opened, opener));
 }
 
-/// The server asks the holder to give the session back.
+/// The server recalls the session from the holder.
 pub fn have_a_clogged_holder_recalled(path: &Path, peer: SocketAddr) -> (Library, Library, Near) {
     let (mut holder, mut other) = (hostile_library(path), hostile_library(path));
     let (session, near, slot) = holder.open(peer);
@@ -102,7 +102,7 @@ fn a_peer_that_ends_its_side_of_a_notifier_does_not_silence_it_for_others() {
     assert!(accepter.wake_receiver.is_notified());
 }
 
-/// Both are user nobody's programs: one makes its own notifier block, the other rings it.
+/// Both programs are user nobody's: one makes its own notifier block, the other notifies it.
 #[test]
 fn a_program_that_rings_a_clogged_notifier_does_not_wait() {
     let bed = Bed::veth();

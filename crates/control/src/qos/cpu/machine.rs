@@ -1,14 +1,15 @@
-//! Several servers on one machine, each of its own network namespace: what they promise together is no more than there is.
+//! Several servers on one machine, one per network namespace: their promises together do not exceed the capacity.
 //!
-//! Each tells the others what it has promised, and what it would give if it were alone. What nobody is promised is
-//! divided by what is wanted beyond that; all divide in the same way, so that what they give adds up to what there is.
+//! Each server tells the others what it has promised, and what it would give if it were alone. The capacity not
+//! promised is divided in proportion to what is wanted beyond the promises. All servers divide in the same way, so that
+//! their parts add up to the capacity.
 
-/// What one server says.
+/// The load that one server announces.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuLoad {
-    /// Of it, what nobody takes back: rates that were asked for, in millionths of one CPU.
+    /// The part of `wanted_ppm` that is never taken back: requested rates, in millionths of one CPU.
     pub promised_ppm: u64,
-    /// What its classes give when nothing else is on the machine.
+    /// What its classes would give with nothing else on the machine.
     pub wanted_ppm: u64,
 }
 
@@ -17,7 +18,7 @@ impl CpuLoad {
         self.wanted_ppm.saturating_sub(self.promised_ppm)
     }
 
-    /// Of all together.
+    /// Returns the sum of several loads.
     pub fn sum(all: impl IntoIterator<Item = CpuLoad>) -> CpuLoad {
         let add = |sum: CpuLoad, one: CpuLoad| CpuLoad {
             promised_ppm: sum.promised_ppm.saturating_add(one.promised_ppm),
@@ -29,13 +30,13 @@ impl CpuLoad {
         all.into_iter().fold(CpuLoad::default(), add)
     }
 
-    /// What one whose standing this is gives of the machine's capacity, beside others.
+    /// Returns what a server with this load gives of the machine's capacity, beside others.
     pub fn allowance(self, others: CpuLoad, capacity_ppm: u64) -> u64 {
         let promised = self.promised_ppm.saturating_add(others.promised_ppm);
         let free = u128::from(capacity_ppm.saturating_sub(promised));
         let beyond = u128::from(self.beyond());
         let all = beyond + u128::from(others.beyond());
-        // The quotient is at most what is wanted beyond, where that is scarce.
+        // The quotient is at most what is wanted beyond the promises, since that exceeds what is free.
         let part = if all <= free {
             beyond
         } else {

@@ -58,7 +58,7 @@ fn a_class_admits_as_much_as_its_rate_and_its_overbooking_say() {
 fn effective_rates_share_the_class_as_the_nominal_ones_do() {
     let mut classes = one_class(Overbooking::UpTo(1_000_000));
     classes.admit(MemberId(1), None, claim(300_000)).unwrap();
-    // One thread alone has the whole class: 0.9 of a CPU.
+    // A single thread gets the whole class: 0.9 of a CPU.
     assert_eq!(classes.effective(MemberId(1)), 900_000);
     classes.admit(MemberId(2), None, claim(600_000)).unwrap();
     assert_eq!(classes.effective(MemberId(1)), 300_000);
@@ -146,7 +146,7 @@ fn a_user_has_his_part_of_a_class_and_root_all_of_it() {
     classes.admit(MemberId(3), None, of(0, 400_000)).unwrap();
 }
 
-/// One step of somebody who wants to break the sums.
+/// A step of a client that tries to break the sums.
 #[derive(Clone, Debug, bolero::TypeGenerator)]
 enum Step {
     Admit {
@@ -214,13 +214,13 @@ fn check(classes: &Classes, capacity: Capacity) {
         assert_eq!(class.nominal_ppm, nominal);
         assert!(nominal <= class.bound());
         if class.terms.overbooking == Overbooking::UpTo(0) {
-            // A hard guarantee, but for the rounding of a millionth.
+            // A hard guarantee, except for the rounding of a millionth.
             let is_kept = |(id, claim): (&MemberId, &CpuClaim)| {
                 effective(id) + 1 >= u64::from(claim.nominal_ppm).min(claim.usable_ppm)
             };
             assert!(class.members.iter().all(is_kept));
         }
-        // Who asked for more has no less.
+        // A member that requested more does not get less.
         for (one, more) in class.members.values().zip(class.members.values().skip(1)) {
             let (mine, other) = (class.share_of(one), class.share_of(more));
             assert!((one.nominal_ppm <= more.nominal_ppm) == (mine <= other) || mine == other);
@@ -343,7 +343,7 @@ fn what_other_servers_are_promised_is_not_promised_again() {
     );
     classes.admit(MemberId(1), None, claim(100_000)).unwrap();
     assert_eq!(classes.effective(MemberId(1)), room);
-    // They are promised no more than is left, and who was promised less beforehand has it.
+    // They are promised no more than is left; a member that was promised less before keeps it.
     classes.set_others(CpuLoad {
         promised_ppm: 1_700_000,
         wanted_ppm: 1_800_000,

@@ -1,4 +1,4 @@
-//! Promises of a link never add up to more than it has, whatever is asked in whatever order.
+//! Promises of a link never add up to more than its rate, whatever is requested in whatever order.
 
 use super::*;
 
@@ -37,7 +37,7 @@ fn a_slice_is_a_rate_and_a_burst() {
         burst: 50_000,
     };
     assert_eq!(terms, expected);
-    // Else the ceiling's bucket, which is as fast, would be the smaller one.
+    // Otherwise the ceiling's bucket, which is as fast, would be the smaller one.
     assert_eq!(terms.ceiling_burst(), 50_000);
 }
 
@@ -208,7 +208,7 @@ fn a_slower_link_keeps_each_promise_in_proportion_and_all_when_it_is_fast_again(
     assert_eq!(link.kept(terms(30 * MBIT, 30 * MBIT)).rate, 3 * MBIT);
     assert_eq!(link.best_effort().rate, MBIT);
     assert!(link.reserve(ClassId(18), 0, MBIT).is_err());
-    // A class that does nothing at all would be none.
+    // A class without any rate would be useless.
     link.set_rate(LEAST_RATE);
     assert_eq!(link.kept(terms(30 * MBIT, 30 * MBIT)).rate, LEAST_RATE);
     link.set_rate(1_000 * MBIT);

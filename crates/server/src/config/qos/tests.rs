@@ -1,4 +1,4 @@
-//! A policy says what somebody has, or is refused with the line that is wrong.
+//! A policy is parsed, or refused with the line that is wrong.
 
 use super::*;
 use crate::config::Config;

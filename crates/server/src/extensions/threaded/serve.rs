@@ -1,4 +1,4 @@
-//! Threaded handlers as requests ask for them.
+//! Requests for threaded handlers.
 
 use portolan_control::ClientId;
 use portolan_proto::extension::{Event, Extension, ExtensionReply, ExtensionReport, Guard};

@@ -1,4 +1,4 @@
-//! One thread's reservation, as the kernel keeps it: `SCHED_DEADLINE`, or the nearest weaker form and why.
+//! One thread's reservation in the kernel: `SCHED_DEADLINE`, or the nearest weaker form, with the reason.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tracing::debug;
 use crate::instance::LifeRecord;
 use crate::qos::scope::Life;
 
-/// What a thread is to have.
+/// The CPU parameters of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CpuParameters {
     pub rate_ppm: u32,
@@ -28,23 +28,23 @@ impl CpuParameters {
     }
 }
 
-/// A thread, what it had before, and what it has.
+/// A thread, its scheduling before, and its reservation.
 #[derive(Debug)]
 pub struct ThreadReservation {
-    /// Its process; its own, if it has a reservation for itself.
+    /// Its process; the thread itself, if it has its own reservation.
     pub pid: u32,
     pub tid: u32,
     pub life: Life,
     before: Attributes,
     form: Form,
-    /// As they were last kept in full.
+    /// The parameters last applied.
     terms: Option<CpuParameters>,
-    /// Why it is not `SCHED_DEADLINE` by these terms.
+    /// Why they were not applied as `SCHED_DEADLINE`.
     refusal: Option<String>,
-    /// What is to be tried next, since that was refused.
+    /// What to try next after a refusal.
     intent: Option<Intent>,
     usage: Usage,
-    /// In the last second.
+    /// CPU time used in the last second.
     used: Duration,
 }
 
@@ -56,15 +56,15 @@ enum Form {
     Nice(i32),
 }
 
-/// Weaker forms: word of them is left before anything is changed, for the next server.
+/// A weaker form: recorded for the next server before anything is changed.
 #[derive(Debug)]
 struct Intent {
     terms: CpuParameters,
-    /// None: it has one.
+    /// None if the thread has one.
     share: Option<Result<Share, ShareError>>,
 }
 
-/// What was seen of a thread since the last look.
+/// What was measured of a thread since the last check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
     pub used: Duration,
@@ -72,7 +72,7 @@ pub struct Seen {
 }
 
 impl ThreadReservation {
-    /// None if it has ended.
+    /// Returns none if the thread has ended.
     pub fn of(pid: u32, tid: u32) -> Option<ThreadReservation> {
         Some(ThreadReservation {
             pid,
@@ -92,12 +92,12 @@ impl ThreadReservation {
         self.terms.map_or(0, |terms| terms.rate_ppm)
     }
 
-    /// For comparison with others.
+    /// Returns the CPU time used in the last second, in microseconds.
     pub fn used(&self) -> u64 {
         self.used.as_micros() as u64
     }
 
-    /// Where the kernel refuses, [`RateKept::keep_weakly`] is due.
+    /// Applies the parameters. If the kernel refuses, [`ThreadReservation::keep_weakly`] must follow.
     pub fn keep(&mut self, terms: CpuParameters) {
         let is_kept = matches!(self.form, Form::Deadline) && self.has_deadline();
         if is_kept && self.terms == Some(terms) && self.refusal.is_none() {
@@ -131,7 +131,7 @@ impl ThreadReservation {
         self.intent.is_some()
     }
 
-    /// What is to be put back if this server dies, as [`Left::recorded`] reads it.
+    /// Returns what to restore if this server dies, as [`Left::recorded`] reads it.
     pub fn note(&self) -> Option<(LifeRecord, String)> {
         let has_share = matches!(self.form, Form::Share(_));
         let is_weak = has_share || matches!(self.form, Form::Nice(_)) || self.wants_weaker();
@@ -149,7 +149,7 @@ impl ThreadReservation {
         Some((self.life.record(), text))
     }
 
-    /// Which it has, or is about to get.
+    /// Returns the nice values that it has, or is about to get.
     fn nices(&self) -> impl Iterator<Item = i32> {
         let now = match self.form {
             Form::Nice(nice) => Some(nice),
@@ -176,7 +176,7 @@ impl ThreadReservation {
             return;
         };
         if let Err(error) = self.give_share(share, terms) {
-            // Both are told: what the kernel refuses, and why the next weaker form is not to be had either.
+            // The report has both: what the kernel refuses, and why the next weaker form is not available either.
             let refusal = self.refusal.take().unwrap_or_default();
             self.refusal = Some(format!("{refusal}; no share of a cgroup: {error}"));
             let favoured = self.favour(terms).map_or_else(
@@ -210,7 +210,7 @@ impl ThreadReservation {
         Ok(())
     }
 
-    /// More than a nice value, which says how much others matter, there is not to be had.
+    /// Applies the weakest form, a nice value, which is relative to other threads only.
     fn favour(&self, terms: CpuParameters) -> Result<i32, Errno> {
         if !self.before.is_ordinary() {
             return Err(Errno::INVAL);
@@ -220,7 +220,7 @@ impl ThreadReservation {
         Ok(nice)
     }
 
-    /// What it had of another form it has no more.
+    /// Changes the form, and reverts the former one.
     fn take_form(&mut self, form: Form) {
         match std::mem::replace(&mut self.form, form) {
             Form::Share(share) => share.end(),
@@ -231,7 +231,7 @@ impl ThreadReservation {
         }
     }
 
-    /// A form that is none, and why.
+    /// Returns why the thread has no form, if so.
     pub fn failure(&self) -> Option<String> {
         match (&self.form, &self.refusal) {
             (Form::None, Some(reason)) => Some(reason.clone()),
@@ -265,7 +265,7 @@ impl ThreadReservation {
         Seen { used, overruns }
     }
 
-    /// The thread is scheduled as before.
+    /// Restores the thread's former scheduling.
     pub fn release(&mut self) {
         if !self.life.lasts() {
             if let Form::Share(share) = &self.form {
@@ -289,24 +289,24 @@ impl ThreadReservation {
     }
 }
 
-/// As much as a rate, in millionths of a CPU, is of one.
+/// Returns the nice value in proportion to a rate in millionths of a CPU.
 fn nice(terms: CpuParameters) -> i32 {
     -((20 * terms.rate_ppm.min(1_000_000)).div_ceil(1_000_000) as i32)
 }
 
-/// A thread as a server that died has left it.
+/// A thread as left by a dead server.
 #[derive(Debug)]
 pub struct Left {
     tid: u32,
     life: Life,
     before: Attributes,
-    /// One of them it may have.
+    /// Nice values, one of which it may have.
     nices: Vec<i32>,
     share: Option<Share>,
 }
 
 impl Left {
-    /// All of them are read before anything is taken back of the first.
+    /// Parses a record. All records are read before the first is reverted.
     pub fn recorded(life: LifeRecord, text: &str) -> Option<Left> {
         let (before, rest) = text.split_once(' ')?;
         let (nices, share) = rest.split_once(' ')?;
@@ -323,9 +323,9 @@ impl Left {
         })
     }
 
-    /// It is scheduled as before that server.
+    /// Restores the scheduling that the thread had before that server.
     pub fn take_back(&self) {
-        // Its group goes also if it has ended.
+        // Its group is removed even if the thread has ended.
         if let Some(share) = &self.share {
             share.end();
         }
@@ -342,15 +342,15 @@ impl Left {
     }
 }
 
-/// What another server has given a thread it has no more. That server left no word of anything before: it is ordinary.
+/// Reverts what another server has given a thread, of which it recorded no former scheduling: it was ordinary.
 pub fn take_back(tid: u32) {
     if let Err(errno) = Deadline::revoke(tid, &Attributes::default()) {
         debug!(tid, %errno, "reserved CPU time stays");
     }
 }
 
-/// Periods in which a thread had its runtime and wanted more. The kernel does not count them; but who has used up his
-/// runtime waits, as if ready to run, for the rest of the period.
+/// Returns the number of periods in which a thread used up its runtime and needed more. The kernel does not count
+/// them, but a thread that has used up its runtime counts as waiting for the rest of the period.
 fn overruns(deadline: &Deadline, used: Duration, waited: Duration, passed: Duration) -> u32 {
     let rest = deadline.period.saturating_sub(deadline.runtime);
     let times = |whole: Duration, part: Duration| {

@@ -1,7 +1,7 @@
-//! What the servers of one machine tell each other of CPU time: a folder in which each has a file that it keeps locked
-//! while it runs, with what it has promised and what it would give if it were alone. Whoever promises anything holds the
-//! lock of all meanwhile, so that they do not promise the same to two. The file of a server that has died is not locked
-//! any more, which holds across PID namespaces, too: whoever finds it removes it.
+//! How the servers of one machine exchange their CPU promises: a directory with a file for each server, locked while it
+//! runs, with what it has promised and what it would give if it were alone. A server makes promises only while it holds
+//! a common lock, so that nothing is promised twice. The file of a dead server is unlocked, which is visible across PID
+//! namespaces, too; the next server that finds it removes it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read};
@@ -15,16 +15,16 @@ use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-/// Servers hold the lock for some system calls.
+/// Servers hold the lock for a few system calls.
 const PATIENCE: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// The file that locks all.
+/// The file with the common lock.
 const LOCK: &str = "lock";
-/// No server writes as much.
+/// Maximum length of a server's file.
 const LONGEST: u64 = 64;
 
-/// This server's place among those of the machine.
+/// This server's access to the exchange.
 #[derive(Debug)]
 pub(super) struct Ledger {
     folder: PathBuf,
@@ -32,7 +32,7 @@ pub(super) struct Ledger {
     own: Option<Own>,
 }
 
-/// The file of this server, while it has anything to say.
+/// The file of this server, while it promises anything.
 #[derive(Debug)]
 struct Own {
     path: PathBuf,
@@ -40,7 +40,7 @@ struct Own {
 }
 
 impl Ledger {
-    /// A folder that others could write into would tell lies.
+    /// Opens the directory. One that others can write to is refused, since its contents could be false.
     pub fn open(folder: &Path) -> io::Result<Ledger> {
         DirBuilder::new()
             .recursive(true)
@@ -59,7 +59,7 @@ impl Ledger {
         })
     }
 
-    /// Has `decide` see what the others have, and tells them what this server then has.
+    /// Passes the others' load to `decide`, and publishes the load of this server that results.
     pub fn exchange<T>(&mut self, decide: impl FnOnce(CpuLoad) -> (T, CpuLoad)) -> io::Result<T> {
         self.take_lock()?;
         let done = self.exchange_locked(decide);
@@ -67,7 +67,8 @@ impl Ledger {
         done
     }
 
-    /// Never waits for long: a server that is stopped while it has the lock stops no other.
+    /// Takes the lock, without waiting for long: a server that is stopped while it holds the lock must not block
+    /// others.
     fn take_lock(&self) -> io::Result<()> {
         for _ in 0..PATIENCE {
             match flock(&self.lock, FlockOperation::NonBlockingLockExclusive) {
@@ -130,7 +131,7 @@ impl Drop for Ledger {
 }
 
 impl Own {
-    /// Under the first number that is free.
+    /// Creates the file under the first free number.
     fn create(folder: &Path) -> io::Result<Own> {
         for number in 1_u32.. {
             let path = folder.join(number.to_string());
@@ -153,7 +154,7 @@ fn file_options() -> OpenOptions {
     options
 }
 
-/// What a server says in its file; none if it has died.
+/// Returns what a server has written in its file; none if the server has died.
 fn standing_in(path: &Path) -> io::Result<Option<CpuLoad>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -1,5 +1,5 @@
-//! Which threads each reservation has: those of its thread, of its process, or of all processes of its user or cgroup
-//! that run with Portolan. The narrowest that covers a thread has it.
+//! Which threads each reservation covers: its thread, the threads of its process, or of all Portolan processes of its
+//! user or cgroup. A thread belongs to the narrowest reservation that covers it.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,11 +13,11 @@ use super::reservation::{CpuReservation, Subject};
 use super::{MOST_THREADS, MOST_THREADS_OF_MANY};
 use crate::qos::scope::{breadth, covers_process};
 
-/// The threads of one reservation, by their processes.
+/// The threads of one reservation, by process.
 #[derive(Debug, Default)]
 pub(super) struct ProcessThreads {
     processes: BTreeMap<u32, Vec<u32>>,
-    /// Only so many of all that there are.
+    /// If set, the number of its threads that are covered; the others are not.
     pub leaves_out: Option<usize>,
 }
 
@@ -39,7 +39,7 @@ impl ProcessThreads {
         self.processes.values().map(Vec::len).sum()
     }
 
-    /// A process joins with its threads; `own` have reservations of their own.
+    /// Adds a process with its threads; `own` are threads with reservations of their own.
     fn add(&mut self, pid: u32, own: &BTreeSet<u32>) {
         let most = MOST_THREADS.min(MOST_THREADS_OF_MANY - self.count());
         let mut tids = sched::threads_of(pid, MOST_THREADS + 1);
@@ -52,7 +52,7 @@ impl ProcessThreads {
     }
 }
 
-/// Of each reservation; `served` are the processes that run with Portolan.
+/// Returns the threads of each reservation; `served` are the processes that run with Portolan.
 pub(super) fn crews<'a>(
     all: &BTreeMap<MemberId, CpuReservation>,
     served: impl Iterator<Item = &'a Process>,
@@ -66,7 +66,7 @@ pub(super) fn crews<'a>(
     for (id, reservation) in all {
         let process_threads = crews.entry(*id).or_default();
         match reservation.subject {
-            // Whose process it is plays no part.
+            // Which process it belongs to does not matter.
             Subject::Thread { tid, .. } => drop(process_threads.processes.insert(tid, vec![tid])),
             Subject::Process { pid, .. } => {
                 process_threads.add(pid, &own);
@@ -84,7 +84,7 @@ pub(super) fn crews<'a>(
     crews
 }
 
-/// The reservation of a cgroup goes before its user's, and that of an inner cgroup before an outer one's.
+/// The reservation of a cgroup takes precedence over its user's, and that of an inner cgroup over an outer one's.
 fn narrowest(all: &BTreeMap<MemberId, CpuReservation>, process: &Process) -> Option<MemberId> {
     let many = all.iter().filter(|(_, one)| one.subject == Subject::Many);
     let covering = many.filter(|(_, one)| covers_process(&one.scope, process));

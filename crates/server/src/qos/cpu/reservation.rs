@@ -1,4 +1,4 @@
-//! One CPU reservation: whose it is, which threads have it now, and what each of them gets.
+//! One CPU reservation: its subject, its threads, and what each of them gets.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ pub(super) struct CpuReservation {
     pub subject: Subject,
     pub uid: u32,
     pub spec: Cpu,
-    /// Those of one process stand together.
+    /// Sorted by process.
     pub threads: Vec<ThreadReservation>,
-    /// There are more of them than so many that have it.
+    /// If set, the number of its threads that are covered; the others are not.
     pub leaves_out: Option<usize>,
     adaptation: Adaptation,
     pub used_ppm: u32,
@@ -28,7 +28,7 @@ pub(super) struct CpuReservation {
     pub proposed_ppm: Option<u32>,
 }
 
-/// Whose it is.
+/// The subject of a reservation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     Thread {
@@ -39,7 +39,7 @@ pub(super) enum Subject {
         pid: u32,
         life: Life,
     },
-    /// All processes of a user or cgroup that run with Portolan, as they come and go.
+    /// All processes of a user or cgroup that run with Portolan, as they start and end.
     Many,
 }
 
@@ -60,7 +60,7 @@ impl Subject {
         }
     }
 
-    /// Who has ended has no reservation; users and cgroups have theirs until it is deleted.
+    /// Returns whether the subject still exists; users and cgroups last until the reservation is deleted.
     pub fn lasts(&self) -> bool {
         match self {
             Subject::Thread { life, .. } | Subject::Process { life, .. } => life.lasts(),
@@ -68,7 +68,7 @@ impl Subject {
         }
     }
 
-    /// CPUs that it can use at once.
+    /// Returns how many CPUs it can use at once.
     pub fn cpus(&self, capacity: Capacity) -> u32 {
         match self {
             Subject::Thread { .. } => 1,
@@ -78,7 +78,7 @@ impl Subject {
 }
 
 impl CpuReservation {
-    /// With the threads that a reservation before it had.
+    /// Makes a reservation with the threads of its predecessor.
     pub fn new(
         (scope, subject): (Scope, Subject),
         uid: u32,
@@ -99,7 +99,7 @@ impl CpuReservation {
         }
     }
 
-    /// The one that no process's reservation covers.
+    /// Returns the thread of a thread's reservation, which no other reservation covers.
     pub fn own_thread(&self) -> Option<u32> {
         match self.subject {
             Subject::Thread { tid, .. } => Some(tid),
@@ -107,7 +107,7 @@ impl CpuReservation {
         }
     }
 
-    /// Threads that it has no more are scheduled as before, so that others can have them.
+    /// Restores the scheduling of threads that it no longer covers, so that other reservations can take them.
     pub fn release(&mut self, process_threads: &ProcessThreads) {
         let (stay, mut go): (Vec<_>, Vec<_>) = std::mem::take(&mut self.threads)
             .into_iter()
@@ -116,7 +116,7 @@ impl CpuReservation {
         self.threads = stay;
     }
 
-    /// Takes in threads that are new. [`CpuReservation::release`] of all reservations comes first.
+    /// Adds new threads. [`CpuReservation::release`] of all reservations must come first.
     pub fn take_in(&mut self, process_threads: &ProcessThreads) {
         self.leaves_out = process_threads.leaves_out;
         for (pid, tid) in process_threads.threads() {
@@ -127,8 +127,8 @@ impl CpuReservation {
         self.threads.sort_by_key(|kept| kept.pid);
     }
 
-    /// What each thread gets of an effective rate: processes share it by what they use, and the threads of each in
-    /// the same way.
+    /// Returns what each thread gets of an effective rate: it is divided among processes by their use, and among
+    /// the threads of each likewise.
     pub fn rates(&self, effective_ppm: u64, capacity: Capacity) -> Vec<u32> {
         let processes = || self.threads.chunk_by(|one, next| one.pid == next.pid);
         let used: Vec<u64> = processes()
@@ -139,11 +139,11 @@ impl CpuReservation {
             let used: Vec<u64> = threads.iter().map(ThreadReservation::used).collect();
             divide(part, &used, capacity.of_one_ppm.into())
         });
-        // None exceeds what one CPU has.
+        // None exceeds the capacity of one CPU.
         rates.map(|rate| rate as u32).collect()
     }
 
-    /// Why the kernel keeps it in no form. One of a user or cgroup waits for processes with which it does.
+    /// Returns why the kernel keeps it in no form. A user's or cgroup's reservation waits for suitable processes.
     pub fn failure(&self) -> Option<String> {
         match self.subject {
             Subject::Many => None,
@@ -159,7 +159,7 @@ impl CpuReservation {
             overruns += seen.overruns;
         }
         let used = used.as_secs_f64() / passed.as_secs_f64().max(1e-3);
-        // A float becomes the nearest that there is.
+        // The conversion from float saturates.
         self.used_ppm = (used * 1e6) as u32;
         self.overruns = overruns;
     }
@@ -168,7 +168,7 @@ impl CpuReservation {
         (passed.as_micros() / u128::from(self.spec.period_us.max(1))) as u32
     }
 
-    /// A rate to be taken up at once; one that is only to be shown is kept.
+    /// Returns a rate to apply at once; one that is only to be shown is stored.
     pub fn propose(&mut self, effective_ppm: u64) -> Option<u32> {
         self.proposed_ppm = None;
         if self.spec.adapt == Adapt::Off {
@@ -195,7 +195,7 @@ impl CpuReservation {
         self.adaptation.start_over();
     }
 
-    /// The weakest of its threads'.
+    /// Returns the weakest form of its threads.
     pub fn form(&self) -> CpuForm {
         if let Some(weaker) = self.threads.iter().find_map(ThreadReservation::weaker) {
             return weaker;

@@ -1,4 +1,4 @@
-//! Requests for processor time.
+//! Requests for CPU time.
 
 use keep::Left;
 use portolan_control::Timer;
@@ -41,7 +41,7 @@ impl Server {
         report.cpu = cpu.all.keys().map(|id| cpu.report(*id)).collect();
     }
 
-    /// Looks at the threads when it is time.
+    /// Checks the threads if due.
     pub fn look_at_cpu(&mut self) {
         let next = self.qos.cpu.look(self.now, &self.control.registry);
         if let Some(next) = next {
@@ -49,7 +49,7 @@ impl Server {
         }
     }
 
-    /// Takes back what a server that died has left to threads.
+    /// Reverts what a dead server has left to threads.
     pub fn start_cpu(&mut self, instance: &Instance) {
         let threads = instance.leftover_threads().iter();
         let left: Vec<Left> = threads
@@ -65,7 +65,7 @@ impl Server {
         self.qos.cpu.journal = Some(instance.journal());
     }
 
-    /// Everybody is scheduled as before.
+    /// Restores the scheduling of all threads.
     pub fn end_all_cpu(&mut self) {
         self.qos.cpu.end_all();
     }

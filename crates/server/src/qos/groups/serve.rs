@@ -125,7 +125,7 @@ impl Server {
         Ok(())
     }
 
-    /// Another rate, which is admitted like a new one, or other options; its flows' ceilings follow.
+    /// Changes the rate, which is admitted like a new one, or the options; its flows' ceilings follow.
     fn change_multiplex_terms(
         &mut self,
         who: Credentials,
@@ -208,7 +208,7 @@ impl Server {
         Ok(())
     }
 
-    /// Whoever made the group has ended.
+    /// Handles the end of the process that made the group.
     pub(crate) fn on_maker_gone(&mut self, key: u32) {
         if let Some(group) = self.qos.groups.by_key.get_mut(&key)
             && let Some((fd, token)) = group.maker.take()
@@ -218,7 +218,7 @@ impl Server {
         self.look_at_group(key);
     }
 
-    /// A group that nobody made and nobody is in ends, unless it is to be kept.
+    /// Ends a group without maker and members, unless it is to be kept.
     pub(super) fn look_at_group(&mut self, key: u32) {
         let Some(group) = self.qos.groups.by_key.get(&key) else {
             return;

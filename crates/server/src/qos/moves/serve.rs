@@ -12,11 +12,11 @@ use super::super::scope::memberships_of;
 use super::Whereabouts;
 use crate::server::Server;
 
-/// The kernel tells nobody of such a move.
+/// The kernel does not report such moves.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Server {
-    /// A guarantee of the scope has come or gone.
+    /// Handles a guarantee of the scope that was added or removed.
     pub(crate) fn scope_has_changed(&mut self, scope: &Scope) {
         let Scope::Cgroup(_) = scope else {
             return;
@@ -32,7 +32,7 @@ impl Server {
         }
     }
 
-    /// Looks where the processes are.
+    /// Checks the cgroups of the processes.
     pub fn look_for_moves(&mut self) {
         self.control
             .timers
@@ -42,7 +42,7 @@ impl Server {
             .filter_map(|process| Some((process.channel, memberships_of(process.pid)?)))
             .collect();
         let before = std::mem::take(&mut self.qos.whereabouts.by_channel);
-        // Who is seen for the first time may have moved since it came.
+        // A process seen for the first time may have moved since it registered.
         let moved = now
             .iter()
             .filter(|(channel, memberships)| before.get(channel) != Some(memberships));

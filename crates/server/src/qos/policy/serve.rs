@@ -13,7 +13,7 @@ use crate::qos::request::Requester;
 use crate::server::Server;
 
 impl Server {
-    /// Makes the guarantees that need nobody's coming.
+    /// Makes the guarantees that do not depend on processes.
     pub fn apply_policies(&mut self) -> Result<(), PolicyError> {
         let policies = self.qos.policies.clone();
         policies.iter().try_for_each(|policy| match &policy.whom {
@@ -22,7 +22,7 @@ impl Server {
         })
     }
 
-    /// Makes those of a process that has come.
+    /// Makes those of a process that has registered.
     pub fn apply_policies_to(&mut self, channel: ChannelId) {
         let Some(process) = self.control.registry.process(channel) else {
             return;
@@ -45,7 +45,8 @@ impl Server {
         }
     }
 
-    /// The name that a program gives itself proves nothing; the file that it runs does.
+    /// Returns whether the process runs the file. The name that a program gives itself proves
+    /// nothing; the file that it runs does.
     fn runs(&mut self, channel: ChannelId, path: &str) -> bool {
         let client = self.channels.get(&channel).map(|channel| channel.client);
         let client = client.and_then(|client| self.clients.get(&client));
@@ -90,7 +91,7 @@ fn specs(policy: &Policy, scope: &Scope) -> impl Iterator<Item = (Kind, QosReque
     [transmit, receive, cpu].into_iter().flatten()
 }
 
-/// As the configuration calls it.
+/// Returns the name in the configuration.
 fn key(kind: Kind) -> &'static str {
     match kind {
         Kind::Transmit => "`transmit`",

@@ -14,7 +14,7 @@ use super::{BudgetEntry, PER_USER, check, terms};
 use crate::qos::request::{Outcome, Requester, refuse};
 use crate::server::Server;
 
-/// Of a turn, for rows that say another budget from now on.
+/// Time per turn for rewriting rows.
 const PER_TURN: Duration = Duration::from_millis(2);
 
 impl Server {
@@ -95,7 +95,7 @@ impl Server {
         Ok(())
     }
 
-    /// Rows name the budget no more when its number is free.
+    /// Removes a budget. Its number is freed when no row names it any more.
     fn remove_budget(&mut self, at: usize) {
         let held = self.qos.receive.0.remove(at);
         self.qos.renewals.freed.push(held.index);
@@ -117,7 +117,7 @@ impl Server {
         report.receive = reported.collect();
     }
 
-    /// The budget of a session, as its rows say it.
+    /// Returns the budget in the session's rows.
     pub fn budget_of(&self, session: &SessionEntry) -> u16 {
         if self.qos.receive.0.is_empty() {
             return 0;
@@ -133,7 +133,7 @@ impl Server {
             .index_of(|held| held.is_for(session, process))
     }
 
-    /// The budget of what a process has besides its sessions.
+    /// Returns the budget of what a process has besides its sessions.
     pub fn budget_of_channel(&self, channel: ChannelId) -> u16 {
         let Some(process) = self.control.registry.process(channel) else {
             return 0;
@@ -149,7 +149,7 @@ impl Server {
         }
     }
 
-    /// As those of processes that have gone.
+    /// Ends the budgets of processes that have exited.
     pub fn end_budgets_of_gone(&mut self) {
         while let Some(at) = self
             .qos
@@ -173,7 +173,8 @@ impl Server {
         }
     }
 
-    /// Has all sessions that the scope may cover look for their budgets anew. What `uid` has decided holds for its own.
+    /// Schedules all sessions that the scope may cover for another look-up of their budgets. A budget of `uid` applies
+    /// to that user's sessions.
     fn renew_rows_of(&mut self, scope: &Scope, uid: u32) {
         self.scope_has_changed(scope);
         let is_own = matches!(scope, Scope::Flow(_) | Scope::Port { .. });
@@ -188,7 +189,7 @@ impl Server {
         }
     }
 
-    /// Writes rows anew for a part of the turn.
+    /// Rewrites rows for a part of the turn.
     pub fn go_on_renewing(&mut self) {
         let until = clock::now() + PER_TURN;
         while let Some(id) = self.qos.renewals.sessions.pop_first() {
@@ -208,7 +209,7 @@ impl Server {
     }
 }
 
-/// What root has set only root changes.
+/// Checks that the user may change the budget: root's only root may.
 fn may_change(held: &BudgetEntry, uid: u32) -> Outcome {
     if uid == 0 || uid == held.uid {
         Ok(())

@@ -1,6 +1,6 @@
-//! Cgroups of both versions. A scope names a folder below `/sys/fs/cgroup`; where hierarchies of the first version are
-//! mounted there too, the first part of the path may name one of them (`/cpu/video`), and what names none is of the
-//! second version's, wherever that is mounted.
+//! Cgroups of both versions. A scope names a directory below `/sys/fs/cgroup`; where hierarchies of version 1 are
+//! mounted there too, the first part of the path may name one of them (`/cpu/video`). A path that names none belongs
+//! to version 2, wherever that is mounted.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 
 const ROOT: &str = "/sys/fs/cgroup";
 
-/// The mounts of the machine's hierarchies; they do not change while it runs.
+/// The mounts of the machine's hierarchies; they do not change at run time.
 static HIERARCHIES: LazyLock<Vec<Hierarchy>> = LazyLock::new(|| {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     hierarchies(&mounts)
@@ -17,7 +17,7 @@ static HIERARCHIES: LazyLock<Vec<Hierarchy>> = LazyLock::new(|| {
 /// One tree of cgroups.
 #[derive(Debug, PartialEq)]
 struct Hierarchy {
-    /// As `/proc/PID/cgroup` calls it: empty for the second version.
+    /// The name in `/proc/PID/cgroup`: empty for version 2.
     controllers: Vec<String>,
     /// The cgroup that is mounted.
     root: PathBuf,
@@ -28,7 +28,7 @@ pub(super) fn exists(path: &str) -> bool {
     folder(path, &HIERARCHIES).is_some_and(|folder| folder.join("cgroup.procs").exists())
 }
 
-/// Is the process in the cgroup, or in one below it?
+/// Returns whether the process is in the cgroup, or in one below it.
 pub(super) fn has(path: &str, pid: u32) -> bool {
     let Some(memberships) = super::memberships_of(pid) else {
         return false;
@@ -36,7 +36,7 @@ pub(super) fn has(path: &str, pid: u32) -> bool {
     folder(path, &HIERARCHIES).is_some_and(|folder| is_member(&folder, &memberships, &HIERARCHIES))
 }
 
-/// The folder that a scope's path names.
+/// Returns the directory that a scope's path names.
 fn folder(path: &str, hierarchies: &[Hierarchy]) -> Option<PathBuf> {
     let named = Path::new(ROOT).join(path.trim_start_matches('/'));
     if hierarchies.iter().any(|h| named.starts_with(&h.mounted_at)) {
@@ -46,7 +46,7 @@ fn folder(path: &str, hierarchies: &[Hierarchy]) -> Option<PathBuf> {
     Some(second.mounted_at.join(path.trim_start_matches('/')))
 }
 
-/// By the lines of `/proc/PID/cgroup`: number, controllers, path.
+/// Parses lines of `/proc/PID/cgroup`: number, controllers, path.
 fn is_member(folder: &Path, memberships: &str, hierarchies: &[Hierarchy]) -> bool {
     memberships.lines().any(|line| {
         let mut fields = line.splitn(3, ':').skip(1);
@@ -75,7 +75,7 @@ impl Hierarchy {
     }
 }
 
-/// By the lines of proc_pid_mountinfo(5).
+/// Parses lines of proc_pid_mountinfo(5).
 fn hierarchies(mounts: &str) -> Vec<Hierarchy> {
     mounts.lines().filter_map(hierarchy).collect()
 }
@@ -97,7 +97,7 @@ fn hierarchy(line: &str) -> Option<Hierarchy> {
     })
 }
 
-/// Those among the options of a mount.
+/// Returns the controllers among the options of a mount.
 fn controllers(options: &str) -> Vec<String> {
     const OTHERS: [&str; 6] = ["rw", "ro", "xattr", "noprefix", "clone_children", "none"];
     let mut controllers: Vec<_> = options

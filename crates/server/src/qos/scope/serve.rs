@@ -1,4 +1,4 @@
-//! Whom a scope of a request means.
+//! Owners of the scopes in requests.
 
 use std::fs;
 
@@ -9,17 +9,17 @@ use crate::qos::request::{Outcome, Requester, refuse};
 use crate::server::Server;
 
 impl Server {
-    /// Root decides over everything, others over what is their own.
+    /// Checks that the requester may decide on the scope: root on everything, others on what is their own.
     pub(crate) fn may_decide(&self, requester: Requester, scope: &Scope) -> Outcome {
         let uid = requester.credentials.uid;
         let owner = match scope {
             Scope::Process { pid } => owner_of_task(*pid).filter(|_| is_leader(*pid)),
             Scope::Thread { tid } => owner_of_task(*tid),
             Scope::User { uid } => Some(*uid),
-            // Whoever may move processes into it would decide over them.
+            // A user who may move processes into it could decide on them.
             Scope::Cgroup(path) => cgroup::exists(path).then_some(0),
             Scope::Flow(_) => self.owner_of_sessions(scope),
-            // Nobody's yet: a rule for whoever comes.
+            // Not owned by anyone yet: a rule for future sessions.
             Scope::Port { .. } => self.owner_of_sessions(scope).or(Some(0)),
         };
         match owner {
@@ -29,7 +29,7 @@ impl Server {
         }
     }
 
-    /// The user whose all the scope's sessions are; root if several have some.
+    /// Returns the user that owns all sessions of the scope; root if there are several.
     fn owner_of_sessions(&self, scope: &Scope) -> Option<u32> {
         let mut covered = self
             .control
@@ -45,13 +45,13 @@ impl Server {
     }
 }
 
-/// The user of a process or thread; root of one that has, or may take up again, another's rights.
+/// Returns the user of a process or thread; root if it has, or may regain, the rights of another.
 pub(super) fn owner_of_task(number: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{number}/status")).ok()?;
     owner_in(&status)
 }
 
-/// Real, effective, saved and file system's user are one.
+/// Returns the user if real, effective, saved and file system user are equal.
 pub(super) fn owner_in(status: &str) -> Option<u32> {
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
     let mut users = users.split_ascii_whitespace();

@@ -1,4 +1,4 @@
-//! A scope means one thing, and covers what is its own.
+//! The meaning and coverage of scopes.
 
 use portolan_sys::unix::Credentials;
 use portolan_types::{FlowKey, Protocol};

@@ -1,6 +1,5 @@
-//! Links that change: another rate, a device that goes, one that comes back. What was promised stays promised. On a link
-//! that has become too slow for all of it, each promise is kept in proportion; on one that has gone, none is until it is
-//! there again.
+//! Links that change: another rate, a device that disappears or returns. Promises stay. On a link that has become too
+//! slow, each promise is kept in proportion; on one that has disappeared, none is until it returns.
 
 mod serve;
 
@@ -9,7 +8,7 @@ use portolan_proto::qos::RateKept;
 
 use super::links::Link;
 
-/// A class, within which it is, and what of its promise is to be kept.
+/// A class, its parent, and what is to be kept of its promise.
 #[derive(Clone, Copy, Debug)]
 struct Change {
     id: ClassId,
@@ -18,7 +17,7 @@ struct Change {
     after: ClassRates,
 }
 
-/// What a report says of a promise.
+/// Returns how a report describes a promise.
 pub(in crate::qos) fn kept(
     link: Option<&Link>,
     promised: &ClassRates,

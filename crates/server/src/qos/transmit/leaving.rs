@@ -1,5 +1,5 @@
-//! Classes that are free again while something still waits in them: what was taken from a writer is sent, not dropped.
-//! With the last class of a link its scheduler goes, unless the configuration gives the link a rate.
+//! Classes that were released while frames are queued in them: accepted data is sent, not dropped. The link's
+//! scheduler is removed with its last class, unless the configuration gives the link a rate.
 
 mod serve;
 
@@ -14,14 +14,14 @@ use tracing::warn;
 use super::Reservations;
 use super::links::Link;
 
-/// What has not left by then is dropped.
+/// Frames that have not left by then are dropped.
 const LINGER: Duration = Duration::from_millis(500);
 
-/// A link that has no class any more.
+/// A link without classes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Idle {
     ifindex: u32,
-    /// When it gets its former queueing discipline back, even if frames wait in ours.
+    /// When it gets its former queueing discipline back, even if frames are still queued.
     until: Instant,
 }
 
@@ -34,12 +34,12 @@ pub(super) struct Leaving {
 }
 
 impl Reservations {
-    /// They have gone with their device.
+    /// Forgets classes that have disappeared with their device.
     pub(super) fn forget_leaving(&mut self, ifindex: u32) {
         self.leaving.retain(|class| class.ifindex != ifindex);
     }
 
-    /// Has the link a scheduler that nobody needs?
+    /// Returns whether the link has an unused scheduler.
     fn is_unused(&self, ifindex: u32) -> bool {
         let has_left = self.leaving.iter().all(|class| class.ifindex != ifindex);
         has_left && self.link(ifindex).is_some_and(Link::is_unused)
@@ -70,7 +70,7 @@ impl Reservations {
             .and_then(|traffic| traffic.delete_class(ifindex, id.0));
         match deleted {
             Ok(()) => true,
-            // A group's, whose members have not left.
+            // A group's class, whose members have not left.
             Err(TrafficError::Kernel {
                 errno: Errno::BUSY, ..
             }) if now < until + LINGER => false,

@@ -1,4 +1,4 @@
-//! Managed devices as links: their rates, their schedulers, and what was there before.
+//! Managed devices as links: their rates, their schedulers, and their former queueing disciplines.
 
 mod serve;
 
@@ -17,18 +17,18 @@ use crate::config::LinkConfig;
 #[derive(Debug)]
 pub(in crate::qos) struct Link {
     pub(super) config: LinkConfig,
-    /// None while its rate is not known.
+    /// None while its rate is unknown.
     pub(super) ledger: Option<Ledger>,
-    /// What was there before our scheduler, if that is there.
+    /// The former queueing discipline, if our scheduler is installed.
     pub(super) scheduler: Option<Before>,
     pub(super) presence: Presence,
 }
 
-/// Is there a device of the link's name?
+/// Whether a device with the link's name exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
     There,
-    /// Its number may be another device's by now.
+    /// Its interface index may be another device's by now.
     Gone,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn whole_of(ledger: &Ledger) -> traffic::Class {
 #[derive(Debug, Default)]
 pub(in crate::qos) struct LinkCounts(HashMap<(u32, u16), Counts>);
 
-/// What all have that nothing is reserved for.
+/// Returns the class of everything without a reservation.
 pub(super) fn rest_of(ledger: &Ledger) -> traffic::Class {
     class(
         traffic::BEST_EFFORT,
@@ -50,7 +50,7 @@ pub(super) fn rest_of(ledger: &Ledger) -> traffic::Class {
     )
 }
 
-/// Best effort goes after what is reserved.
+/// Priority of best effort, after reservations.
 const BEST_EFFORT_LAST: u32 = 1;
 
 impl LinkCounts {
@@ -70,7 +70,7 @@ impl Reservations {
         self.links.get_mut(&ifindex)?.ledger.as_mut()
     }
 
-    /// Of all links, each asked once.
+    /// Returns the counts of all links, each queried once.
     pub(in crate::qos) fn count_links(&mut self) -> LinkCounts {
         let ifindices: Vec<u32> = self.links.keys().copied().collect();
         let mut all = LinkCounts::default();
@@ -116,14 +116,14 @@ impl Reservations {
         }
     }
 
-    /// The narrowest best effort of all links with a scheduler; none if there is none.
+    /// Returns the narrowest best effort of all links with a scheduler; none without such links.
     pub(super) fn best_effort(&self) -> Option<ClassRates> {
         let scheduled = self.links.values().filter(|link| link.scheduler.is_some());
         let terms = scheduled.filter_map(|link| link.ledger.as_ref().map(Ledger::best_effort));
         terms.min_by_key(|terms| terms.rate)
     }
 
-    /// Managed devices that are not there at the moment.
+    /// Returns the managed devices that do not exist at the moment.
     pub(in crate::qos) fn gone(&self) -> impl Iterator<Item = &str> {
         let gone = |link: &&Link| link.presence == Presence::Gone;
         let links = self.links.values().filter(gone);
@@ -160,7 +160,7 @@ impl Reservations {
 }
 
 impl Link {
-    /// A scheduler that no rate of the configuration asks for, without a reservation.
+    /// Returns whether there is a scheduler without a reservation, which no configured rate requires.
     pub(super) fn is_unused(&self) -> bool {
         let is_idle = self
             .ledger
@@ -169,7 +169,7 @@ impl Link {
         is_idle && self.scheduler.is_some() && self.config.rate.is_none()
     }
 
-    /// Asks the device for its rate if that is not known.
+    /// Queries the device for its rate if that is unknown.
     fn detect(&mut self) {
         if self.ledger.is_none() {
             let rate = device::rate(&self.config.device);

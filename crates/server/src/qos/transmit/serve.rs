@@ -20,12 +20,12 @@ use crate::poll::Token;
 use crate::qos::request::{Outcome, Requester, refuse};
 use crate::server::{Server, Source};
 
-/// Classes below are the scheduler's own.
+/// Lower classes are the scheduler's own.
 const FIRST_CLASS: u16 = portolan_proto::filter::FIRST_CLASS;
-/// Each costs the kernel a few hundred bytes and a place in its trees.
+/// Each costs the kernel a few hundred bytes and an entry in its trees.
 const CLASSES_MAX: usize = 4096;
 
-/// And those of one user other than root.
+/// Limit of one user other than root.
 const CLASSES_PER_USER: usize = 64;
 
 impl Server {
@@ -67,7 +67,7 @@ impl Server {
         Ok(())
     }
 
-    /// Makes what was admitted true, or changes nothing.
+    /// Installs what was admitted, or changes nothing.
     pub(in crate::qos) fn install(
         &mut self,
         id: ClassId,
@@ -100,8 +100,8 @@ impl Server {
         Ok(())
     }
 
-    /// Has the kernel keep a class within its parent, and best effort have what `ledger` leaves. If it does not,
-    /// all is as before.
+    /// Installs a class within its parent, and gives best effort what `ledger` leaves. On failure everything is
+    /// as before.
     pub(crate) fn realise(
         &mut self,
         ifindex: u32,
@@ -158,7 +158,7 @@ impl Server {
         }
     }
 
-    /// The process of a reservation has gone.
+    /// Handles the end of a reservation's process.
     pub(crate) fn on_holder_gone(&mut self, id: ClassId) {
         self.control.counters.reservations_orphaned += 1;
         self.drop_class(id);
@@ -174,7 +174,8 @@ impl Server {
         Ok(())
     }
 
-    /// Root's decisions are changed by root only, a group's flows by leaving it.
+    /// Checks that the requester may change the reservation: root's only root may; a group's flow must leave the
+    /// group first.
     fn may_change(&self, requester: Requester, known: Option<ClassId>) -> Outcome {
         let held = known.and_then(|id| self.qos.transmit.held.get(&id));
         match held {
@@ -198,19 +199,19 @@ impl Server {
         }
     }
 
-    /// Takes a reservation back, and the class with what waits in it.
+    /// Releases a reservation, and the class with the frames queued in it.
     pub(crate) fn drop_class(&mut self, id: ClassId) {
         let Some(held) = self.qos.transmit.held.remove(&id) else {
             return;
         };
-        // Else it has another class by now, on another link.
+        // Otherwise the scope has another class by now, on another link.
         if self.qos.transmit.by_scope.get(&held.scope) == Some(&id) {
             self.qos.transmit.by_scope.remove(&held.scope);
         }
         if let Some((fd, token)) = held.life {
             self.poll.remove(&fd, token);
         }
-        // Those who go on are elsewhere before their class goes.
+        // Sessions that continue are moved before their class is removed.
         self.tell_covered(&held.scope);
         self.release_rate(held.ifindex, id);
         info!(
@@ -220,7 +221,7 @@ impl Server {
         );
     }
 
-    /// Gives the rate of a class back to best effort.
+    /// Returns the rate of a class to best effort.
     pub(crate) fn release_rate(&mut self, ifindex: u32, id: ClassId) {
         let transmit = &mut self.qos.transmit;
         let Some(ledger) = transmit.ledger_mut(ifindex) else {
@@ -230,14 +231,14 @@ impl Server {
         self.look_at_leaving_classes_soon();
         let transmit = &self.qos.transmit;
         if transmit.is_scheduled(ifindex) {
-            // Others may have more of their promises now, and best effort what they leave.
+            // Others may keep more of their promises now, and best effort gets the rest.
             self.settle_link(ifindex);
             self.settle_rest(ifindex);
             self.remove_class(ifindex, id);
         }
     }
 
-    /// A class for something of a user's.
+    /// Returns a free class for the user.
     pub(crate) fn free_class(&self, uid: u32) -> Outcome<ClassId> {
         let held = self.qos.transmit.held.values();
         let own = held.filter(|held| held.uid == uid).count() + self.qos.groups.count_of(uid);
@@ -263,10 +264,10 @@ impl Server {
         }
     }
 
-    /// Has what a scope covers sent in the class that it now has.
+    /// Moves what a scope covers to its present class.
     pub fn tell_covered(&mut self, scope: &Scope) {
         self.scope_has_changed(scope);
-        // First: what is to go through a transmit queue does not go into its class before.
+        // Done first: sessions to be moved to a transmit queue must not enter its class before.
         if let Scope::Flow(_) | Scope::Port { .. } = scope {
             self.refresh_tx_queues(Some(scope));
         }
@@ -309,7 +310,7 @@ impl Server {
         }
     }
 
-    /// What processes send is in no class, and has the back-pressure of taps without one.
+    /// Takes all processes out of their classes, with the back-pressure of taps without one.
     pub fn declassify_channels(&self) {
         const NO_CLASS: u16 = 0;
         let server = [(ChannelId::SERVER, self.wire.ifindex())];
@@ -326,7 +327,7 @@ impl Server {
         }
     }
 
-    /// A channel's class, and as much back-pressure as it needs. Also when a process has come.
+    /// Applies a channel's class and the back-pressure that it needs. Also called for new processes.
     pub(crate) fn tell_channel(&mut self, channel: ChannelId) {
         let Some(best_effort) = self.qos.transmit.best_effort() else {
             return;
@@ -356,7 +357,7 @@ impl Server {
         owned.map(|session| session.id).collect()
     }
 
-    /// Of all that the process has.
+    /// Returns the class of everything that the process has.
     pub(crate) fn class_of_channel(&self, channel: ChannelId) -> Option<Class> {
         let process = self.control.registry.process(channel)?;
         let held = self.qos.transmit.held.iter();
@@ -365,7 +366,7 @@ impl Server {
             .map(|(id, held)| held.class(*id))
     }
 
-    /// The session's own, by its flow or its port.
+    /// Returns the session's own class, by its flow or its port.
     pub(crate) fn class_of(&self, session: &SessionEntry) -> Option<Class> {
         Some(self.own_reservation(session)?.1)
     }

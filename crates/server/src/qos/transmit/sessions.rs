@@ -1,5 +1,5 @@
-//! What follows from a class for sessions whose frames do not leave by their process's tap: those that the server
-//! holds are paced, the kernel's sockets of others are in the class.
+//! Effects of a class on sessions whose frames do not leave by their process's tap: sessions held by the server
+//! are paced, and the kernel sockets of others are put into the class.
 
 use portolan_control::{Holder, SessionEntry};
 use portolan_sys::descriptor::set_socket_option;
@@ -12,15 +12,15 @@ use crate::handles::HeldPort;
 use crate::server::Server;
 
 impl Server {
-    /// Does what the session's class, which has changed, asks for.
+    /// Applies a changed class to the session.
     pub(super) fn tell_session(&mut self, id: SessionId) {
         self.renew_rows(id);
         self.rx_throttle_held(id);
         self.classify_kernel_socket(id);
     }
 
-    /// All that the server sends leaves by one tap: who is slow there would stop all others. So each session that
-    /// has a class goes no faster than that.
+    /// Paces a session held by the server to its class. The server sends everything by one tap, where a slow
+    /// class would stop all other sessions.
     pub(crate) fn rx_throttle_held(&mut self, id: SessionId) {
         if self.qos.transmit.held.is_empty() && !self.handles.is_paced(id) {
             return;
@@ -56,7 +56,7 @@ impl Server {
         !self.qos.transmit.held.is_empty()
     }
 
-    /// What a UDP session sends by its kernel socket is the session's, too.
+    /// Puts the kernel socket of a UDP session into the session's class.
     pub(crate) fn classify_kernel_socket(&mut self, id: SessionId) {
         if !self.is_udp(id) {
             return;
@@ -81,13 +81,13 @@ impl Server {
         }
     }
 
-    /// The session's own class, or its process's.
+    /// Returns the session's own class, or its process's.
     fn class_over(&self, session: &SessionEntry) -> Option<Class> {
         let of_process = || self.class_of_channel(session.owner()?);
         self.class_of(session).or_else(of_process)
     }
 
-    /// What the row of a session says: its own class, and that of its process while the server sends for it.
+    /// Returns the class in the session's row: its own, or its process's while the server sends for it.
     pub(crate) fn row_class(&self, session: &SessionEntry) -> u16 {
         if self.qos.transmit.held.is_empty() {
             return 0;

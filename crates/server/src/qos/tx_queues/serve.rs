@@ -15,11 +15,11 @@ use super::{Stage, Transition, TxQueueEntry};
 use crate::requests::Answer;
 use crate::server::Server;
 
-/// The kernel takes milliseconds for a tap, tens of them when it is busy.
+/// The kernel takes milliseconds to make a tap, tens of them when it is busy.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 impl Server {
-    /// A session has come to a process: it may need a transmit queue there.
+    /// Handles a session that has moved to a process, where it may need a transmit queue.
     pub(crate) fn note_arrival(&mut self, id: SessionId, channel: ChannelId) {
         if let Some((scope, class)) = self.tx_queue_for(id) {
             self.open_tx_queue(channel, (scope, class), Transition::Wait);
@@ -32,7 +32,7 @@ impl Server {
         Some((scope.clone(), class))
     }
 
-    /// Is the session one of those that are in no class until they go through their transmit queue?
+    /// Returns whether the session is in no class until it uses its transmit queue.
     pub(crate) fn goes_on_as_before(&self, session: &SessionEntry, channel: ChannelId) -> bool {
         let set = self.channels.get(&channel).map(|entry| &entry.tx_queues);
         let goes_on = |entry: &&TxQueueEntry| {
@@ -47,8 +47,8 @@ impl Server {
         })
     }
 
-    /// Reservations have changed, that of `anew` being new to sessions that are there: makes transmit queues that are missing,
-    /// and has those go that are not wanted.
+    /// Handles changed reservations, where that of `anew` is new to existing sessions: orders missing transmit queues,
+    /// and closes unneeded ones.
     pub(crate) fn refresh_tx_queues(&mut self, anew: Option<&Scope>) {
         let held = |session: &portolan_control::SessionEntry| match session.holder {
             Holder::Process(channel, _) => Some((session.id, channel)),
@@ -71,7 +71,7 @@ impl Server {
         }
     }
 
-    /// What leaves a process at once by its own tap.
+    /// Sets the burst of a process's own tap.
     pub(crate) fn tell_main_burst(&mut self, channel: ChannelId, burst: Option<u32>) {
         if let Some(entry) = self.channels.get_mut(&channel)
             && entry.tx_queues.main_burst != burst
@@ -121,7 +121,7 @@ impl Server {
         self.tell_of_tx_queues(channel);
     }
 
-    /// Looks for transmit queues of a process that are late.
+    /// Handles transmit queues of a process that are late.
     pub fn look_for_late_tx_queues(&mut self, channel: ChannelId) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
@@ -143,7 +143,7 @@ impl Server {
         }
     }
 
-    /// The thread has made a transmit queue, or could not.
+    /// Handles a transmit queue that the thread has made, or could not.
     pub fn enter_tx_queue(&mut self, channel: ChannelId, number: u8, tap: Option<Tap>) {
         let Some(tap) = tap else {
             return self.drop_tx_queue(channel, number);
@@ -156,12 +156,12 @@ impl Server {
                 entry.stage = Stage::Made(tap);
                 self.tell_of_tx_queues(channel);
             }
-            // The process has gone meanwhile, or the reservation.
+            // The process has exited in the meantime, or the reservation has ended.
             None => self.leaving_taps.delete(tap, None),
         }
     }
 
-    /// It could not be made: its sessions share their process's.
+    /// Drops a transmit queue that could not be made: its sessions share their process's.
     fn drop_tx_queue(&mut self, channel: ChannelId, number: u8) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
@@ -175,7 +175,7 @@ impl Server {
         self.classify_sessions_of(channel);
     }
 
-    /// Has those go for which nothing is reserved any more.
+    /// Closes transmit queues without a reservation.
     fn close_tx_queues(&mut self, channel: ChannelId) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
@@ -187,7 +187,7 @@ impl Server {
                 continue;
             }
             match tx_queue.stage {
-                // What comes from the thread for it is destroyed then.
+                // The tap is destroyed when the thread delivers it.
                 Stage::Ordered => {
                     has_news = true;
                     continue;
@@ -228,7 +228,7 @@ impl Server {
         }
     }
 
-    /// `TxQueues`.
+    /// `TxQueues`: hands over the list and new taps.
     pub fn tx_queues(&mut self, channel: ChannelId) -> Answer {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return Answer::Silence;
@@ -259,7 +259,7 @@ impl Server {
         Answer::Reply(ReplyBody::TxQueues(tx_queues), taps)
     }
 
-    /// `DoorwayEntered`.
+    /// `DoorwayEntered`: the sessions use the transmit queue.
     pub fn tx_queue_entered(&mut self, channel: ChannelId, number: u8) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
@@ -275,7 +275,7 @@ impl Server {
         }
     }
 
-    /// `DoorwayClosed`.
+    /// `DoorwayClosed`: the process has released the transmit queue.
     pub fn tx_queue_closed(&mut self, channel: ChannelId, number: u8) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
@@ -288,14 +288,14 @@ impl Server {
             && let Stage::Leaving(tap) = set.swap_remove(at).stage
         {
             self.destroy_tx_queue(tap);
-            // What was reserved again meanwhile may need its number.
+            // A reservation made in the meantime may need its number.
             self.refresh_tx_queues(None);
         }
     }
 }
 
-/// What goes through the tap is the channel's and in the class, in which only so much waits that its writer
-/// notices soon.
+/// Assigns the tap to the channel and the class, with a send buffer so small that the writer notices back-pressure
+/// soon.
 fn settle(filter: &Filter, channel: ChannelId, tap: &Tap, class: Class) {
     if let Err(errno) = tap.set_send_buffer(class.terms.send_buffer()) {
         warn!(%errno, "cannot bound what waits in a doorway");

@@ -1,4 +1,4 @@
-//! Writes the rows that follow from who is bound to what.
+//! Writes the rows that result from the binds.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -15,11 +15,11 @@ use tracing::warn;
 use super::Binding;
 use crate::server::Server;
 
-/// Groups, each on a device, that sockets of one port are members of.
+/// Groups, each on a device, that sockets of one port may be members of.
 const GROUPS_OF_PORT: usize = 512;
 
 impl Server {
-    /// The UDP session at `id` gets what comes to its endpoint; also when its row has changed.
+    /// Enters the UDP session at `id` as a receiver of its endpoint; also called when its row has changed.
     pub fn enter_endpoint(&mut self, id: SessionId) {
         let Some(session) = self.control.registry.session(id) else {
             return;
@@ -42,7 +42,7 @@ impl Server {
         self.tell_of_groups(local.port());
     }
 
-    /// Charges the user of a `SO_REUSEPORT` socket for the deal of its endpoint, if it makes that necessary.
+    /// Charges the user of a `SO_REUSEPORT` socket for the deal of its endpoint, if this socket makes one necessary.
     pub fn charge_deals(&mut self, id: SessionId) -> Result<(), Errno> {
         let Some(session) = self.control.registry.session(id) else {
             return Ok(());
@@ -61,7 +61,7 @@ impl Server {
         Ok(())
     }
 
-    /// It gets nothing any more. The rows are written by [`Server::tell_of_left`].
+    /// Removes a session from its endpoint. [`Server::tell_of_left`] rewrites the rows.
     pub fn leave_endpoint(&mut self, id: SessionId, endpoint: UdpEndpoint) {
         let port = endpoint.local.port();
         for (key, _) in endpoint.bindings() {
@@ -80,7 +80,7 @@ impl Server {
         }
     }
 
-    /// Writes the rows of what sessions have left.
+    /// Rewrites the rows that sessions have left.
     pub fn tell_of_left(&mut self) {
         if self.sharing.left.is_empty() && self.sharing.left_ports.is_empty() {
             return;
@@ -93,7 +93,7 @@ impl Server {
         }
     }
 
-    /// The devices on which a session is a member of a group.
+    /// Returns the devices on which a session is a member of a group.
     pub fn memberships(&self, id: SessionId) -> impl Iterator<Item = (IpAddr, u32)> + '_ {
         let session = self.control.registry.session(id);
         session.into_iter().flat_map(SessionEntry::memberships)
@@ -109,7 +109,7 @@ impl Server {
         self.tell_of_group_of(id, (group, interface));
     }
 
-    /// Where a session's packets go; `None` while no process holds it.
+    /// Returns the row of a session's packets; `None` if no process holds it.
     fn row(&self, id: SessionId) -> Option<FlowRow> {
         let session = self.control.registry.session(id)?;
         match session.holder {
@@ -130,7 +130,7 @@ impl Server {
         }
     }
 
-    /// Everything that a row refers to is there before the row is.
+    /// Everything that a row refers to is written before the row.
     fn write_binding(&self, key: &BindingKey, binding: &mut Binding) -> Result<(), TableError> {
         let sharers: Vec<Sharer> = binding
             .sharers
@@ -180,7 +180,8 @@ impl Server {
         Ok(())
     }
 
-    /// Among several receivers, whose user was charged when the second was bound, or is now.
+    /// Returns whether flows may be dealt among the receivers, whose user was charged when the second was bound,
+    /// or is now.
     fn may_deal(&self, binding: &mut Binding, receivers: &[SessionId]) -> bool {
         if receivers.len() < 2 {
             binding.charge = None;
@@ -223,7 +224,7 @@ impl Server {
         Ok(())
     }
 
-    /// Lists those who get copies; answers how many there are now.
+    /// Lists the receivers of copies. Returns how many there are now.
     fn write_members(
         &self,
         group: [u8; 16],
@@ -259,7 +260,7 @@ impl Server {
         }
     }
 
-    /// Of all groups that sockets of the port are or were members of.
+    /// Rewrites the lists of all groups that sockets of the port are or were members of.
     fn tell_of_groups(&mut self, port: u16) {
         if !self.control.registry.has_members() && self.sharing.listed.is_empty() {
             return;
@@ -273,8 +274,8 @@ impl Server {
         }
     }
 
-    /// Once one socket of a port is a member of a group, all that may hear of it there get copies:
-    /// which of them want those (`IP_MULTICAST_ALL`, sources) their libraries know.
+    /// Lists, as soon as one socket of a port is a member of a group, all sockets that may receive it there:
+    /// their libraries know which of them want copies (`IP_MULTICAST_ALL`, sources).
     fn tell_of_group(&mut self, port: u16, ids: &[SessionId], membership: (IpAddr, u32)) {
         let (group, interface) = membership;
         let before = self.sharing.listed.remove(&(port, group, interface));
@@ -298,7 +299,8 @@ impl Server {
         }
     }
 
-    /// Is there room for one more list of a port's? Each is written when a socket comes to the port or leaves it.
+    /// Returns whether the port has room for another list. Each list is rewritten when a socket joins or leaves
+    /// the port.
     pub fn has_room_for_group(&self, id: SessionId, membership: (IpAddr, u32)) -> bool {
         let Some(session) = self.control.registry.session(id) else {
             return false;
@@ -308,7 +310,7 @@ impl Server {
         is_listed || self.sharing.listed_of(port).count() < GROUPS_OF_PORT
     }
 
-    /// Is the session bound so that datagrams to the group reach it?
+    /// Returns whether datagrams to the group can reach the session by its bind.
     fn may_hear(&self, id: SessionId, group: IpAddr) -> bool {
         self.control.registry.session(id).is_some_and(|session| {
             let local = session.local.ip();

@@ -1,5 +1,5 @@
-//! Any value of a type that can be deserialised: random, of the right structure, and with what the harness knows in
-//! the place of names that mean something to the server.
+//! Random values of any deserialisable type, of the right structure, with the harness's known names where they mean
+//! something to the server.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ impl Random {
         (self.number() % bound.max(1) as u64) as usize
     }
 
-    /// True once in so many times.
+    /// Returns true in one of `times` calls on average.
     pub fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
@@ -34,7 +34,7 @@ impl Random {
         all.get(self.below(all.len()))
     }
 
-    /// Mostly a small one, or one at an edge.
+    /// Returns an integer, mostly small or at a limit.
     fn integer(&mut self) -> u64 {
         let whole = self.number();
         match self.below(6) {
@@ -46,7 +46,7 @@ impl Random {
     }
 }
 
-/// What a session, slot or channel may be called.
+/// Known names of sessions and slots.
 #[derive(Clone, Debug, Default)]
 pub struct Known {
     pub sessions: Vec<u64>,
@@ -56,7 +56,7 @@ pub struct Known {
 /// Makes a value of the type.
 pub fn any<T: serde::de::DeserializeOwned>(random: &mut Random, known: &Known) -> T {
     loop {
-        // What a type itself refuses, such as a zero that must not be, is tried again.
+        // Values that the type itself refuses, such as a zero where none may be, are retried.
         if let Ok(value) = T::deserialize(Any { random, known }) {
             return value;
         }

@@ -43,20 +43,20 @@ use crate::starting::start_and_leave;
 use crate::waking::{die_beside_a_clogged_notifier, have_a_clogged_holder_recalled};
 use crate::{delegations, guarantees, low_ports};
 
-/// Whose programs attack in most of the ways.
+/// The user of most attackers.
 const COMMON_USER: u32 = 100_000;
 
-/// A port on which a program has rubbish in its ring and doorbell while datagrams come.
+/// A port on which a program has rubbish in its ring and doorbell while datagrams arrive.
 pub const RUBBISH_PORT: u16 = 6300;
 
-/// A round that lasts ends after so long.
+/// Duration of a round that does not end by itself.
 const ROUND: Duration = Duration::from_millis(500);
 
 struct Attacker {
     name: &'static str,
-    /// Starts programs, or mounts: the thread is root's, and gives that up itself.
+    /// Starts programs, or mounts: the thread begins as root, and drops that itself.
     begins_as_root: bool,
-    /// Uses up a budget, which the others would then lack.
+    /// Uses up a budget, which the others would lack.
     has_own_user: bool,
     round: fn(&mut Round<'_>),
 }
@@ -115,7 +115,7 @@ const ATTACKERS: &[Attacker] = &[
     root("killed programs", killed_programs),
 ];
 
-/// What attackers have to do with.
+/// The environment of attackers.
 pub struct Field<'a> {
     host: &'a Namespace,
     path: PathBuf,
@@ -134,7 +134,7 @@ impl Field<'_> {
     }
 }
 
-/// A host on the wire that takes connections, reads nothing, and resets the oldest.
+/// A host on the wire that accepts connections, reads nothing, and resets the oldest.
 struct Peer {
     address: SocketAddr,
     listener: Arc<TcpListener>,
@@ -171,7 +171,7 @@ impl Peer {
 
 impl Drop for Peer {
     fn drop(&mut self) {
-        // What is shut down already ends as well.
+        // If it is shut down already, the thread ends as well.
         let _ = rustix::net::shutdown(&*self.listener, Shutdown::Both);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -183,7 +183,7 @@ impl Drop for Peer {
 pub struct Tale {
     name: &'static str,
     pub rounds: u64,
-    /// Rounds that a refusal, or an answer that did not come, has ended before their end.
+    /// Rounds ended early by a refusal, or by a missing answer.
     cut_short: u64,
     last_reason: String,
 }
@@ -222,7 +222,7 @@ impl Round<'_> {
     }
 }
 
-/// Ends the attackers, also if the thread that waits for them panics.
+/// Stops the attackers, even if the thread that waits for them panics.
 struct StopOnDrop<'a>(&'a AtomicBool);
 
 impl Drop for StopOnDrop<'_> {
@@ -231,8 +231,8 @@ impl Drop for StopOnDrop<'_> {
     }
 }
 
-/// All attackers go on for so long, or until the server ends. Returns what each did, and the server's memory after each tenth
-/// of the time, in MiB.
+/// Runs all attackers for `duration`, or until the server ends. Returns what each did, and the server's memory after
+/// each tenth of the time, in MiB.
 pub fn attack(field: &Field<'_>, duration: Duration, server: &mut Daemon) -> (Vec<Tale>, Vec<u64>) {
     silence_attackers();
     let stop = AtomicBool::new(false);
@@ -260,7 +260,7 @@ pub fn attack(field: &Field<'_>, duration: Duration, server: &mut Daemon) -> (Ve
     })
 }
 
-/// False, and at once, if the server ends before.
+/// Returns false, at once, if the server ends before.
 fn runs_for(server: &mut Daemon, duration: Duration) -> bool {
     const LOOK: Duration = Duration::from_millis(200);
     let end = Instant::now() + duration;
@@ -302,7 +302,7 @@ impl Attacker {
                 let text = panic.downcast_ref::<String>().cloned();
                 let text = text.or_else(|| panic.downcast_ref::<&str>().map(|t| (*t).to_owned()));
                 tale.last_reason = text.unwrap_or_default();
-                // Whoever is refused at once does not try without a pause.
+                // An attacker that is refused at once pauses before it retries.
                 sleep(Duration::from_millis(20));
             }
         }
@@ -314,7 +314,7 @@ thread_local! {
     static IS_ATTACKER: Cell<bool> = const { Cell::new(false) };
 }
 
-/// An attack that is refused ends by a panic, of which its tale tells.
+/// A refused attack ends by a panic, which its tale reports.
 fn silence_attackers() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -327,10 +327,10 @@ fn silence_attackers() {
     });
 }
 
-/// The calling thread has the processors when nobody else wants them.
+/// Gives the calling thread processor time only when nobody else wants it.
 pub fn be_idle() {
     let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the kernel reads the parameters of a thread that is the calling one.
+    // SAFETY: the kernel reads the parameters for the calling thread.
     let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
@@ -472,7 +472,7 @@ fn relays(round: &mut Round<'_>) {
     sleep(ROUND / 5);
 }
 
-/// A relayed session is wanted back while its program goes on writing to it.
+/// A relayed session is reclaimed while its program keeps writing to it.
 fn reclaimed_relays(round: &mut Round<'_>) {
     reclaim_while_it_is_filled(round.path(), round.field.peer.address, ROUND);
 }
@@ -573,7 +573,7 @@ fn claims(round: &mut Round<'_>) {
     }
 }
 
-/// Programs on Portolan, killed at any moment.
+/// Portolan programs, killed at any moment.
 fn killed_programs(round: &mut Round<'_>) {
     let field = round.field;
     let program = |name: &str| field.programs.join(name);

@@ -1,5 +1,5 @@
-//! Another user's redis, nginx and iperf3 on Portolan, asked by clients on the other host; and, to tell what the attacks do
-//! to the machine from what they do by way of Portolan, a redis and an nginx of the kernel's beside them.
+//! Another user's redis, nginx and iperf3 on Portolan, queried by clients on the other host; and a redis and an nginx
+//! on the kernel's stack, to tell effects of the attacks on the machine from effects by way of Portolan.
 
 use std::fmt;
 use std::fs;
@@ -25,29 +25,29 @@ const REDIS: [u16; 2] = [6379, 6380];
 pub const NGINX: [u16; 2] = [8080, 8081];
 const IPERF: u16 = 5201;
 
-/// Bits per second that iperf3 is to carry: what leaves the processors time for the others.
+/// Bits per second that iperf3 is to carry, which leaves processor time for the others.
 const RATE: f64 = 100e6;
 
-/// What of it has to arrive.
+/// The part of it that must arrive.
 const LEAST: f64 = 0.95;
 
-/// From one question to the next.
+/// Intervals between questions.
 const BETWEEN_GETS: Duration = Duration::from_millis(3);
 const BETWEEN_PAGES: Duration = Duration::from_millis(25);
 
-/// What is no harm even if it is more than twice as long as in quiet, as in [`crate::meter`]: here everybody attacks
-/// at once. A page opens a connection: some exchanges with the server, each of which has its turn after one of every other
+/// Times that are harmless even if more than twice those without an attack, as in [`crate::meter`]: here all attack at
+/// once. A page opens a connection: some exchanges with the server, each of which has its turn after one of every other
 /// user's.
 const GET_FLOOR: Duration = Duration::from_millis(50);
 pub const PAGE_FLOOR: Duration = Duration::from_millis(100);
 
-/// Of an answer that is wrong.
+/// Shown length of a wrong answer.
 const SHOWN: usize = 400;
 
 const VALUE: &[u8] = &[b'v'; 1000];
 const PAGE: &[u8] = &[b'p'; 5000];
 
-/// Copies of Portolan's programs where every user may run them.
+/// Returns copies of Portolan's programs where every user may execute them.
 pub fn public_programs(host: &Namespace) -> PathBuf {
     let built = Path::new(env!("CARGO_BIN_EXE_portoland")).parent().unwrap();
     let directory = std::env::temp_dir().join(format!("portolan-soak-{}", host.inode()));
@@ -62,7 +62,7 @@ pub fn public_programs(host: &Namespace) -> PathBuf {
     directory
 }
 
-/// Of one kind of question: how long the answers took, first in quiet, then attacked.
+/// Answer times of one kind of question, without and during the attacks.
 struct Asked {
     name: String,
     floor: Duration,
@@ -103,12 +103,12 @@ impl fmt::Display for Asked {
     }
 }
 
-/// How the clients fared.
+/// Results of the clients.
 pub struct Fared {
     /// Each on Portolan, and beside it on the kernel's stack.
     pairs: Vec<[Asked; 2]>,
     stream: Streamed,
-    /// What nginx on Portolan wrote of errors.
+    /// Errors logged by nginx on Portolan.
     nginx_log: String,
 }
 
@@ -148,7 +148,7 @@ impl fmt::Display for Fared {
     }
 }
 
-/// What iperf3 says, in bits per second.
+/// Results of iperf3, in bits per second.
 struct Streamed {
     mean: f64,
     worst_second: f64,
@@ -156,7 +156,7 @@ struct Streamed {
 }
 
 impl Streamed {
-    /// Of iperf3's JSON: the receiver's sum, and each second of the sender's.
+    /// Parses iperf3's JSON: the receiver's sum, and each second of the sender's.
     fn of(text: &str) -> Streamed {
         let number_after = |text: &str, key: &str| {
             let rest = text.split_once(key)?.1;
@@ -197,19 +197,19 @@ impl fmt::Display for Streamed {
     }
 }
 
-/// The user's programs, and those who ask them.
+/// The user's programs, and their clients.
 pub struct Bystanders {
     is_attack: Arc<AtomicBool>,
     is_over: Arc<AtomicBool>,
     clients: Vec<[JoinHandle<Asked>; 2]>,
     stream: Child,
-    /// Redis and nginx on Portolan, then those of the kernel's, and iperf3.
+    /// Redis and nginx on Portolan, then those on the kernel's stack, and iperf3.
     services: Vec<Daemon>,
     directory: PathBuf,
 }
 
 impl Bystanders {
-    /// They are asked for so long at the most.
+    /// Starts them; they are queried for at most `duration`.
     pub fn start(bed: &Bed, duration: Duration) -> Bystanders {
         let programs = public_programs(&bed.a);
         let directory = programs.join("served");
@@ -281,7 +281,7 @@ impl Bystanders {
         let pairs = self.clients.into_iter();
         let pairs = pairs.map(|pair| pair.map(|client| client.join().unwrap()));
         let streamed = self.stream.wait_with_output().unwrap();
-        // Of the programs' copies nobody has the files open but who runs them.
+        // Only processes that run the copies have them open.
         let _ = fs::remove_dir_all(self.directory.parent().expect("a parent"));
         Fared {
             pairs: pairs.collect(),
@@ -291,7 +291,7 @@ impl Bystanders {
     }
 }
 
-/// The last lines of nginx's log, but those about clients that hang up.
+/// Returns the last lines of nginx's log, except those about clients that hang up.
 fn problems(log: &str) -> String {
     let lines: Vec<&str> = log
         .lines()
@@ -300,7 +300,7 @@ fn problems(log: &str) -> String {
     lines[lines.len().saturating_sub(20)..].join("\n")
 }
 
-/// The user's programs: on Portolan, and those of the kernel's stack to compare with.
+/// Starts the user's programs: on Portolan, and for comparison on the kernel's stack.
 fn services(host: &Namespace, programs: &Path, directory: &Path) -> Vec<Daemon> {
     let as_user = |is_ours: bool, words: &[&str], port: u16| {
         let (user, group) = (format!("--reuid={VICTIM}"), format!("--regid={VICTIM}"));
@@ -359,12 +359,12 @@ fn nginx_config(directory: &Path, port: u16) -> String {
     )
 }
 
-/// What a client asks, again and again.
+/// A question that a client repeats.
 #[derive(Clone, Copy)]
 struct Question {
     pause: Duration,
     floor: Duration,
-    /// Once; what `ask` uses from then on, if that is one connection.
+    /// Called once; returns the connection for `ask`, if a single one is used.
     prepare: fn(SocketAddr) -> std::io::Result<Option<TcpStream>>,
     ask: fn(SocketAddr, Option<&mut TcpStream>) -> std::io::Result<()>,
 }
@@ -452,7 +452,7 @@ fn go_on(
         } else {
             &mut asked.quiet
         };
-        // As the meter: it stands for those that were not taken meanwhile.
+        // As in the meter, it counts for those that it has delayed.
         let missed = took.as_nanos() / what.pause.as_nanos();
         let each = u32::try_from(missed).unwrap_or(u32::MAX);
         samples.extend((0..=each.min(10_000)).map(|n| took - what.pause * n));

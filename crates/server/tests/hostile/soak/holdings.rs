@@ -1,4 +1,4 @@
-//! What the server has, and what there is in its namespace by its doing.
+//! The resources that the server has, and what it has made in its namespace.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,15 +15,15 @@ use crate::common::{Client, control_path, open_files};
 
 use super::KEPT_KIB;
 
-/// Between two looks at what ends by itself.
+/// Interval between checks of what ends by itself.
 const TICK: Duration = Duration::from_millis(250);
 
 const FLOWS: &str = "rows of flows";
 
-/// Figures by name. Those of time and memory are not among what has to be as before.
+/// Values by name. Time and memory need not return to their former values.
 pub struct Holdings {
     counts: Vec<(String, u64)>,
-    /// Of sessions in TIME-WAIT, each of which has a row until it ends.
+    /// Number of sessions in TIME-WAIT, each of which has a row until it ends.
     time_wait: u64,
     kib: u64,
 }
@@ -65,10 +65,10 @@ impl Holdings {
         }
     }
 
-    /// What there is more of than there was.
+    /// Returns what there is more of than before.
     fn surplus<'a>(&'a self, after: &'a Holdings) -> impl Iterator<Item = Row<'a>> {
         self.counted(after).filter(|row| {
-            // Each session in TIME-WAIT has one, until it ends.
+            // Each session in TIME-WAIT has one until it ends.
             let [then, now] = if row.name == FLOWS {
                 [self.time_wait, after.time_wait]
             } else {
@@ -104,7 +104,7 @@ impl Holdings {
         self.counted(after).chain([waiting, memory])
     }
 
-    /// Looks until there is nothing more than before, or for so long.
+    /// Waits until there is nothing more than before, or until the limit.
     pub fn await_settled(&self, bed: &Bed, server: &Daemon, limit: Duration) -> Holdings {
         let begun = Instant::now();
         loop {
@@ -134,14 +134,15 @@ fn threads(server: &Daemon) -> u64 {
     fs::read_dir(tasks).unwrap().count() as u64
 }
 
-/// Taps, those of channels that are ready included.
+/// Returns the number of taps, including those of ready channels.
 fn devices(bed: &Bed) -> u64 {
     let shown = bed.a.exec("ip").args(["-o", "link"]).output().unwrap();
     let shown = String::from_utf8(shown.stdout).unwrap();
     shown.matches(": ptl").count() as u64
 }
 
-/// Of the namespace's: each port that is given out has one. Those in TIME-WAIT are the kernel's own.
+/// Returns the number of sockets in the namespace: each port given out has one. Those in TIME-WAIT
+/// are the kernel's own.
 fn kernel_sockets(server: &Daemon) -> u64 {
     const TIME_WAIT: &str = "06";
     let lines = ["tcp", "tcp6", "udp", "udp6"].map(|table| {
@@ -154,14 +155,14 @@ fn kernel_sockets(server: &Daemon) -> u64 {
     lines.iter().sum()
 }
 
-/// How many rows the flow table has.
+/// Returns how many rows the flow table has.
 pub fn rows_of_flows(server: &Daemon) -> u64 {
     let rows = map_rows(server);
     let flows = rows.iter().find(|(name, _)| name == FLOWS);
     flows.expect("the filter has it").1
 }
 
-/// How many rows the filter's hash tables have.
+/// Returns how many rows the filter's hash tables have.
 fn map_rows(server: &Daemon) -> Vec<(String, u64)> {
     let directory = format!("/proc/{}/fdinfo", server.pid());
     let mut rows: Vec<(String, u64)> = Vec::new();
@@ -183,7 +184,7 @@ fn map_rows(server: &Daemon) -> Vec<(String, u64)> {
             continue;
         }
         let name = format!("rows of {}", map.name().to_string_lossy());
-        // A row that goes while they are read begins the list again.
+        // A row removed during the iteration restarts it.
         let keys: BTreeSet<Vec<u8>> = map.keys().collect();
         let count = keys.len() as u64;
         match rows.iter_mut().find(|(known, _)| *known == name) {

@@ -1,5 +1,5 @@
-//! A hostile host on the wire: floods of segments that belong to nothing, rubbish, neighbours that come and go, and segments
-//! that are forged into the victim's connections.
+//! A hostile host on the wire: floods of segments without a connection, rubbish, neighbours that appear and disappear,
+//! and segments forged into the victim's connections.
 
 use std::net::IpAddr;
 use std::os::fd::AsFd;
@@ -19,12 +19,12 @@ use crate::frames::{Forgery, arp, v4};
 use crate::fuzzing::values::Random;
 use crate::injection::{Injector, Segment};
 
-/// Of each kind of flood, and of what is sent frame by frame.
+/// Rates of each kind of flood, and of single frames.
 const FLOOD_RATE: u32 = 2000;
 const FRAMES_PER_TICK: usize = 20;
 const TICK: Duration = Duration::from_millis(10);
 
-/// Floods for so long, with a share of the processors that nobody else wants.
+/// Floods for `duration`, with processor time that nobody else wants.
 pub struct HostileHost {
     floods: Vec<Child>,
     is_over: Arc<AtomicBool>,
@@ -33,7 +33,7 @@ pub struct HostileHost {
 
 impl HostileHost {
     pub fn start(bed: &Bed, duration: Duration) -> HostileHost {
-        // What answers the floods goes back there, and is nobody's.
+        // Answers to the floods return there, to nobody.
         bed.a
             .ip(&format!("route replace 198.18.0.0/15 via {}", Bed::B4));
         let floods = ["syn", "syn-ack", "ack"].map(|kind| flood(bed, kind, duration));
@@ -53,11 +53,11 @@ impl HostileHost {
         }
     }
 
-    /// Returns how many frames it sent beside the floods.
+    /// Returns how many frames it sent besides the floods.
     pub fn finish(mut self) -> u64 {
         self.is_over.store(true, Ordering::Relaxed);
         for flood in &mut self.floods {
-            // It may be over.
+            // It may have ended.
             let _ = flood.kill();
             flood.wait().unwrap();
         }
@@ -96,7 +96,7 @@ fn mac(host: &Namespace) -> [u8; 6] {
     octets.try_into().unwrap()
 }
 
-/// Frames of every kind, until it is over.
+/// Sends frames of every kind until the end.
 fn inject([victim, own]: [[u8; 6]; 2], is_over: &AtomicBool) -> u64 {
     let injector = Injector::here();
     let mut random = Random(7);
@@ -118,10 +118,10 @@ fn inject([victim, own]: [[u8; 6]; 2], is_over: &AtomicBool) -> u64 {
         for _ in 0..FRAMES_PER_TICK {
             let port = random.below(1 << 16) as u16;
             let mut frame = match random.below(6) {
-                // A neighbour that was not there before.
+                // A new neighbour.
                 0 => arp(own, [10, 77, 0, random.below(250) as u8 + 3].into(), a),
                 1 => from_b(17, port, RUBBISH_PORT).frame(),
-                // Into the connections to redis and nginx, whose numbers it does not know.
+                // Into the connections to redis and nginx, whose sequence numbers it does not know.
                 2 => injection(&mut random, own, victim, 6379),
                 3 => injection(&mut random, own, victim, NGINX[0]),
                 4 => from_b(6, port, random.below(1 << 16) as u16).frame(),
@@ -141,7 +141,7 @@ fn inject([victim, own]: [[u8; 6]; 2], is_over: &AtomicBool) -> u64 {
     sent
 }
 
-/// RSTs, SYNs, FINs and bytes with any number, from any port of the peer's.
+/// RSTs, SYNs, FINs and data with any number, from any port of the peer.
 fn injection(random: &mut Random, own: [u8; 6], victim: [u8; 6], port: u16) -> Vec<u8> {
     let forged = Segment {
         from: (

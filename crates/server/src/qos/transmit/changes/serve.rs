@@ -1,4 +1,4 @@
-//! Changes classes, each as a whole or not at all.
+//! Changes classes, each completely or not at all.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ use super::Change;
 use crate::qos::request::{Outcome, Requester, refuse};
 use crate::server::Server;
 
-/// Devices that are told to have another speed tell nobody.
+/// Changes of a device's speed are not reported.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 impl Server {
-    /// The administrator says how fast a link is; or, by `None`, that the device knows.
+    /// Sets a link's rate by the administrator's request; `None` returns to the rate that the device reports.
     pub(in crate::qos) fn set_link_rate(
         &mut self,
         requester: Requester,
@@ -51,7 +51,7 @@ impl Server {
         Ok(())
     }
 
-    /// Looks whether links are still what they were, while something is promised of one.
+    /// Checks whether links have changed, while there are promises on any.
     pub(crate) fn look_at_links_again(&mut self) {
         if !self.qos.transmit.held.is_empty() || self.qos.groups.count() > 0 {
             self.look_at_links();
@@ -59,7 +59,7 @@ impl Server {
         }
     }
 
-    /// Something is promised of a link.
+    /// Starts the checks, since there is a promise on a link.
     pub(in crate::qos) fn watch_links(&mut self) {
         self.control.timers.arm_once(Timer::Links, self.now);
     }
@@ -80,7 +80,7 @@ impl Server {
         }
     }
 
-    /// Of all that changes in the network only this matters here.
+    /// Handles changes of the network's devices, of which only missing and returned ones matter here.
     pub(crate) fn on_devices(&mut self, there: &[u32]) {
         let mut links = self.qos.transmit.links.iter();
         let differs = |(ifindex, link): (&u32, &Link)| {
@@ -91,7 +91,7 @@ impl Server {
         }
     }
 
-    /// The device has gone, with its scheduler and all classes.
+    /// Handles the disappearance of a device, with its scheduler and all classes.
     fn lose_link(&mut self, ifindex: u32) {
         let Some(link) = self.qos.transmit.links.get_mut(&ifindex) else {
             return;
@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    /// The device is there, maybe again and by another number; and as fast as it says.
+    /// Handles a device that exists, perhaps again under another index, and takes the rate that it reports.
     fn find_link(&mut self, before: u32, ifindex: u32) {
         let Some(link) = self.qos.transmit.links.get(&before) else {
             return;
@@ -126,7 +126,7 @@ impl Server {
             return;
         };
         let known = link.ledger.as_ref().map(Ledger::rate);
-        // A device without a carrier tells nothing, and has what it had when it comes up again.
+        // A device without a carrier reports nothing, and has its former speed when it comes up again.
         let told = match link.config.rate {
             Some(_) => None,
             None => known.and_then(|_| device::rate(&link.config.device)),
@@ -138,7 +138,7 @@ impl Server {
         }
     }
 
-    /// Manages a device that has come back, as at the start.
+    /// Manages a device that has returned, as at the start.
     fn take_back(&mut self, before: u32, ifindex: u32) {
         let transmit = &mut self.qos.transmit;
         let Some(mut link) = transmit.links.remove(&before) else {
@@ -187,7 +187,7 @@ impl Server {
         }
     }
 
-    /// Puts the scheduler and all classes back onto a device that has them no more.
+    /// Restores the scheduler and all classes on a device that has lost them.
     fn raise_classes(&mut self, ifindex: u32) {
         let promises = self.promises_of(ifindex);
         let link = self.qos.transmit.links.get(&ifindex);
@@ -213,7 +213,7 @@ impl Server {
         self.tell_holders(&promises);
     }
 
-    /// Has the kernel keep what the link can of all that was promised of it.
+    /// Has the kernel keep what the link can of all its promises.
     pub(in crate::qos) fn settle_link(&mut self, ifindex: u32) {
         if !self.qos.transmit.is_scheduled(ifindex) {
             return;
@@ -245,7 +245,7 @@ impl Server {
         self.tell_holders(&changes);
     }
 
-    /// Best effort has what is left.
+    /// Gives best effort what is left.
     pub(crate) fn settle_rest(&mut self, ifindex: u32) {
         let Ok(ledger) = self.ledger(ifindex) else {
             return;
@@ -276,7 +276,7 @@ impl Server {
         }
     }
 
-    /// All that is promised of a link, groups before what is in them; and what of it the link can keep.
+    /// Returns all promises of a link, groups before their members, and what the link can keep of each.
     fn promises_of(&self, ifindex: u32) -> Vec<Change> {
         let Ok(ledger) = self.ledger(ifindex) else {
             return Vec::new();

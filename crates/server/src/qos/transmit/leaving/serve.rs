@@ -1,4 +1,4 @@
-//! Looks whether classes are empty, and takes them away.
+//! Removes empty classes.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::server::Server;
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 impl Server {
-    /// Removes a class now or, if frames wait there, soon.
+    /// Removes a class, at once or, if frames are queued, soon.
     pub(crate) fn remove_class(&mut self, ifindex: u32, id: ClassId) {
         let until = self.now + LINGER;
         self.qos
@@ -21,7 +21,7 @@ impl Server {
         self.look_at_leaving_classes();
     }
 
-    /// A class or a scheduler may be wanted no more.
+    /// Schedules a check for classes and schedulers to remove.
     pub(in crate::qos) fn look_at_leaving_classes_soon(&mut self) {
         self.control.timers.defer(Timer::LeavingClasses);
     }
@@ -43,7 +43,7 @@ impl Server {
         }
     }
 
-    /// Gives devices without classes their former queueing disciplines back.
+    /// Restores the former queueing disciplines of devices without classes.
     fn restore_idle_links(&mut self) {
         let now = self.now;
         let mut idle = std::mem::take(&mut self.qos.transmit.idle);

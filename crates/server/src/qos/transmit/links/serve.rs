@@ -1,4 +1,4 @@
-//! Links as devices come and go.
+//! Links as devices appear and disappear.
 
 use portolan_control::qos::transmit::Link as Ledger;
 use portolan_sys::traffic::{Before, Foreign, TrafficError};
@@ -15,7 +15,7 @@ const NO_RATE: &str =
     "its rate is not known: set `rate` of its `[[qos.link]]` in the configuration";
 
 impl Server {
-    /// Knows the managed devices as links; takes away what a server that died has left on them.
+    /// Records the managed devices as links, and removes what a dead server has left on them.
     pub(crate) fn start_links(&mut self, instance: &Instance) {
         self.qos.transmit.journal = Some(instance.journal());
         for name in self.config.interfaces.clone() {
@@ -60,7 +60,7 @@ impl Server {
         }
     }
 
-    /// Leaves the devices as they were.
+    /// Restores the devices' former state.
     pub(crate) fn stop_links(&mut self) {
         let links: Vec<(u32, Before)> = self
             .qos
@@ -81,7 +81,7 @@ impl Server {
         }
     }
 
-    /// Has the link's scheduler take over the device, if it has not.
+    /// Installs the link's scheduler on the device, if it is not installed.
     pub(crate) fn put_scheduler(&mut self, ifindex: u32) -> Result<(), TrafficError> {
         let transmit = &mut self.qos.transmit;
         let Some(link) = transmit.links.get(&ifindex) else {
@@ -100,7 +100,7 @@ impl Server {
         let device = link.config.device.clone();
         let traffic = transmit.traffic()?;
         let before = traffic.look(ifindex, foreign)?;
-        // Said before it is done: a server that dies in between leaves too much word, not too little.
+        // Recorded before it is done: if the server dies in between, the record claims too much rather than too little.
         transmit.note(&device, &before);
         let traffic = transmit.traffic()?;
         let put = traffic
@@ -125,7 +125,7 @@ impl Server {
         Ok(())
     }
 
-    /// The device is as it was before its first reservation.
+    /// Restores the device's state before its first reservation.
     pub(crate) fn take_scheduler_away(&mut self, ifindex: u32) {
         let transmit = &mut self.qos.transmit;
         let Some(link) = transmit.links.get_mut(&ifindex) else {
@@ -147,7 +147,7 @@ impl Server {
         }
     }
 
-    /// The link that is meant: by name, or the only one whose rate is known.
+    /// Returns the link that is meant: by name, or the only one with a known rate.
     pub(in crate::qos) fn link_for(&mut self, device: Option<&str>) -> Outcome<u32> {
         let links = &mut self.qos.transmit.links;
         for link in links.values_mut() {
