@@ -6,7 +6,7 @@ DESTDIR ?=
 SHELL   := /bin/bash
 export PATH := $(PATH):$(HOME)/.cargo/bin
 export CARGO_TERM_COLOR ?= auto
-# What --version says.
+# The commit that --version shows.
 export PORTOLAN_COMMIT := $(shell git describe --always --dirty --abbrev=12 --exclude="*" 2>/dev/null)
 
 RELEASE := target/release
@@ -21,7 +21,7 @@ build: deps
 run: build
 	$(RELEASE)/portolan demo
 
-# What needs neither root nor namespaces: minutes less than `make test`.
+# The checks that need neither root nor namespaces: faster than `make test` by minutes.
 check: lint
 	cargo test --all-targets $(addprefix -p portolan-,types wire timers tcp stack control proto local manual \
 	  sim layers requirements)
@@ -35,29 +35,30 @@ lint: deps
 	cargo clippy --workspace --all-targets --features portolan-programs/large -- -D warnings
 
 # Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
-# live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions.
+# live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions,
+# and the models of waiting with more threads.
 fuzz: deps
 	scripts/fuzz "$(or $(TARGET),all)" $(TIME)
 
-# All attackers at once beside another user's redis, nginx and iperf3, and a table in the end: make soak TIME=1200. Needs
-# root, and a machine with nothing else to do.
+# Runs all attackers at once beside another user's redis, nginx and iperf3, and prints a table: make soak TIME=1200. Needs
+# root, and an otherwise idle machine.
 soak: deps
 	cargo build --workspace
 	PORTOLAN_TEST_SECONDS=$(or $(TIME),1200) cargo test -q -p portolan-server --test hostile -- --nocapture \
 	  --exact soak::attackers_all_at_once_harm_nobody_and_leave_nothing
 
-# Servers that are hard on a socket library, the large ones, too, with so many starts for each pairing of stacks: minutes.
+# Tests demanding servers, including large ones, with several starts for each pairing of stacks: takes minutes.
 strangers:
 	scripts/install-dependencies large
 	cargo build --workspace
 	PORTOLAN_TEST_STARTS=$(or $(STARTS),20) cargo test -p portolan-programs --features large --test large --test strangers \
 	  -- --nocapture --test-threads 1
 
-# Suites and options go into ARGS: make bench ARGS="rtt redis --runs 9"
+# ARGS takes suites and options: make bench ARGS="rtt redis --runs 9"
 bench: build
 	$(RELEASE)/portolan bench --json $(JSON) $(ARGS)
 
-# The commands' reference is in git, and a test says when it is out of date; the table of requirements is not.
+# The commands' reference is in git, and a test fails if it is out of date; the table of requirements is not in git.
 doc:
 	cargo doc --workspace --no-deps
 	cargo build -p portolan-cli -p portolan-server
@@ -68,7 +69,7 @@ doc:
 	@if command -v mdbook >/dev/null; then mdbook build docs; \
 	else echo "mdbook is not installed: the book stays as it is, readable in docs/"; fi
 
-# Needs no compiler if `make build` has run before, so that root need not have one.
+# Needs no compiler if `make build` has been run before, since root may not have one.
 install:
 	@test -x $(RELEASE)/portolan || { echo "run \`make build\` first" >&2; exit 1; }
 	install -D -m 755 $(RELEASE)/portolan $(DESTDIR)$(PREFIX)/bin/portolan
@@ -80,12 +81,7 @@ install:
 	install -D -m 755 $(RELEASE)/portolan-micro $(DESTDIR)$(PREFIX)/lib/portolan/portolan-micro
 	install -D -m 755 $(RELEASE)/portolan-native $(DESTDIR)$(PREFIX)/lib/portolan/portolan-native
 	install -D -m 755 $(RELEASE)/portolan-owner $(DESTDIR)$(PREFIX)/lib/portolan/portolan-owner
-	install -D -m 644 include/portolan/qos.h $(DESTDIR)$(PREFIX)/include/portolan/qos.h
-	install -D -m 644 include/portolan/buf.h $(DESTDIR)$(PREFIX)/include/portolan/buf.h
-	install -D -m 644 include/portolan/raw.h $(DESTDIR)$(PREFIX)/include/portolan/raw.h
-	install -D -m 644 include/portolan/thread.h $(DESTDIR)$(PREFIX)/include/portolan/thread.h
-	install -D -m 644 include/portolan/extension.h $(DESTDIR)$(PREFIX)/include/portolan/extension.h
-	install -D -m 644 include/portolan/install.h $(DESTDIR)$(PREFIX)/include/portolan/install.h
+	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/portolan include/portolan/*.h
 	install -D -m 644 docs/man/portoland.toml.5 $(SHARE)/man/man5/portoland.toml.5
 	$(RELEASE)/portolan manual $(SHARE)/man/man1
 	$(RELEASE)/portoland --manual $(SHARE)/man/man8
@@ -101,7 +97,7 @@ uninstall:
 	  $(SHARE)/man/man8/portoland.8 $(SHARE)/bash-completion/completions/portolan \
 	  $(SHARE)/zsh/site-functions/_portolan $(SHARE)/fish/vendor_completions.d/portolan.fish
 
-# The packages for Debian, in target/deb: portolan, libportolan-dev, and debug symbols apart.
+# The packages for Debian, in target/deb: portolan, libportolan-dev, and separate debug symbols.
 deb: build
 	scripts/package-deb target/deb $(RELEASE)
 

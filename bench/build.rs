@@ -1,4 +1,4 @@
-//! Compiles the extensions of the documentation, which are measured.
+//! Compiles the extensions of the documentation, which benchmarks measure.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::Command;
 const EXTENSIONS: [&str; 6] = ["echo", "forward", "messages", "rally", "values", "video"];
 
 fn main() {
-    // Asked at run time: the built script may have come from another checkout.
+    // Read at run time: the build script may have been compiled in another checkout.
     let root = env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
     let root = Path::new(&root).join("..");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
@@ -27,7 +27,7 @@ fn main() {
 }
 
 fn compile(source: &Path, sdk: &Path, object: &Path) {
-    // Where Debian keeps asm/types.h, which clang does not look for when it targets bpf.
+    // Debian has asm/types.h here, where clang does not look when it targets bpf.
     let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it");
     let status = Command::new("clang")
         .args(["-O2", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3"])

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Active demultiplexing (MS §VI): a packet that encloses the handle of its receiver needs no search. The marker says
- * that it does, the option is the first, the row is where its index says. Who the peer is stays unseen here: the
- * session looks.
+ * Active demultiplexing (MS §VI): a packet that encloses the handle of its receiver needs no search. Its traffic class
+ * is the marker, the handle is the first option, and its index leads to the row. The peer is not checked here; the
+ * session does that.
  */
 #ifndef ACTIVE_H
 #define ACTIVE_H
@@ -12,7 +12,7 @@
 #include "parse.h"
 #include "settings.h"
 
-/* A place for a flow that has an exclusive receiver; nonce 0 if it is free or changes. */
+/* A row for a flow with an exclusive receiver; nonce 0 if it is free or being changed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -32,7 +32,7 @@ static __always_inline struct enclosed *enclosed_in_v6(struct cursor *cursor)
 	return encloses_handle_v6(cursor) ? &enclosed->option : NULL;
 }
 
-/* What the packet encloses, if it is a whole TCP segment that is marked so. */
+/* The handle enclosed in the packet, if that is an unfragmented TCP segment with the marker. */
 static __always_inline struct enclosed *enclosed_in(struct cursor *cursor)
 {
 	struct ethhdr *eth = cursor->at;
@@ -52,7 +52,7 @@ static __always_inline struct enclosed *enclosed_in(struct cursor *cursor)
 	return encloses_handle(cursor) ? (void *)(ip + 1) : NULL;
 }
 
-/* Is the handle good? Then `row` is its owner's. One that changes meanwhile is stale. */
+/* Whether the handle is valid; `row` is then its owner's. A handle that changes concurrently is stale. */
 static __always_inline bool resolve(const struct enclosed *enclosed, struct flow_row *row)
 {
 	__u64 nonce = bpf_be64_to_cpu((__u64)enclosed->nonce[1] << 32 | enclosed->nonce[0]);
@@ -72,7 +72,7 @@ static __always_inline bool resolve(const struct enclosed *enclosed, struct flow
 		count(receive_handle_not_exclusive);
 		return false;
 	}
-	/* Those see it on its way from the flow. */
+	/* The look-up of the flow leads to the extensions. */
 	if (row->flags & ROW_EXTENDED) {
 		count(receive_handle_extended);
 		return false;

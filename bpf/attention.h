@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Frames that lie on the ring of an owner who is awake, and computes. Nobody is woken for them, since the owner will
- * look by itself; but if it has not looked for a while, its background thread is woken to go on with the protocol
- * in its place. The owner says when it looked last, so that a frame that comes later than that wakes at once. For those
- * that come before, a timer looks.
+ * Frames on the ring of an owner that is awake but computes. They wake nobody, since the owner will poll the ring; but
+ * if it has not polled for a while, its background thread is woken to continue the protocol in its place. The owner
+ * publishes the time of its last poll: a frame that arrives long enough after that wakes the thread at once. For frames
+ * that arrive earlier, a timer checks.
  *
- * A timer is dear, most of all in a virtual machine. So the while doubles each time that the timer finds that the owner
- * has looked, up to 16 times, and is short again as soon as it has not, or has not been asked for a moment. Owners that
- * could not send all, and those that look again and again without a clock, are asked apart from others: who leaves off
- * from that and computes is not what was learned about, and the timer that was started before comes forward.
+ * A timer is expensive, above all in a virtual machine. So its interval doubles, up to 16 times the minimum, each time
+ * it fires needlessly because the owner has polled. It is reset when the owner has not polled, or after a pause. Owners
+ * limited by a window, and those that poll continuously without a clock, are tracked separately: an owner that changes
+ * from one kind to another is not what was measured, and a timer already started is brought forward.
  */
 #ifndef ATTENTION_H
 #define ATTENTION_H
@@ -22,10 +22,10 @@
 #define load_once(x) (*(volatile typeof(x) *)&(x))
 #define store_once(x, value) (*(volatile typeof(x) *)&(x) = (value))
 
-/* How long frames may lie there, at the least. */
+/* Minimum time that frames may stay on the ring. */
 #define ATTENTION_NS (150 * 1000)
 #define ATTENTION_DOUBLINGS 4
-/* How long a look in vain counts. */
+/* How long a timer that fired needlessly affects the interval. */
 #define ATTENTION_MEMORY_NS (10 * 1000 * 1000)
 
 #define CLOCK_MONOTONIC 1
@@ -41,7 +41,7 @@ static __always_inline __u32 kind_of(const struct doorbell *doorbell)
 	return load_once(doorbell->attended_at) ? ATTENTION_OTHER : ATTENTION_POLLING;
 }
 
-/* For the verifier: an index. */
+/* Bounds an index for the verifier. */
 static __always_inline __u32 index_of(__u32 kind)
 {
 	return kind < ATTENTION_KINDS ? kind : 0;
@@ -52,7 +52,7 @@ static __always_inline __u32 *doublings_of(struct attention *attention)
 	return &attention->doublings[index_of(attention->kind)];
 }
 
-/* How long frames may lie there that come now, to an owner of that kind. */
+/* How long frames arriving now may stay on the ring of an owner of that kind. */
 static __always_inline __u64 patience_with(struct attention *attention, __u32 kind, __u64 now)
 {
 	__u32 *doublings = &attention->doublings[index_of(kind)];
@@ -71,7 +71,7 @@ static __always_inline void start_timer(struct attention *attention, __u64 now)
 	bpf_timer_start(&attention->timer, patience, 0);
 }
 
-/* True if frames wait, and nobody has taken any for the while. */
+/* True if frames are pending and none was consumed for ATTENTION_NS. */
 static __always_inline bool is_left_alone(struct attention *attention, __u64 consumed, __u64 now)
 {
 	if (consumed != attention->consumed) {
@@ -99,7 +99,7 @@ static int look_for_owner(void *map __attribute__((unused)), __u32 *number,
 		attention->vain_at[index_of(attention->kind)] = now;
 		if (*doublings < ATTENTION_DOUBLINGS)
 			*doublings += 1;
-		/* It has looked, and perhaps more has come since. */
+		/* The owner has polled; more frames may have arrived since. */
 		if (bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA))
 			start_timer(attention, now);
 		return 0;
@@ -107,7 +107,7 @@ static int look_for_owner(void *map __attribute__((unused)), __u32 *number,
 	if (!bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA))
 		return 0;
 	*doublings = 0;
-	/* Only what is submitted or discarded can wake. */
+	/* Only submitting or discarding a record can wake up. */
 	record = bpf_ringbuf_reserve(ring, sizeof(__u64), 0);
 	if (record)
 		bpf_ringbuf_discard(record, BPF_RB_FORCE_WAKEUP);
@@ -115,7 +115,7 @@ static int look_for_owner(void *map __attribute__((unused)), __u32 *number,
 	return 0;
 }
 
-/* The frames that came before this one have been left alone. */
+/* Whether the earlier frames have not been polled in time. */
 static __always_inline bool is_overdue(struct attention *attention, void *ring, __u64 now)
 {
 	if (!is_left_alone(attention, bpf_ringbuf_query(ring, BPF_RB_CONS_POS), now))
@@ -125,7 +125,7 @@ static __always_inline bool is_overdue(struct attention *attention, void *ring, 
 	return true;
 }
 
-/* The owner looked last so long ago that it computes; once for each of its looks. */
+/* Whether the owner last polled so long ago that it must be computing; true once per poll. */
 static __always_inline bool is_away(struct attention *attention, const struct doorbell *doorbell,
 				    __u64 now)
 {
@@ -142,7 +142,7 @@ static __always_inline void expect_attention(struct attention *attention, void *
 					     const struct doorbell *doorbell, __u64 now)
 {
 	if (!attention->is_made) {
-		/* Fails where another processor was first, and once no program has the map any more. */
+		/* Fails if another CPU was first, and once no program has the map any more. */
 		bpf_timer_init(&attention->timer, &attentions, CLOCK_MONOTONIC);
 		if (bpf_timer_set_callback(&attention->timer, look_for_owner))
 			return;
@@ -154,7 +154,7 @@ static __always_inline void expect_attention(struct attention *attention, void *
 	start_timer(attention, now);
 }
 
-/* The timer was started for an owner that did something else, with whom it has much more patience. */
+/* Whether the timer was started for an owner of another kind, with a much longer interval. */
 static __always_inline bool is_to_come_forward(struct attention *attention, __u32 kind, __u64 now)
 {
 	return kind != attention->kind &&
@@ -162,8 +162,8 @@ static __always_inline bool is_to_come_forward(struct attention *attention, __u3
 }
 
 /*
- * A frame is about to be put into that ring, whose owner is awake. True if the owner's background thread is to be woken
- * for it; else the timer sees to that.
+ * Called before a frame is put into a ring whose owner is awake. Returns true if the frame must wake the owner's
+ * background thread; otherwise the timer takes care of it.
  */
 static __always_inline bool wants_attention_now(const struct doorbell *doorbell, void *ring,
 						__u32 number, __u64 now)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Receive budgets: what exceeds one is dropped before anything is spent on it, and charged to the
- * owner of the channel it was for (NE 5.2).
+ * Receive budgets: what exceeds a budget is dropped before anything is spent on it, and charged to
+ * the owner of the channel it was for (NE 5.2).
  *
- * A budget is kept by the virtual clock of GCRA (ITU-T I.371): each packet moves it on by its price;
- * how far it is ahead of the time is what has been drawn in advance, the burst at most. Processors
- * that look at once may let a packet each through, but none forgets to pay.
+ * A budget is kept by the virtual clock of GCRA (ITU-T I.371): each packet advances the clock by its
+ * price; the amount by which it is ahead of the time is the credit used, at most the burst. Concurrent
+ * CPUs may each let one packet through, but every packet is paid for.
  */
 #ifndef BUDGET_H
 #define BUDGET_H
@@ -31,7 +31,7 @@ static __always_inline bool is_budgeted(const struct flow_row *row)
 	return row->budget != 0;
 }
 
-/* What a device, or its offload, has put together counts as what it was. */
+/* A packet merged by a device or its offload counts as the original packets. */
 static __always_inline __u64 packets_of(hook_context *packet)
 {
 	__u64 size = segment_size_of(packet);
@@ -55,13 +55,13 @@ static __always_inline bool goes_early(const struct flow_row *row, const struct 
 	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) * 8 >= size * (priority + 1);
 }
 
-/* Does a clock have room at this time? One that lags behind saves nothing up. */
+/* Whether a clock has credit at this time. A clock that lags behind does not accumulate credit. */
 static __always_inline bool has_room(__u64 *paid, __u64 now, __u64 burst)
 {
 	__u64 until = *(volatile __u64 *)paid;
 
 	if (until <= now) {
-		/* If it fails, another processor has done it. */
+		/* Fails if another CPU has done it. */
 		__sync_val_compare_and_swap(paid, until, now);
 		return true;
 	}
@@ -69,7 +69,7 @@ static __always_inline bool has_room(__u64 *paid, __u64 now, __u64 burst)
 }
 
 /*
- * Whether the frame is to be dropped, and counts it. Global, so that the verifier looks at it once.
+ * Whether the frame must be dropped; updates the counters. Global, so that the verifier checks it once.
  */
 __noinline int exceeds_budget(hook_context *packet, const struct flow_row *row)
 {

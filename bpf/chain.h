@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* The extensions of one event of an endpoint, one after the other, and the time that each takes. */
+/* Calls the extensions for one event of an endpoint in order, and accounts their time. */
 #ifndef CHAIN_H
 #define CHAIN_H
 
@@ -53,7 +53,7 @@ static __always_inline bool find_chain(struct extension_work *work, __u8 event)
 
 #define account(statistics, what) ((statistics)->what += 1)
 
-/* One that takes too long once may have been interrupted; often, it is at fault. */
+/* A single overrun may be due to an interrupt; frequent ones are the extension's fault. */
 static __always_inline void charge_time(struct extension_work *work,
 					struct extension_statistics *statistics)
 {

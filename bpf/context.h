@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * What differs between the two hooks of the packet filter: tc ingress, where a frame is an skb, and
- * XDP (`IN_DRIVER`), where it is what the driver received. The code between is the same.
+ * The differences between the two hooks of the packet filter: tc ingress, where a frame is an skb,
+ * and XDP (`IN_DRIVER`), where it is the driver's buffer. The code between is the same.
  *
- * At XDP nothing says what the kernel knows of an skb: whether it was put together of several, its
- * VLAN tag, whom it is for. Who attaches there sees to that.
+ * At XDP some properties of an skb are unknown: whether it was merged from several packets, its VLAN
+ * tag, and whether it is for this host. The XDP programs must deal with that.
  */
 #ifndef CONTEXT_H
 #define CONTEXT_H
@@ -40,7 +40,7 @@ static __always_inline __be16 protocol_of(hook_context *packet)
 	return (void *)(eth + 1) > (void *)(unsigned long)packet->data_end ? 0 : eth->h_proto;
 }
 
-/* Drivers leave headers in the first buffer. */
+/* Drivers leave the headers in the first buffer. */
 static __always_inline void make_linear(hook_context *packet, __u32 length)
 {
 	(void)packet;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * SYN cookies (RFC 4987 §3.6), made as crates/tcp/src/cookie.rs makes them, whose readers they are for.
+ * SYN cookies (RFC 4987 §3.6), made exactly like those of crates/tcp/src/cookie.rs, which decodes them.
  * A test compares the two.
  */
 #ifndef COOKIE_H
@@ -12,12 +12,12 @@
 
 #include "portolan.h"
 
-/* Domains of the key. */
+/* Domain separators of the keyed hash. */
 #define HASH_TIMESTAMP 2
 #define HASH_OUTER 3
 #define HASH_INNER 4
 
-/* What a message is: a flow, and the domain with what else there is to hash. */
+/* The hashed message: a flow, then a word with the domain and an extra value. */
 #define HASH_FLOW_WORDS 5
 #define HASH_BYTES 48ULL
 
@@ -72,7 +72,7 @@ static __always_inline void sip_word(struct sip *s, __u64 word)
 	s->v[0] ^= word;
 }
 
-/* SipHash-2-4, of which 32 bits are used. */
+/* SipHash-2-4, truncated to 32 bits. */
 static __noinline __u32 hash_flow(const __u64 *secret, const __u64 *flow, __u64 more)
 {
 	const __u64 key[2] = { little_endian(secret[0]), little_endian(secret[1]) };
@@ -95,14 +95,14 @@ static __noinline __u32 hash_flow(const __u64 *secret, const __u64 *flow, __u64 
 
 _Static_assert(sizeof(struct filter_key) == 8 * HASH_FLOW_WORDS, "words of a flow");
 
-/* The key is aligned as its words must be. */
+/* The flow key is aligned for access by words. */
 static __always_inline __u32 keyed_hash(const struct flood *flood, const __u64 *flow,
 					const __u8 domain, __u32 extra)
 {
 	return hash_flow(flood->secret, flow, domain | (__u64)extra << 32);
 }
 
-/* The largest of the sizes that a cookie can carry which is not above the peer's. */
+/* Index of the largest size that a cookie can carry and that does not exceed the peer's. */
 static __always_inline __u32 index_of_size(__u16 size)
 {
 	if (size >= 8960)

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * One datagram to many (PX 5.1). A copy shares the payload; its destination is written into the
- * datagram, which is cloned, one after the other. Source and device stay those that the transmit
- * filter has found good.
+ * One datagram to many destinations (PX 5.1). Copies share the payload; the destination is written into
+ * the datagram, which is cloned, once per copy. Source and device stay as the transmit filter has
+ * checked them.
  *
- * Where a destination is on the network, the kernel's routes and neighbours say. They are asked with
- * the verdict of a program, and one that clones has only one: so a clone comes to the transmit filter
- * once more, by its tap, with a mark that nobody else can set, and has a verdict of its own there.
- * The last copy is the datagram itself. Of a kind of frame that is its owner's own, a copy names its station: it leaves at
- * once.
+ * The kernel's routes and neighbours determine where a destination is on the network. A program uses
+ * them by its verdict, and a cloning program has only one: so each clone passes the transmit filter
+ * again, through its tap, with a mark that nobody else can set, and gets its own verdict there. The
+ * last copy is the datagram itself. A copy of a raw frame names its station, and is sent directly.
  */
 #ifndef COPIES_H
 #define COPIES_H
@@ -28,7 +27,7 @@
 #include "rewrite.h"
 #include "send.h"
 
-/* To a station of the link; any that is, since its owner could send there himself. */
+/* To a station on the link; any is permitted, since the owner could send there itself. */
 static __always_inline bool aim_at_station(struct __sk_buff *skb,
 					   const struct portolan_destination *destination)
 {
@@ -36,7 +35,7 @@ static __always_inline bool aim_at_station(struct __sk_buff *skb,
 				   ETH_ALEN, 0) == 0;
 }
 
-/* To a host that has the protocol, too. */
+/* To a host, for a raw IP protocol. */
 static __always_inline bool aim_at_host(struct __sk_buff *skb, struct extension_work *work,
 					const struct portolan_destination *destination)
 {
@@ -53,7 +52,7 @@ static __always_inline bool aim_at_host(struct __sk_buff *skb, struct extension_
 	return true;
 }
 
-/* To a port of a host. The key says what is there. */
+/* To a port of a host. The key holds the present addresses and ports. */
 static __always_inline bool aim_at_port(struct __sk_buff *skb, struct extension_work *work,
 					const struct portolan_destination *destination)
 {
@@ -102,8 +101,8 @@ static __always_inline void account_copy(const struct extension_work *work)
 }
 
 /*
- * Makes the datagram the copy for the destination of that index; answers 1 if it cannot go there.
- * Global, so that the verifier looks at it once.
+ * Makes the datagram the copy for the destination with that index; returns 1 if it cannot be sent
+ * there. Global, so that the verifier checks it once.
  */
 __noinline int make_copy(struct __sk_buff *skb, __u32 index)
 {
@@ -111,7 +110,7 @@ __noinline int make_copy(struct __sk_buff *skb, __u32 index)
 	struct extension_work *work = bpf_map_lookup_elem(&extension_work, &zero);
 	struct portolan_sending *sending = bpf_map_lookup_elem(&extension_sendings, &zero);
 
-	/* There are never more than fit; the verifier does not know. */
+	/* The index is always in range; the verifier does not know. */
 	if (!work || !sending ||
 	    !aim_at(skb, work, &sending->destinations[index % PORTOLAN_COPIES])) {
 		count(extension_copy_refused);
@@ -121,12 +120,12 @@ __noinline int make_copy(struct __sk_buff *skb, __u32 index)
 	return 0;
 }
 
-/* What the loop has beside its turn. */
+/* State of the cloning loop. */
 struct copying {
 	struct __sk_buff *skb;
-	/* Turns that make clones. */
+	/* Number of iterations that make clones. */
 	__u32 clones;
-	/* Where those for stations of the link leave; 0 for others, whose way the kernel is asked for. */
+	/* Output device of copies for stations on the link; 0 for others, which the kernel routes. */
 	__u32 egress;
 };
 
@@ -145,7 +144,7 @@ static long clone_in_turn(__u32 turn, struct copying *copying)
 	return 0;
 }
 
-/* Can what the extension left be sent to several? */
+/* Whether the packet may be sent to several destinations. */
 static __always_inline bool may_copy(const struct extension_work *work,
 				     const struct portolan_sending *sending)
 {

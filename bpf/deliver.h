@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Hands a frame to the owner of a channel: a copy in its ring behind a record header, or the frame
- * itself through its tap while it sleeps there.
+ * Delivers a frame to the owner of a channel: a copy in its ring behind a record header, or the frame
+ * itself through its tap while the owner sleeps there.
  *
- * Waking. The owner sleeps like this: store ASLEEP; full barrier; if the ring's producer position
- * differs from its own consumer position, do not sleep (even if the first record is still busy).
- * Here: reserve, which moves the producer position; full barrier; load the state; submit. One of
- * the two always sees the other. Who submits to a sleeper sets AWAKE, so that one frame rings once.
+ * Wake-up. The owner goes to sleep as follows: store ASLEEP; full barrier; if the ring's producer
+ * position differs from its own consumer position, do not sleep (even if the first record is busy).
+ * Here: reserve, which advances the producer position; full barrier; load the state; submit. One of
+ * the two always sees the other. A submitter that finds ASLEEP sets AWAKE, so that it wakes once.
  */
 #ifndef DELIVER_H
 #define DELIVER_H
@@ -27,8 +27,8 @@
 #define LARGEST_RECORD (66 * 1024)
 
 /*
- * One reservation of a constant size, as the verifier of Linux 6.1 demands, and one copy behind the
- * bytes that the frame lacks. The copy cannot fail: length is the packet's own.
+ * One reservation of a constant size, as the verifier of Linux 6.1 requires, and one copy behind the
+ * missing bytes of the frame. The copy cannot fail: `length` is the packet's own length.
  */
 static __always_inline struct record_header *copy(hook_context *packet, void *ring,
 						  const __u64 size, __u64 length,
@@ -75,7 +75,7 @@ static __always_inline void submit(struct record_header *record, struct doorbell
 				   void *ring, __u32 number)
 {
 	__u64 now = record->timestamp;
-	/* Its value is fetched so that it is a full barrier on every machine. */
+	/* The result is used, so that the operation is a full barrier on every architecture. */
 	__u64 before = __sync_fetch_and_add(&doorbell->delivered, 1);
 	__u32 state;
 
@@ -87,13 +87,13 @@ static __always_inline void submit(struct record_header *record, struct doorbell
 						   BPF_RB_NO_WAKEUP);
 		return;
 	}
-	/* ASLEEP_ON_TAP stays: its owner sees to the order between tap and ring. */
+	/* ASLEEP_ON_TAP stays: the owner keeps the order between tap and ring. */
 	if (state == DOORBELL_ASLEEP)
 		store_once(doorbell->state, DOORBELL_AWAKE);
 	bpf_ringbuf_submit(record, BPF_RB_FORCE_WAKEUP);
 }
 
-/* The stamp takes the place of addresses that the owner has no use for. */
+/* The metadata replaces the Ethernet addresses, which the owner does not need. */
 static __always_inline int deliver_on_tap(hook_context *packet, const struct tap_stamp *stamp,
 					  __u32 channel, struct doorbell *doorbell)
 {
@@ -113,17 +113,17 @@ static __always_inline int deliver_on_tap(hook_context *packet, const struct tap
 	return bpf_redirect(entry->tap_ifindex, 0);
 }
 
-/* How a frame gets into a ring. */
+/* How a frame is put into a ring. */
 struct delivery {
-	/* Of the record. */
+	/* Flags of the record. */
 	__u16 flags;
 	/* ETH_HLEN if the frame lacks its Ethernet header, else 0. */
 	__u16 missing;
-	/* Index of the device it came by. */
+	/* Index of the device on which it arrived. */
 	__u32 interface;
 };
 
-/* The owner of a row's ring says here whether it sleeps. */
+/* The doorbell of the owner of a row's ring. */
 static __always_inline struct doorbell *doorbell_of(const struct flow_row *row)
 {
 	__u32 number = ring_of(row);
@@ -134,8 +134,8 @@ static __always_inline struct doorbell *doorbell_of(const struct flow_row *row)
 }
 
 /*
- * Copies the frame into the row's ring, whose budget allows it. Global, so that the verifier looks at it once
- * and not for every way that leads here. Answers 0.
+ * Copies the frame into the row's ring; the caller has checked the budget. Global, so that the verifier checks it once
+ * and not for every path to it. Returns 0.
  */
 __noinline int deliver_by_ring(hook_context *packet, const struct flow_row *row,
 			       const struct delivery *delivery)
@@ -196,8 +196,8 @@ __noinline int deliver_by_ring(hook_context *packet, const struct flow_row *row,
 }
 
 /*
- * A frame that the device was to cut must come whole: the tap would cut it, and the owner counts
- * frames. TCP's it takes whole.
+ * A frame with segmentation pending must be delivered as a whole: the tap would segment it, and the
+ * owner counts frames. The tap takes TCP's as a whole.
  */
 static __always_inline bool may_go_by_tap(hook_context *packet, __u8 protocol, __u16 flags)
 {
@@ -205,15 +205,15 @@ static __always_inline bool may_go_by_tap(hook_context *packet, __u8 protocol, _
 	       !(protocol == IPPROTO_UDP && segment_size_of(packet));
 }
 
-/* Where its owner sleeps, or where the session is to have each frame (MB §4.1: IPC). */
+/* If the owner sleeps there, or the session gets all frames by the tap (MB §4.1: IPC). */
 static __always_inline bool goes_by_tap(const struct flow_row *row, const struct doorbell *doorbell)
 {
 	return row->flags & ROW_BY_TAP || load_once(doorbell->state) == DOORBELL_ASLEEP_ON_TAP;
 }
 
 /*
- * A frame of a protocol of its owner's own. By the ring, awake or not: the tap has no room for who sent it. Global as
- * above.
+ * Delivers a frame of a raw protocol. Always by the ring: with tap delivery the sender's address would be lost. Global
+ * as above.
  */
 __noinline int deliver_raw(hook_context *packet, const struct flow_row *row, __u32 interface)
 {
@@ -227,7 +227,7 @@ __noinline int deliver_raw(hook_context *packet, const struct flow_row *row, __u
 	return VERDICT_DROP;
 }
 
-/* Answers what becomes of the frame: dropped (its copy lives on), or redirected. */
+/* Returns the verdict for the frame: dropped (the copy is delivered), or redirected. */
 static __always_inline int deliver(hook_context *packet, const struct flow_row *row,
 				   __u8 protocol, __u16 flags, __u32 interface)
 {

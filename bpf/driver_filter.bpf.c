@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
- * The packet filter integrated with the driver (MB §4.1, SHM-IPF): the same code at XDP, where the
- * kernel has made no buffer of the frame yet. It serves the sessions that are to be served here,
- * and of their packets the plain ones; all else goes on to the packet filter at tc, untouched.
+ * The packet filter in the driver (MB §4.1, SHM-IPF): the same code at XDP, before the kernel makes a
+ * buffer of the frame. It serves the sessions configured for it, and only their simple packets;
+ * everything else continues to the packet filter at tc, unchanged.
  */
 #define IN_DRIVER
 
@@ -13,6 +13,7 @@
 #include "context.h"
 #include "counters.h"
 #include "deliver.h"
+#include "kernel_connection.h"
 #include "lookup.h"
 #include "maps.h"
 #include "martian.h"
@@ -20,7 +21,7 @@
 #include "parse.h"
 #include "settings.h"
 
-/* Whether the kernel may have put packets together before they come here. */
+/* Whether the kernel may have merged packets before this hook. */
 enum hook {
 	HOOK_NATIVE,
 	HOOK_GENERIC,
@@ -40,7 +41,7 @@ static __always_inline bool is_mac(const __u8 *a, const __u8 *b)
 	return true;
 }
 
-/* The kernel's own judgement (pkt_type) comes later: is the frame for this device alone? */
+/* Whether the frame is for this device only; the kernel determines that (pkt_type) later. */
 static __always_inline bool is_for_station(struct xdp_md *packet)
 {
 	struct ethhdr *eth = (void *)(unsigned long)packet->data;
@@ -62,8 +63,8 @@ static __always_inline bool is_for_station(struct xdp_md *packet)
 }
 
 /*
- * Longer than the device takes: several packets that came as one. Where they are so few that they
- * are not, TCP's owner does not care; of datagrams see `enum hook`.
+ * Longer than the device's MTU: several merged packets. If the merged packet is shorter than that, it
+ * does not matter for TCP; for datagrams see `enum hook`.
  */
 static __always_inline bool is_large(struct xdp_md *packet)
 {
@@ -77,7 +78,7 @@ static __always_inline bool is_in_one_buffer(struct xdp_md *packet)
 	return packet->data_end - packet->data == bpf_xdp_get_buff_len(packet);
 }
 
-/* A tap takes no frame that lies in several buffers. */
+/* A tap does not take frames in several buffers. */
 static __always_inline int deliver_or_leave(struct xdp_md *packet, const struct flow_row *row,
 					    __u8 protocol, __u16 flags)
 {
@@ -90,7 +91,7 @@ static __always_inline int deliver_or_leave(struct xdp_md *packet, const struct 
 	return deliver(packet, row, protocol, flags, packet->ingress_ifindex);
 }
 
-/* The row that claims a packet with ports, if its session is to be served here. */
+/* The row that claims a packet with ports, if its session is served here. */
 static __always_inline struct flow_row *find_served(const struct filter_key *key, __u16 *flags)
 {
 	struct flow_row *row = find_owner(key);
@@ -118,7 +119,7 @@ static __always_inline int filter(struct xdp_md *packet, const enum hook hook)
 	if (parse_received(packet, &key, &piece) != PARSED_FLOW || piece.is_fragment)
 		return leave(driver_left_other);
 	row = find_served(&key, &flags);
-	if (!row)
+	if (!row || (flags && is_of_kernel_connection(packet, &key)))
 		return leave(driver_left_unclaimed);
 	if (hook == HOOK_GENERIC && key.protocol == IPPROTO_UDP)
 		return leave(driver_left_datagram);
@@ -132,9 +133,9 @@ int driver_filter(struct xdp_md *packet)
 }
 
 /*
- * For devices whose drivers have no such hook: the kernel runs it after it has put packets together.
- * Not for several buffers: of a program that takes those, Linux 6.18 copies each frame into an skb
- * that has forgotten how long its link header is, and nothing at tc finds its way in that.
+ * For devices whose drivers have no such hook: the kernel runs it after merging packets. Not for
+ * several buffers: for a program that accepts those, Linux 6.18 copies each frame into an skb that
+ * has lost the length of its link header, which programs at tc cannot parse.
  */
 SEC("xdp")
 int generic_filter(struct xdp_md *packet)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
  * From the packet filter to the protocol managers, which call the extensions of an endpoint. What
- * the filter found out of the packet goes along in memory of the processor, which no extension has.
+ * the filter found out about the packet is passed in per-CPU memory that no extension can access.
  *
- * A packet's way: packet filter → manager of the event → extension → apply → next extension … →
- * owner. Each arrow is a tail call; where one fails, the packet goes to its owner. What an owner
- * sends goes the same way from the transmit filter, which has found it good before, to the device.
+ * A packet's path: packet filter → manager of the event → extension → apply → next extension … →
+ * owner. Each arrow is a tail call; if one fails, the packet goes to its owner. A packet that an owner
+ * sends takes the same path from the transmit filter, which has checked it before, to the device.
  */
 #ifndef EXTENSION_H
 #define EXTENSION_H
@@ -19,19 +19,19 @@
 #include "maps.h"
 
 enum checksum {
-	/* Whole, or of a payload that was not seen whole. */
+	/* Complete, or of a payload that was not seen as a whole. */
 	CHECKSUM_WHOLE,
-	/* The device that sends the packet adds the rest. */
+	/* The sending device adds the rest. */
 	CHECKSUM_PSEUDO_HEADER,
 	CHECKSUM_NONE,
 };
 
-/* A packet on its way along the extensions of its endpoint. */
+/* The state of a packet while extensions of its endpoint process it. */
 struct extension_work {
-	/* First: the stubs know where it is. */
+	/* Must be first: the stubs rely on its position. */
 	struct extension_run run;
 	__u64 started;
-	/* Where the packet goes if no extension decides. */
+	/* Where the packet goes if no extension decides otherwise. */
 	struct flow_row row;
 	struct filter_key key;
 	__u32 interface;
@@ -39,13 +39,13 @@ struct extension_work {
 	__u8 event;
 	__u8 checksum;
 	struct chain chain;
-	/* In the chain, of the next to be called. */
+	/* Position in the chain of the next extension to call. */
 	__u32 position;
-	/* The one that is called. */
+	/* Number of the extension called. */
 	__u32 number;
-	/* What is sent needs a number of its own for each receiver. */
+	/* Each copy needs its own IP identification. */
 	__u32 is_numbered;
-	/* Bytes between the IP header and the transport's: a handle. */
+	/* Length of the options between IP header and transport header: a handle. */
 	__u32 options;
 };
 
@@ -63,7 +63,7 @@ struct {
 	__type(value, struct portolan_view);
 } extension_views SEC(".maps");
 
-/* What is sent has views of its own: who handles what comes does not see whom others send to. */
+/* Views of sent packets are separate: handlers of received packets must not see destinations of others. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
@@ -71,7 +71,7 @@ struct {
 	__type(value, struct portolan_sending);
 } extension_sendings SEC(".maps");
 
-/* Chains by what they are installed for. */
+/* Chains by endpoint and event. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -109,7 +109,7 @@ struct {
 	__type(value, __u32);
 } managers SEC(".maps");
 
-/* Has a manager see to what a row claims; returns only if it cannot. */
+/* Tail-calls a manager for a packet claimed by a row; returns only on failure. */
 static __always_inline void raise_to(struct __sk_buff *skb, const __u32 manager,
 				     const struct flow_row *row, const struct filter_key *key,
 				     __u16 flags, __u32 interface, __u8 event)
@@ -127,7 +127,7 @@ static __always_inline void raise_to(struct __sk_buff *skb, const __u32 manager,
 	bpf_tail_call(skb, &managers, manager);
 }
 
-/* Has the extensions of an endpoint see to what a row claims; returns only if they cannot. */
+/* Tail-calls the extensions of the endpoint of a received packet; returns only on failure. */
 static __always_inline void raise_received(struct __sk_buff *skb, const struct flow_row *row,
 					   const struct filter_key *key, __u16 flags,
 					   __u32 interface, __u8 event)
@@ -135,7 +135,7 @@ static __always_inline void raise_received(struct __sk_buff *skb, const struct f
 	raise_to(skb, MANAGER_RECEIVE, row, key, flags, interface, event);
 }
 
-/* Does its owner, who runs the protocol himself, get frames as they are? */
+/* Whether the owner runs the protocol itself and gets unparsed frames. */
 static __always_inline bool is_raw(const struct extension_work *work)
 {
 	return work->flags & RECORD_RAW;
@@ -146,14 +146,14 @@ static __always_inline bool is_of_ethernet(const struct extension_work *work)
 	return work->event == EVENT_ETHERNET_RECEIVE || work->event == EVENT_ETHERNET_SEND;
 }
 
-/* Is all that it has behind Ethernet's header, or IP's, its owner's business? */
+/* Whether everything behind the Ethernet or IP header is the owner's business. */
 static __always_inline bool has_no_transport(const struct extension_work *work)
 {
 	return is_of_ethernet(work) || work->event == EVENT_IP_RECEIVE ||
 	       work->event == EVENT_IP_SEND;
 }
 
-/* Has the managers see to a packet that its channel may send; returns only if they cannot. */
+/* Tail-calls the manager for a packet that its channel may send; returns only on failure. */
 static __always_inline void raise_sent(struct __sk_buff *skb, const struct flow_row *row,
 				       const struct filter_key *key, __u32 egress,
 				       bool is_numbered, __u8 event)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
  * The protocol managers of PacketRecv (PX 3.1): they show a packet to the extensions of its endpoint,
- * and do what these decide. An extension neither has the packet nor says where it comes from; what it leaves in
- * the view is checked here.
+ * and carry out their decisions. An extension has no access to the packet and does not choose its
+ * source; what it leaves in the view is checked here.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -62,7 +62,7 @@ int extension_receive(struct __sk_buff *skb)
 	return give_to_owner(skb, work);
 }
 
-/* What an extension has decided. */
+/* Carries out the decision of an extension. */
 SEC("tc")
 int extension_apply(struct __sk_buff *skb)
 {

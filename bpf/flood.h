@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Listeners under a flood of SYNs: what the server, alone, writes for the program that answers them
- * (syn_answer.bpf.c).
+ * Listeners under a flood of SYNs: tables that only the server writes, for the program that answers
+ * the SYNs (syn_answer.bpf.c).
  */
 #ifndef FLOOD_H
 #define FLOOD_H
@@ -14,7 +14,7 @@
 #include "lookup.h"
 #include "maps.h"
 
-/* By what the listener is bound to. */
+/* By the listener's binding. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -23,7 +23,7 @@ struct {
 	__type(value, struct flood);
 } floods SEC(".maps");
 
-/* How many there are. */
+/* Number of entries in `floods`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -31,7 +31,7 @@ struct {
 	__type(value, __u32);
 } flood_count SEC(".maps");
 
-/* Of delegated listeners: flows that are known to the process, and have no rows. */
+/* For delegated listeners: flows known to the process that have no rows. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -40,7 +40,7 @@ struct {
 	__type(value, __u8);
 } spared_flows SEC(".maps");
 
-/* The routes of the host, as far as they say where answers go. */
+/* The host's routes, as far as needed for the paths of answers. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, 16384);
@@ -49,7 +49,7 @@ struct {
 	__type(value, struct return_path);
 } return_paths SEC(".maps");
 
-/* Something for a listener that no flow claims, while any of them is flooded? */
+/* Whether the packet is for a listener, claimed by no flow, while any listener is flooded. */
 static __always_inline bool may_be_flooding(const struct flow_row *row,
 					    const struct filter_key *key, __u16 flags)
 {
@@ -62,7 +62,7 @@ static __always_inline bool may_be_flooding(const struct flow_row *row,
 	return count && *count;
 }
 
-/* A listener on the very address goes before one on any: the other's flood is none of its. */
+/* A listener on the exact address takes precedence over one on any address: a flood of that does not concern it. */
 static __always_inline struct flood *find_flood(const struct filter_key *key)
 {
 	struct binding_key binding = exact_binding(key);
@@ -72,13 +72,13 @@ static __always_inline struct flood *find_flood(const struct filter_key *key)
 	return bpf_map_lookup_elem(&floods, &binding);
 }
 
-/* A SYN for a connection that its process has already? Of others the packet filter knows the rows. */
+/* Whether the SYN is for a connection already known to its process. For other listeners such flows have rows. */
 static __always_inline bool is_spared(const struct flow_row *row, const struct filter_key *key)
 {
 	return row->flags & ROW_DELEGATED && bpf_map_lookup_elem(&spared_flows, key);
 }
 
-/* The way back to the peer, if it is the device by which its SYN came; else NULL. */
+/* The path to the peer, if it uses the device on which the SYN arrived; else NULL. */
 static __always_inline const struct return_path *way_back(const struct filter_key *key,
 							  __u32 interface)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Sends a packet on to another host, as if it came from here: from an address of this host, and
- * from a port whose handler the extension is, too. Nothing but addresses, ports and hops changes,
- * so that what the two ends say to each other stays between them.
+ * Sends a packet on to another host, as if it came from here: from an address of this host, and from
+ * a port that the same extension handles. Only addresses, ports and the hop limit change, so that the
+ * data of the two ends is left alone.
  */
 #ifndef FORWARD_H
 #define FORWARD_H
@@ -21,7 +21,7 @@
 #include "parse.h"
 #include "rewrite.h"
 
-/* Is the extension called for what comes to that port, too? Then its owner has it. */
+/* Whether the extension also handles that port; its owner then has it. */
 static __always_inline bool has_port(const struct extension_work *work, __be16 port)
 {
 	const struct guard_key guard = {
@@ -44,7 +44,7 @@ static __always_inline bool has_port(const struct extension_work *work, __be16 p
 	return false;
 }
 
-/* Two forwarders that send to each other would never end. */
+/* Otherwise two forwarders that send to each other would never end. */
 static __always_inline bool take_hop(struct __sk_buff *skb, const struct layout *at)
 {
 	__u16 before, after;
@@ -64,7 +64,7 @@ static __always_inline bool take_hop(struct __sk_buff *skb, const struct layout 
 	return bpf_skb_store_bytes(skb, at->hops, &hops, sizeof(hops), 0) == 0;
 }
 
-/* False if the extension has not the port, or names nobody that it can go to. */
+/* Returns false if the extension does not handle the port, or the destination is not permitted. */
 static __always_inline bool forward(struct __sk_buff *skb, const struct extension_work *work,
 				    const struct portolan_view *view)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Fragments that come in. Only the first of a datagram shows ports: its row is remembered for the
- * later ones. A later one that comes before the first goes to the kernel, as if Portolan were not
- * there, and a copy of it to the server, which keeps it until the first has shown whose it is.
+ * Received fragments. Only the first one of a datagram has ports: its row is remembered for the later
+ * ones. A later one that arrives before the first goes to the kernel, as if Portolan were not there,
+ * and a copy of it to the server, which keeps it until the first one has determined the owner.
  */
 #ifndef FRAGMENTS_H
 #define FRAGMENTS_H
@@ -17,9 +17,9 @@
 #include "parse.h"
 
 #define SECOND 1000000000ULL
-/* A datagram of which nothing more has come for so long is another one (RFC 791 §3.2: 15 s). */
+/* After this time without a fragment, an identification stands for another datagram (RFC 791 §3.2: 15 s). */
 #define FRAGMENT_SILENCE (15 * SECOND)
-/* Copies for the server: what SYNs have to share its ring with. */
+/* Limit of the copies for the server, which share its ring with SYNs. */
 #define HOLD_PERIOD (SECOND / 10)
 #define HOLD_MOST 512
 
@@ -52,7 +52,7 @@ static __always_inline bool has_budget(__u64 now)
 	return __sync_fetch_and_add(&budget->used, 1) < HOLD_MOST;
 }
 
-/* Gives the server a copy. A function of its own, because all of deliver() is in it. */
+/* Gives the server a copy. A function of its own, because it contains all of deliver(). */
 static __noinline int hold(struct __sk_buff *skb)
 {
 	const struct delivery delivery = {
@@ -73,7 +73,7 @@ static __always_inline bool is_fresh(const struct fragment_row *known, __u64 now
 	return known && now - known->heard < FRAGMENT_SILENCE;
 }
 
-/* The first fragment has shown whose the datagram is. */
+/* Records the owner of the datagram, as determined by its first fragment. */
 static __always_inline void enter(struct __sk_buff *skb, const struct filter_key *key,
 				  const struct piece *piece, struct fragment_row *entry)
 {
@@ -84,12 +84,12 @@ static __always_inline void enter(struct __sk_buff *skb, const struct filter_key
 	entry->heard = bpf_ktime_get_ns();
 	is_awaited = is_fresh(known, entry->heard) && known->state == FRAGMENT_AWAITED;
 	bpf_map_update_elem(&fragments, &fragment, entry, BPF_ANY);
-	/* Tells the server to let go of what it holds. */
+	/* Tells the server to release what it holds. */
 	if (is_awaited && entry->state != FRAGMENT_PASSED)
 		hold(skb);
 }
 
-/* The first fragment is row's, or the kernel's if there is none: so will the later ones be. */
+/* The first fragment belongs to `row`, or to the kernel if there is none: later ones will, too. */
 static __always_inline void remember(struct __sk_buff *skb, const struct filter_key *key,
 				     const struct piece *piece, const struct flow_row *row,
 				     __u16 flags)
@@ -104,7 +104,7 @@ static __always_inline void remember(struct __sk_buff *skb, const struct filter_
 	enter(skb, key, piece, &entry);
 }
 
-/* The first fragment is for all who are listed under its port, if anybody is. */
+/* The first fragment is for all members of its port, if there are any. */
 static __always_inline void remember_port(struct __sk_buff *skb, const struct filter_key *key,
 					  const struct piece *piece, bool any)
 {
@@ -116,7 +116,7 @@ static __always_inline void remember_port(struct __sk_buff *skb, const struct fi
 	enter(skb, key, piece, &entry);
 }
 
-/* Keeps what came before the first of its datagram. */
+/* Records that fragments have arrived before the first one, and copies this one to the server. */
 static __always_inline void await_first(struct __sk_buff *skb, const struct fragment_key *fragment,
 					const struct fragment_row *known, __u64 now)
 {
@@ -127,7 +127,7 @@ static __always_inline void await_first(struct __sk_buff *skb, const struct frag
 	hold(skb);
 }
 
-/* The port of a later fragment for many; false if the first has not shown it. */
+/* Gets the port of a later fragment for many; returns false if the first one is missing. */
 static __always_inline bool recall_port(struct __sk_buff *skb, struct filter_key *key,
 					const struct piece *piece, bool may_hold)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Datagrams that are for more than one: to multicast groups and to broadcast addresses. Each member
- * gets a copy in its ring; the frame itself goes on to the kernel, whose own sockets may want it.
+ * Datagrams for more than one socket: to multicast groups and to broadcast addresses. Each member
+ * gets a copy in its ring; the frame itself continues to the kernel, whose own sockets may need it.
  */
 #ifndef GROUPS_H
 #define GROUPS_H
@@ -53,9 +53,9 @@ static long copy_to_member(__u32 index, struct copies *copies)
 }
 
 /*
- * Copies for all that are listed under an address and a device; false if nobody is. The loop's own
- * count says so, which ends with the first who is not there: one kept here would have the verifier
- * follow each turn by itself, for seconds.
+ * Makes copies for all members of an address on a device; returns false if there are none. Uses the
+ * result of the loop, which ends at the first missing member: with a counter of its own, the verifier
+ * would follow each iteration separately, for seconds.
  */
 static __always_inline bool copy_to_members(struct __sk_buff *skb, const union address *group,
 					    __u32 interface, __be16 port,
@@ -93,9 +93,9 @@ static __always_inline bool copy_to_binding(struct __sk_buff *skb,
 }
 
 /*
- * The endpoints of a datagram whose IP header starts at `offset`, but for the ports of a later
- * fragment; false for anything else. Reads by copy: these frames are few, and a looped one has no
- * Ethernet header.
+ * The endpoints of a datagram whose IP header starts at `offset`, except the ports of a later
+ * fragment; false for anything else. Copies the headers: such frames are rare, and looped-back ones
+ * have no Ethernet header.
  */
 static __always_inline bool parse_datagram(struct __sk_buff *skb, __u32 offset,
 					   struct filter_key *key, struct piece *piece)
@@ -147,8 +147,8 @@ static __always_inline bool parse_datagram(struct __sk_buff *skb, __u32 offset,
 }
 
 /*
- * How a frame that is not for this station alone lies in its buffer. A copy that the kernel loops
- * back to its own host (PACKET_LOOPBACK) begins with the IP header.
+ * The layout of a frame that is not for this host only. A copy that the kernel loops back to its own
+ * host (PACKET_LOOPBACK) begins with the IP header.
  */
 static __always_inline struct delivery delivery_of(struct __sk_buff *skb)
 {
@@ -159,15 +159,15 @@ static __always_inline struct delivery delivery_of(struct __sk_buff *skb)
 	};
 }
 
-/* Who gives a datagram to be copied. */
+/* Where a datagram to be copied comes from. */
 #define COPY_FROM_KERNEL 0
 /* From other hosts only. */
 #define COPY_FROM_WIRE 1
-/* Where the station's own address would be, it may name the one who is to have it. */
+/* The recipient may be named in place of the station's own address. */
 #define COPY_FROM_SERVER 2
 
 /*
- * Copies a datagram to all who are to have it; 0 if nobody is. Global, to be verified once.
+ * Copies a datagram to all its recipients; returns 0 if there are none. Global, to be verified once.
  */
 __noinline int distribute(struct __sk_buff *skb, const struct delivery *asked, __u32 giver)
 {
@@ -187,7 +187,7 @@ __noinline int distribute(struct __sk_buff *skb, const struct delivery *asked, _
 		count(receive_drop_martian);
 		return 0;
 	}
-	/* What the kernel loops back comes in order. */
+	/* What the kernel loops back arrives in order. */
 	if (piece.is_later && !recall_port(skb, &key, &piece, !asked->missing))
 		return 0;
 	delivery = *asked;

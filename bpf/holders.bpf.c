@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
- * Who has a descriptor, what is at its other end, and what runs there? The server runs this on demand, by BPF_PROG_TEST_RUN. It
- * counts the references to one open file, and how many of them are descriptors of processes that it names: what the
- * two differ by is with somebody else, or inside a message. And it tells whether two descriptors are the ends of one
- * pair, and whether the process behind a connection runs a file. Nothing is changed.
+ * Which processes have a descriptor, what is at its other end, and what runs there. The server runs this on demand, by
+ * BPF_PROG_TEST_RUN. It counts the references to one open file, and how many are descriptors of named processes: the
+ * difference is in other processes, or in messages. It also tells whether two descriptors are the ends of one pair, and
+ * whether the process behind a connection runs a file. It changes nothing.
  */
 #include <linux/bpf.h>
 #include <linux/stat.h>
@@ -16,7 +16,7 @@
 #define PIDTYPE_TGID 1
 #define AF_UNIX 1
 
-/* The kernel's own, as far as they are looked at; their layouts come from its BTF. */
+/* The kernel's types, as far as used; the layouts come from its BTF. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 typedef struct {
@@ -32,7 +32,7 @@ typedef struct {
 	atomic_long refcnt;
 } file_ref;
 
-/* Holds one less than there are references. */
+/* Holds one less than the number of references. */
 struct file___referenced {
 	file_ref f_ref;
 };
@@ -120,7 +120,7 @@ static __always_inline __u32 references_of(struct file *file)
 	return BPF_CORE_READ((struct file___counted *)file, f_count.counter);
 }
 
-/* The process that connected, or made the pair: the one that SO_PEERCRED names. */
+/* The process that connected, or made the pair: the one reported by SO_PEERCRED. */
 static __always_inline struct task_struct *peer_of(struct file *connection)
 {
 	struct socket *socket = BPF_CORE_READ(connection, private_data);
@@ -142,7 +142,7 @@ static long compare(__u32 descriptor, struct search *search)
 	return 0;
 }
 
-/* How many descriptors of the process at the other end of a connection refer to the file. */
+/* Number of descriptors, of the process at the other end of a connection, that refer to the file. */
 static __noinline __u32 descriptors_behind(__u32 connection, struct file *wanted)
 {
 	struct task_struct *task = peer_of(own_file(connection));
@@ -167,7 +167,7 @@ int count_fd_refs(struct holders *request)
 	if (!wanted)
 		return 0;
 	request->references = references_of(wanted);
-	/* The verifier wants the request at constant offsets. */
+	/* The verifier requires constant offsets into the request. */
 #pragma unroll
 	for (__u32 i = 0; i < HOLDERS_MAX; i++) {
 		if (i < request->count)
@@ -176,7 +176,7 @@ int count_fd_refs(struct holders *request)
 	return 0;
 }
 
-/* The UNIX socket at a descriptor; NULL if it is anything else. */
+/* The UNIX socket of a descriptor; NULL if it is anything else. */
 static __always_inline struct sock *unix_socket_at(__u32 descriptor)
 {
 	struct file *file = own_file(descriptor);
@@ -202,7 +202,7 @@ int are_pair(struct pair_ends *request)
 	return 0;
 }
 
-/* The number of a process may be another's by now, and a file's name another file's: the inodes are compared. */
+/* Process IDs and file names may have been reused: the inodes are compared. */
 SEC("syscall")
 int runs_file(struct running_file *request)
 {

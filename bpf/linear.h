@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * The packet filter's older ways: all flows compared with a packet, one after the other, as packet
- * filters did before they were merged (MS §VI, Fig. 20). A baseline to measure others by.
+ * The packet filter's historical form: each packet is compared with all flows in turn, as in packet
+ * filters before they were merged (MS §VI, Fig. 20). A baseline for measurements.
  */
 #ifndef LINEAR_H
 #define LINEAR_H
 
 #include "maps.h"
 
-/* A place for a flow. The server changes one only while its version is even. */
+/* A place for a flow. The server changes it only while its version is even. */
 struct linear_row {
 	__u32 version;
 	__u32 reserved;
@@ -18,7 +18,7 @@ struct linear_row {
 
 _Static_assert(sizeof(struct linear_row) == 72, "LinearRow");
 
-/* As many as `flows` if they are searched, else 1. */
+/* As many as `flows` with linear search, else 1. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -26,7 +26,7 @@ struct {
 	__type(value, struct linear_row);
 } linear_rows SEC(".maps");
 
-/* Behind the last row in use. */
+/* Index behind the last row in use. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -48,14 +48,14 @@ static __always_inline bool is_sought(const struct linear_row *row, const struct
 {
 	const __u64 *words = (const void *)&row->key;
 
-	/* Ports and protocol first: they tell most apart. */
+	/* Ports and protocol first: they differ most often. */
 	for (int i = KEY_WORDS - 1; i >= 0; i--)
 		if (words[i] != search->words[i])
 			return false;
 	return true;
 }
 
-/* A row that changes under the comparison is passed over; the flow's new row is further on. */
+/* A row that changes during the comparison is skipped; the flow's new row is further on. */
 static long compare(__u32 index, struct search *search)
 {
 	struct linear_row *row = bpf_map_lookup_elem(&linear_rows, &index);

@@ -7,7 +7,7 @@
 
 #include "maps.h"
 
-/* Chosen with the first look at a shared binding: outsiders cannot aim at one of its sockets. */
+/* Chosen at the first look-up of a shared binding, so that peers cannot select one of its sockets. */
 static volatile __u32 share_seed;
 
 static __always_inline struct flow_row *find_flow(const struct filter_key *key)
@@ -15,7 +15,7 @@ static __always_inline struct flow_row *find_flow(const struct filter_key *key)
 	return bpf_map_lookup_elem(&flows, key);
 }
 
-/* An IPv4-mapped address is IPv4's (RFC 4291 §2.5.5.2). */
+/* IPv4-mapped addresses stand for IPv4 (RFC 4291 §2.5.5.2). */
 static __always_inline bool is_ipv4(const union address *address)
 {
 	return address->words[0] == 0 && address->words[1] == 0 &&
@@ -41,7 +41,7 @@ static __always_inline void widen(struct binding_key *binding)
 	binding->local.words[3] = 0;
 }
 
-/* The final mixing steps of MurmurHash3 over what tells peers apart. */
+/* The finalizer of MurmurHash3 over the peer's address and port. */
 static __always_inline __u32 hash_of_peer(const struct filter_key *key)
 {
 	__u32 hash = share_seed;
@@ -60,7 +60,7 @@ static __always_inline __u32 hash_of_peer(const struct filter_key *key)
 	return hash ^ hash >> 16;
 }
 
-/* SO_REUSEPORT: the flow's hash chooses a bucket, which the server has dealt to a socket. */
+/* SO_REUSEPORT: the flow's hash selects a bucket, which the server has assigned to a socket. */
 static __always_inline struct flow_row *share_of(const struct binding_key *binding,
 						 const struct filter_key *key)
 {
@@ -80,7 +80,7 @@ static __always_inline struct flow_row *row_of(const struct binding_key *binding
 	return row && row->flags & ROW_DEALT ? share_of(binding, key) : row;
 }
 
-/* A binding to the very address goes before one to any address. */
+/* A binding to the exact address takes precedence over one to any address. */
 static __always_inline struct flow_row *find_binding(const struct filter_key *key)
 {
 	struct binding_key binding = exact_binding(key);
@@ -99,8 +99,8 @@ enum sender {
 };
 
 /*
- * Whether the channel has a socket on that binding, alone or among others; if so, its row, or what
- * is known of it: of a binding that is shared, that there may be handlers.
+ * Whether the channel has a socket with that binding, alone or among others; if so, stores its row, or,
+ * for a shared binding, only that there may be handlers.
  */
 static __always_inline enum sender sender_on(const struct binding_key *binding,
 					     struct flow_row *sender)
@@ -124,7 +124,7 @@ static __always_inline enum sender sender_on(const struct binding_key *binding,
 	return row ? SENDER_FOREIGN : SENDER_UNKNOWN;
 }
 
-/* Who sends from an endpoint that is no flow's. */
+/* Whether the channel may send from an endpoint that has no flow. */
 static __always_inline enum sender find_sender(const struct filter_key *key,
 					       struct flow_row *sender)
 {
@@ -140,8 +140,8 @@ static __always_inline enum sender find_sender(const struct filter_key *key,
 }
 
 /*
- * Whether the channel performs the handshakes of that port itself. A listener on the very address goes
- * before one on any: its port is not the other's.
+ * Whether the channel performs the handshakes of that port itself. A listener on the exact address takes
+ * precedence over one on any address, which does not own its port.
  */
 static __always_inline enum sender find_delegate(const struct filter_key *key,
 						 struct flow_row *sender)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* The tables, shared by all programs. Sizes marked 1 are set by the loader. */
+/* The tables, shared by all programs. The loader sets sizes given as 1. */
 #ifndef MAPS_H
 #define MAPS_H
 
@@ -11,8 +11,8 @@
 #include "portolan.h"
 
 /*
- * Names a datagram that comes in pieces. IPv6 tells them apart without the protocol (RFC 8200
- * §4.5), which is then 0.
+ * Identifies a fragmented datagram. For IPv6 the protocol is not part of the key (RFC 8200 §4.5) and
+ * is 0.
  */
 struct fragment_key {
 	union address local;
@@ -23,26 +23,26 @@ struct fragment_key {
 };
 
 enum fragment_state {
-	/* Only later pieces have come so far; the server holds copies of them. */
+	/* Only later fragments have arrived; the server holds copies of them. */
 	FRAGMENT_AWAITED,
-	/* Its first piece was one of the kernel's. */
+	/* The first fragment went to the kernel. */
 	FRAGMENT_PASSED,
 	FRAGMENT_CLAIMED,
-	/* Its members are listed under its port. */
+	/* For all members of its port. */
 	FRAGMENT_FOR_MANY,
 };
 
 struct fragment_row {
 	struct flow_row row;
-	/* When its last piece came. */
+	/* When the last fragment arrived. */
 	__u64 heard;
 	__u32 state;
-	/* RECORD_BINDING if the row is of the binding table. */
+	/* RECORD_BINDING if the row is from the binding table. */
 	__u16 flags;
 	__be16 local_port;
 };
 
-/* How many copies the server was given since when. */
+/* Number of copies given to the server, and the start of the period. */
 struct hold_budget {
 	__u64 since;
 	__u64 used;
@@ -66,7 +66,7 @@ struct {
 	__type(value, struct flow_row);
 } bindings SEC(".maps");
 
-/* Datagrams that are coming in pieces; the oldest give way. */
+/* Datagrams being received in fragments; the oldest are evicted. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 8192);
@@ -89,7 +89,7 @@ struct {
 	__type(value, __u32);
 } identifications SEC(".maps");
 
-/* Bindings that SO_REUSEPORT sockets share (ROW_DEALT): each bucket's socket. */
+/* Bindings shared by SO_REUSEPORT sockets (ROW_DEALT): the socket of each bucket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -98,7 +98,7 @@ struct {
 	__type(value, struct flow_row);
 } shares SEC(".maps");
 
-/* Channels that send from a binding which is not theirs alone (ROW_SHARED). */
+/* Channels that may send from a shared binding (ROW_SHARED). */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 16384);
@@ -108,7 +108,7 @@ struct {
 	__type(value, __u16);
 } senders SEC(".maps");
 
-/* Protocols of programs' own. */
+/* Raw protocols, run by programs. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
@@ -117,7 +117,7 @@ struct {
 	__type(value, struct flow_row);
 } raw_flows SEC(".maps");
 
-/* Sockets that each get a copy: of a group's datagrams, and of broadcasts to a shared binding. */
+/* Sockets that each get a copy: of datagrams to a group, and of broadcasts to a shared binding. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);
@@ -140,7 +140,7 @@ struct {
 	__type(value, __u8);
 } local_addresses SEC(".maps");
 
-/* By tap ifindex: who is sending. */
+/* By tap ifindex: the sending channel. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -155,7 +155,7 @@ struct {
 	__type(value, struct channel);
 } channels SEC(".maps");
 
-/* As `channels`. */
+/* Indexed like `channels`. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -197,26 +197,26 @@ struct {
 	__array(values, struct doorbell_page);
 } doorbells SEC(".maps");
 
-/* How an owner is found who has not looked for a moment. */
+/* Kinds of behaviour of an owner that has not polled for a while. */
 #define ATTENTION_KINDS 3
 
-/* Of a ring whose owner is awake: frames on it that nobody has looked at for a while. By the ring's number. */
+/* By ring number: frames not polled by an owner that is awake. */
 struct attention {
 	struct bpf_timer timer;
-	/* Where the consumer stood when it was looked at last, and since when it stands there while frames wait. */
+	/* The consumer position at the last check, and since when it has not moved while frames were pending. */
 	__u64 consumed;
 	__u64 since;
-	/* When the timer is to fire. */
+	/* When the timer will fire. */
 	__u64 due;
-	/* Of the owner's looks, the last that it was woken after. */
+	/* The owner's last poll after which it was woken. */
 	__u64 woken_after;
 	__u32 is_started;
 	__u32 is_made;
-	/* By how the owner was found (attention.h): when the timer fired last in vain, and how often the time until it
-	 * looks was doubled. */
+	/* By the kind of behaviour (attention.h): when the timer last fired needlessly, and how often its interval was
+	 * doubled. */
 	__u64 vain_at[ATTENTION_KINDS];
 	__u32 doublings[ATTENTION_KINDS];
-	/* How it was found when the timer was started. */
+	/* The kind when the timer was started. */
 	__u32 kind;
 };
 
@@ -227,7 +227,7 @@ struct {
 	__type(value, struct attention);
 } attentions SEC(".maps");
 
-/* Where a row's frames go, in `rings` and `doorbells`: its own ring, or its channel's. */
+/* The index of a row's ring in `rings` and `doorbells`: its own ring, or its channel's. */
 static __always_inline __u32 ring_of(const struct flow_row *row)
 {
 	return row->ring ?: row->channel;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * What the header before a frame on a tap (virtio-net) leaves to the kernel or the device: to complete a checksum,
- * and to cut a segment. The kernel takes the place of the checksum from it, and would write two bytes there behind
- * the filter: over a port or an address. So it has to be the place where the packet's own transport has it. A device
- * cuts segments by the kind that the header names, whatever the packet is: it has to be the packet's own.
+ * What the header before a frame on a tap (virtio-net) leaves to the kernel or the device: completing a checksum, and
+ * segmentation. The kernel takes the checksum's position from the header, and would write two bytes there past the
+ * filter, over a port or an address. So it must be the position in the packet's own transport header. A device segments
+ * by the kind that the header names, whatever the packet is: it must be the packet's own.
  */
 #ifndef OFFLOAD_H
 #define OFFLOAD_H
@@ -29,7 +29,7 @@
 #define SEGMENTS_UDP (1 << 17)
 #define SEGMENTS_ANY (SEGMENTS_TCPV4 | SEGMENTS_TCPV6 | SEGMENTS_UDP_FRAGMENTS | SEGMENTS_UDP)
 
-/* The kernel's own; its layout comes from its BTF. */
+/* The kernel's types; the layouts come from its BTF. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct skb_shared_info {
@@ -50,10 +50,10 @@ struct sk_buff {
 /* Linux 6.2. */
 extern void *bpf_cast_to_kern_ctx(void *context) __ksym __weak;
 
-/* The checksum that is still to be computed. */
+/* A checksum that is still to be completed. */
 struct offload {
 	bool is_partial;
-	/* From the first byte of the frame. */
+	/* Offset from the first byte of the frame. */
 	__u16 start;
 	__u16 offset;
 };
@@ -69,7 +69,7 @@ static __always_inline struct offload offload_of(struct __sk_buff *skb)
 		offload.start = kernels->csum_start - kernels->mac_header;
 		offload.offset = kernels->csum_offset;
 	} else {
-		/* What a program has of its packet is where the kernel's is. */
+		/* A program's context pointer is the address of the kernel's skb. */
 		struct sk_buff *kernels = (void *)skb;
 		__u8 is_partial = BPF_CORE_READ_BITFIELD_PROBED(kernels, ip_summed);
 
@@ -83,7 +83,7 @@ static __always_inline struct offload offload_of(struct __sk_buff *skb)
 
 static __always_inline __u32 kind_of_segments(struct __sk_buff *skb)
 {
-	/* What a program has of its packet is where the kernel's is. */
+	/* A program's context pointer is the address of the kernel's skb. */
 	struct sk_buff *kernels = (void *)skb;
 	struct skb_shared_info *shared;
 
@@ -96,7 +96,7 @@ static __always_inline __u32 kind_of_segments(struct __sk_buff *skb)
 	return BPF_CORE_READ(shared, gso_type) & SEGMENTS_ANY;
 }
 
-/* Is it to be cut, if at all, as what it is? */
+/* Whether the packet's segmentation, if any, is of the packet's own kind. */
 static __always_inline bool has_own_segments(struct __sk_buff *skb, __u8 protocol)
 {
 	__u32 kind;
@@ -104,7 +104,7 @@ static __always_inline bool has_own_segments(struct __sk_buff *skb, __u8 protoco
 	if (!skb->gso_size)
 		return true;
 	kind = kind_of_segments(skb);
-	/* No frame of a tap is to be cut as nothing; one of BPF_PROG_TEST_RUN can be given a size only. */
+	/* No frame of a tap has a size without a kind; with BPF_PROG_TEST_RUN only a size can be set. */
 	if (!kind)
 		return true;
 	if (protocol == IPPROTO_UDP)
@@ -112,7 +112,7 @@ static __always_inline bool has_own_segments(struct __sk_buff *skb, __u8 protoco
 	return kind == (skb->protocol == bpf_htons(ETH_P_IPV6) ? SEGMENTS_TCPV6 : SEGMENTS_TCPV4);
 }
 
-/* Will the kernel write nothing into the packet but the checksum of the transport header at `start`? */
+/* Whether the kernel will write nothing into the packet but the checksum of the transport header at `start`. */
 static __always_inline bool has_own_checksum(struct __sk_buff *skb, __u8 protocol, __u32 start)
 {
 	struct offload offload = offload_of(skb);
@@ -121,7 +121,7 @@ static __always_inline bool has_own_checksum(struct __sk_buff *skb, __u8 protoco
 	return !offload.is_partial || (offload.start == start && offload.offset == own);
 }
 
-/* Of a protocol that the kernel does not know it has nothing to complete, and nothing to cut. */
+/* Whether there is nothing to complete or segment, which the kernel cannot do for an unknown protocol. */
 static __always_inline bool is_complete(struct __sk_buff *skb)
 {
 	return !skb->gso_size && !offload_of(skb).is_partial;

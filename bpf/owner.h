@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* What a manager owes the owner of a packet: its budget is kept, and it gets what nobody else takes. */
+/* What a manager does for the owner of a packet: it enforces the budget, and delivers what no extension takes. */
 #ifndef OWNER_H
 #define OWNER_H
 
@@ -11,14 +11,14 @@
 #include "deliver.h"
 #include "extension.h"
 
-/* Before anything is spent on the packet. False if it is to be dropped. */
+/* Called before anything is spent on the packet. Returns false if it must be dropped. */
 static __always_inline bool is_paid(struct __sk_buff *skb, struct extension_work *work)
 {
 	if (!is_budgeted(&work->row))
 		return true;
 	if (exceeds_budget(skb, &work->row))
 		return false;
-	/* Once is enough. */
+	/* Charge only once. */
 	work->row.budget = 0;
 	return true;
 }

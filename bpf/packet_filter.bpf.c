@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
  * The packet filter, at tc ingress of each managed device: every application gets exactly the
- * packets of its own sessions; whatever no session claims goes on to later filters and the kernel's
- * stack, untouched.
+ * packets of its own sessions; packets claimed by no session continue to later filters and the
+ * kernel's stack, unchanged.
  */
 #include <linux/bpf.h>
 #include <linux/if_packet.h>
@@ -16,6 +16,7 @@
 #include "flood.h"
 #include "fragments.h"
 #include "groups.h"
+#include "kernel_connection.h"
 #include "lookup.h"
 #include "maps.h"
 #include "martian.h"
@@ -24,13 +25,13 @@
 #include "search.h"
 #include "settings.h"
 
-/* What the server injects may be for a loopback address, which no frame of a network is. */
+/* The server may inject packets to loopback addresses, which never arrive from a network. */
 enum origin {
 	FROM_NETWORK,
 	FROM_SERVER,
 };
 
-/* The row that claims a packet with ports; counts why if there is none. */
+/* The row that claims a packet with ports; counts the reason if there is none. */
 static __always_inline struct flow_row *claim(const struct filter_key *key,
 					      const enum origin origin, __u16 *flags)
 {
@@ -51,7 +52,7 @@ static __always_inline struct flow_row *claim(const struct filter_key *key,
 	return row;
 }
 
-/* A later fragment can be another header's than TCP's and UDP's only in IPv6, by extensions. */
+/* A later fragment can have another next header than TCP and UDP only in IPv6, with extension headers. */
 static __always_inline bool may_be_ours(const struct filter_key *key)
 {
 	return key->protocol == IPPROTO_TCP || key->protocol == IPPROTO_UDP ||
@@ -59,8 +60,8 @@ static __always_inline bool may_be_ours(const struct filter_key *key)
 }
 
 /*
- * A frame of neither IPv4 nor IPv6 may be a program's own; else it is the kernel's, for that reason.
- * Global, so that the verifier looks at it once.
+ * A frame that is neither IPv4 nor IPv6 may belong to a raw flow; else it goes to the kernel, for that reason.
+ * Global, so that the verifier checks it once.
  */
 __noinline int filter_frame(struct __sk_buff *skb, __u32 reason)
 {
@@ -78,8 +79,8 @@ __noinline int filter_frame(struct __sk_buff *skb, __u32 reason)
 }
 
 /*
- * A packet of another protocol than TCP and UDP that is whole and for this host may be a program's
- * own; else it is the kernel's. Global as above.
+ * A packet, neither TCP nor UDP, that is unfragmented and for this host may belong to a raw flow; else
+ * it goes to the kernel. Global as above.
  */
 __noinline int filter_protocol(struct __sk_buff *skb, const struct filter_key *key,
 			       __u32 interface)
@@ -99,8 +100,8 @@ __noinline int filter_protocol(struct __sk_buff *skb, const struct filter_key *k
 }
 
 /*
- * Delivers the frame, which came by a device, if a session claims it; else counts why not and
- * answers TC_ACT_UNSPEC. What the server held, and lets in, is not held again.
+ * Delivers a frame that arrived on a device if a session claims it; else counts the reason and
+ * returns TC_ACT_UNSPEC. Frames that the server held and re-injects are not held again.
  */
 static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 				  const enum origin origin)
@@ -110,7 +111,7 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 	enum parsed parsed = parse_received(skb, &key, &piece);
 	__u16 flags = parsed == PARSED_ICMP_ERROR ? RECORD_ICMP_ERROR : 0;
 	struct flow_row *row;
-	bool is_refused;
+	bool is_refused, is_kernels;
 	int verdict;
 
 	switch (parsed) {
@@ -120,7 +121,9 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 		/* A flow's row names its peer. */
 		is_refused = row && flags & RECORD_BINDING && parsed == PARSED_FLOW &&
 			     origin == FROM_NETWORK && is_martian(&key);
-		if (is_refused)
+		is_kernels = row && flags == RECORD_BINDING && origin == FROM_NETWORK &&
+			     is_of_kernel_connection(skb, &key);
+		if (is_refused || is_kernels)
 			row = NULL;
 		if (piece.is_fragment && parsed == PARSED_FLOW)
 			remember(skb, &key, &piece, row, flags);
@@ -128,6 +131,8 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 			count(receive_drop_martian);
 			return TC_ACT_SHOT;
 		}
+		if (is_kernels)
+			count(receive_pass_connection);
 		break;
 	case PARSED_LATER_FRAGMENT:
 		if (!may_be_ours(&key)) {
@@ -167,7 +172,7 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 		verdict = deliver_raw(skb, row, interface);
 	else
 		verdict = deliver(skb, row, key.protocol, flags, interface);
-	/* The kernel keeps its own path MTU and redirect state. */
+	/* The kernel maintains its own path MTU and redirect state. */
 	return parsed == PARSED_ICMP_ERROR ? TC_ACT_UNSPEC : verdict;
 }
 
@@ -202,9 +207,9 @@ int packet_filter(struct __sk_buff *skb)
 
 /*
  * At tc ingress of the server's re-injection tap: frames that reached a session's former holder, and
- * datagrams that only the kernel's stack saw. The kernel has no use for any of them. Where the
- * sender's address would be, the server writes which device they came in by; where the device's own
- * would be, of a datagram to many, whom the kernel gave it to.
+ * datagrams that only the kernel's stack received. None of them are for the kernel. The source MAC
+ * address is replaced by the index of the device on which the frame arrived; for a datagram to many,
+ * the destination MAC address is replaced by the recipient chosen by the kernel.
  */
 SEC("tc")
 int inject_filter(struct __sk_buff *skb)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * From a frame to the key of its flow. Reads by direct packet access; headers that lie beyond the
- * skb's linear area are pulled into it first. Nothing is validated beyond what the key needs: the
- * receiving stack checks lengths and checksums.
+ * From a frame to the key of its flow. Reads by direct packet access; headers beyond the linear area
+ * of the skb are pulled into it first. Only what the key needs is validated: the receiving stack
+ * checks lengths and checksums.
  */
 #ifndef PARSE_H
 #define PARSE_H
@@ -22,7 +22,7 @@
 
 /* Headers without options up to and including the ports, over IPv6. */
 #define USUAL_HEADERS (ETH_HLEN + 40 + 4)
-/* What is made linear when even those are not: the above with room for options. */
+/* The length made linear when even those are not: the above with room for options. */
 #define PULL_HEADERS 256
 #define MAX_EXTENSIONS 6
 
@@ -48,14 +48,14 @@ enum direction {
 	SENT,
 };
 
-/* What a packet says of its fragmentation. */
+/* A packet's fragmentation fields. */
 struct piece {
 	__be32 identification;
 	bool dont_fragment;
 	bool is_fragment;
-	/* Not the first: no transport header. */
+	/* Not the first fragment: no transport header. */
 	bool is_later;
-	/* Of what is sent: where the transport header is in the frame. */
+	/* For sent packets: offset of the transport header in the frame. */
 	__u8 transport;
 };
 
@@ -64,7 +64,7 @@ struct cursor {
 	void *end;
 };
 
-/* RFC 792, RFC 4443; the uapi headers draw in the C library. */
+/* RFC 792, RFC 4443; the uapi headers would include the C library's. */
 struct icmp {
 	__u8 type;
 	__u8 code;
@@ -83,7 +83,7 @@ struct ports {
 	__be16 destination;
 };
 
-/* The last two are of a routing header. */
+/* The last two fields belong to a routing header. */
 struct extension {
 	__u8 next;
 	__u8 length;
@@ -128,7 +128,7 @@ static __always_inline void set_v6(union address *address, const struct in6_addr
 	__builtin_memcpy(address, v6, sizeof(*address));
 }
 
-/* Leaves the cursor behind the header, at the protocol that goes into the key. */
+/* Leaves the cursor behind the header, at the protocol stored in the key. */
 static __always_inline enum parsed parse_ipv4(struct cursor *cursor, struct filter_key *key,
 					      const enum direction direction, struct piece *piece)
 {
@@ -152,8 +152,8 @@ static __always_inline enum parsed parse_ipv4(struct cursor *cursor, struct filt
 }
 
 /*
- * RFC 8200 §4: walks over what may precede the transport header. What is not for this host alone to
- * judge (a route that goes on, hop-by-hop options out of place) is the kernel's.
+ * RFC 8200 §4: skips the extension headers before the transport header. Packets that this host alone
+ * cannot judge (a route that continues, misplaced hop-by-hop options) are left to the kernel.
  */
 static __always_inline enum parsed skip_extensions(struct cursor *cursor, struct filter_key *key,
 						   struct piece *piece)
@@ -223,8 +223,8 @@ static __always_inline enum parsed parse_ports(struct cursor *cursor, struct fil
 }
 
 /*
- * Of an error about a later fragment nobody can tell whose it was; one about another protocol's packet
- * is not of that protocol.
+ * The owner of an error about a later fragment is unknown; an error about a packet of another protocol
+ * is not a packet of that protocol.
  */
 static __always_inline enum parsed icmp_error(enum parsed quoted, struct filter_key *key)
 {
@@ -242,7 +242,7 @@ static __always_inline enum parsed icmp_error(enum parsed quoted, struct filter_
 
 /*
  * An ICMP error quotes a packet that this host sent: the key becomes that packet's. RFC 792 and
- * RFC 4443 §3 promise enough of it for the ports.
+ * RFC 4443 §3 guarantee that the quotation includes the ports.
  */
 static __always_inline enum parsed parse_icmpv4(struct cursor *cursor, struct filter_key *key)
 {
@@ -281,7 +281,7 @@ static __always_inline enum parsed parse_icmpv6(struct cursor *cursor, struct fi
 	return icmp_error(parsed, key);
 }
 
-/* The flow of a frame that comes from the network. */
+/* The flow of a frame received from the network. */
 static __always_inline enum parsed parse_received(hook_context *packet, struct filter_key *key,
 						  struct piece *piece)
 {
@@ -317,13 +317,13 @@ static __always_inline enum parsed parse_received(hook_context *packet, struct f
 #define OPTION_ENCLOSED 158
 #define DSCP_MASK 0xfc
 
-/* RFC 4727: an experimental option; who does not know it skips it. */
+/* RFC 4727: an experimental option; a host that does not know it skips it. */
 #define OPTION_ENCLOSED_V6 0x1e
 #define OPTION_PAD_N 1
 
 /*
- * A handle for active demultiplexing (MS §VI), as it follows an IPv4 header. IPv6's options count their
- * length without type and length.
+ * A handle for active demultiplexing (MS §VI), as it follows an IPv4 header. The length of an IPv6
+ * option excludes type and length.
  */
 struct enclosed {
 	__u8 type;
@@ -332,7 +332,7 @@ struct enclosed {
 	__be32 nonce[2];
 };
 
-/* A destination options header with nothing but that, and two bytes of padding before. */
+/* A destination options header with that option only, preceded by two bytes of padding. */
 struct enclosed_v6 {
 	__u8 next;
 	__u8 length;
@@ -344,7 +344,7 @@ struct enclosed_v6 {
 _Static_assert(sizeof(struct enclosed) == 12, "the option of a handle");
 _Static_assert(sizeof(struct enclosed_v6) == 16, "the header of a handle");
 
-/* Has an IPv4 header that option, and no other? */
+/* Whether an IPv4 header has that option, and no other. */
 static __always_inline bool encloses_handle(const struct cursor *cursor)
 {
 	const struct iphdr *ip = cursor->at;
@@ -355,7 +355,7 @@ static __always_inline bool encloses_handle(const struct cursor *cursor)
 	       enclosed->type == OPTION_ENCLOSED && enclosed->length == sizeof(*enclosed);
 }
 
-/* Is the first header behind an IPv6 header that one? */
+/* Whether that header follows an IPv6 header. */
 static __always_inline bool encloses_handle_v6(const struct cursor *cursor)
 {
 	const struct ipv6hdr *ip = cursor->at;
@@ -369,7 +369,7 @@ static __always_inline bool encloses_handle_v6(const struct cursor *cursor)
 }
 
 /*
- * Leaves the cursor at the transport header. Of extension headers one with a handle is sent, and no other.
+ * Leaves the cursor at the transport header. The only extension header permitted is one with a handle.
  */
 static __always_inline enum parsed parse_ipv6_sent(struct cursor *cursor, struct filter_key *key,
 						   struct piece *piece)
@@ -387,8 +387,8 @@ static __always_inline enum parsed parse_ipv6_sent(struct cursor *cursor, struct
 }
 
 /*
- * The addresses and the protocol of a frame that a channel wants to send; the cursor ends up at
- * its transport header.
+ * The addresses and the protocol of a frame that a channel sends; leaves the cursor at its transport
+ * header.
  */
 static __always_inline enum parsed parse_sent(struct cursor *cursor, struct filter_key *key,
 					      struct piece *piece)
@@ -401,12 +401,12 @@ static __always_inline enum parsed parse_sent(struct cursor *cursor, struct filt
 	if (eth->h_proto == bpf_htons(ETH_P_IP)) {
 		__u8 *version_and_length = cursor->at;
 
-		/* Options are not sent, but a handle: source routes among them would undo the checks. */
+		/* No options but a handle are permitted: source routes among them would undermine the checks. */
 		if ((void *)(version_and_length + 1) > cursor->end ||
 		    (*version_and_length != 0x45 && !encloses_handle(cursor)))
 			return PARSED_MALFORMED;
 		piece->transport = ETH_HLEN + (*version_and_length & 0xf) * 4;
-		/* Nor are fragments: the kernel makes them from a datagram that can be checked. */
+		/* Fragments are not permitted: the kernel makes them from a datagram that can be checked. */
 		if (parse_ipv4(cursor, key, SENT, piece) != PARSED_FLOW || piece->is_fragment)
 			return PARSED_MALFORMED;
 		return PARSED_FLOW;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* Gives a packet the payload that an extension left in its view. */
+/* Writes the payload that an extension left in its view into a packet. */
 #ifndef PAYLOAD_H
 #define PAYLOAD_H
 
@@ -13,7 +13,7 @@
 #include "extension.h"
 #include "lookup.h"
 
-/* Of a packet below the transports, which is shown only without options. */
+/* Length of the headers of a packet without transport; such packets are shown only without options. */
 static __always_inline __u32 headers_of(const struct extension_work *work)
 {
 	if (is_of_ethernet(work))
@@ -22,7 +22,7 @@ static __always_inline __u32 headers_of(const struct extension_work *work)
 	       (is_ipv4(&work->key.local) ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 }
 
-/* Behind so many bytes, which stay what they are. False if it does not fit. */
+/* Writes the payload behind `headers` bytes, which are not changed. Returns false if it does not fit. */
 static __always_inline bool put_payload(struct __sk_buff *skb, __u32 headers,
 					struct portolan_view *view)
 {
@@ -32,7 +32,7 @@ static __always_inline bool put_payload(struct __sk_buff *skb, __u32 headers,
 		return false;
 	if (skb->len != headers + length && bpf_skb_change_tail(skb, headers + length, 0))
 		return false;
-	/* The compiler would fold what follows into the tests above, and the verifier not find it. */
+	/* Otherwise the compiler would fold what follows into the tests above, where the verifier does not see it. */
 	asm volatile("" : "+r"(length));
 	return length == 0 || (length <= PORTOLAN_PAYLOAD &&
 			       bpf_skb_store_bytes(skb, headers, view->payload, length, 0) == 0);

@@ -27,33 +27,33 @@ struct flow_row {
 	__u32 slot;
 	__u32 generation;
 	__u16 flags;
-	/* Of the device's scheduler, in which its frames are sent; 0: that of the channel. */
+	/* Class of the device's qdisc in which its frames are sent; 0: the channel's class. */
 	__u16 class;
-	/* Its own, of those that the channel's owner has beside the channel's; 0: that one. */
+	/* The flow's own ring, if its channel's owner has one for it; 0: the channel's ring. */
 	__u32 ring;
-	/* What may be received for it; 0 for all. */
+	/* The receive budget; 0: unlimited. */
 	__u16 budget;
 	__u16 reserved;
 };
 
-/* Several sockets have the binding: look for senders, and for members on a broadcast. */
+/* Several sockets have the binding: see `senders`, and `members` for broadcasts. */
 #define ROW_SHARED 1
 /* And unicast goes to the buckets in `shares`. */
 #define ROW_DEALT 2
-/* A listener whose handshakes the channel's owner performs, and answers from that port. */
+/* A listener whose handshakes the channel's owner performs, sending from that port. */
 #define ROW_DELEGATED 4
-/* Handlers are installed for what it receives. */
+/* Handlers are installed for received packets. */
 #define ROW_EXTENDED 8
-/* And for what it sends. */
+/* Handlers are installed for sent packets. */
 #define ROW_EXTENDED_SENDING 16
-/* Its frames go by the tap, whether the owner sleeps or not. */
+/* Its frames are delivered by the tap, whether or not the owner sleeps. */
 #define ROW_BY_TAP 32
-/* A port of a transport that the channel's owner runs himself: frames come as they are. */
+/* A port of a transport that the channel's owner runs itself: frames are delivered unparsed. */
 #define ROW_RAW 64
-/* It may be delivered before the kernel makes a buffer of the frame, where a device has that hook. */
+/* May be delivered before the kernel makes a buffer of the frame, if a device has that hook. */
 #define ROW_IN_DRIVER 128
 
-/* Any address of IPv6 is all zeros, of IPv4 ::ffff:0.0.0.0. */
+/* Any address is all zeros for IPv6, ::ffff:0.0.0.0 for IPv4. */
 struct binding_key {
 	union address local;
 	__be16 local_port;
@@ -61,7 +61,7 @@ struct binding_key {
 	__u8 reserved;
 };
 
-/* A kind of frame or of packet that one program has for a protocol of its own. */
+/* An EtherType or IP protocol that one program has as its own. */
 struct raw_key {
 	__u8 kind;
 	__u8 reserved;
@@ -83,7 +83,7 @@ struct sender_key {
 	__u32 channel;
 };
 
-/* At most that many sockets get copies of one datagram. */
+/* Maximum number of sockets that get copies of one datagram. */
 #define MEMBERS_MAX 64
 
 /* The group, or the address of a shared binding with interface 0. Indices are dense. */
@@ -123,7 +123,7 @@ struct record_header {
 	__u32 reserved;
 };
 
-/* In place of the Ethernet addresses of a frame that comes by the tap. */
+/* Replaces the Ethernet addresses of a frame delivered by the tap. */
 struct tap_stamp {
 	__u32 slot;
 	__u32 generation;
@@ -131,10 +131,10 @@ struct tap_stamp {
 	__u16 ifindex; /* 0 if it is too large */
 };
 
-/* The only one that a copy is for, in place of an Ethernet address; all zeros for all members. */
+/* The only recipient of a copy, in place of an Ethernet address; all zeros for all members. */
 struct recipient {
 	__u32 slot;
-	/* Its number and one, as far as there is room. */
+	/* The channel's number plus one, truncated. */
 	__u16 channel;
 } __attribute__((packed));
 
@@ -142,9 +142,9 @@ struct recipient {
 #define RECORD_BINDING 2
 #define RECORD_FRAGMENT 4
 #define RECORD_HELD 8
-/* A copy of what others, and the kernel, get too. */
+/* A copy of a datagram that others, and the kernel, get too. */
 #define RECORD_COPY 16
-/* Of a protocol of the program's own: the slot is a raw flow's. */
+/* Of a raw protocol: the slot is a raw flow's. */
 #define RECORD_RAW 32
 
 /* On a page of its own, shared with the channel's owner, who may write anything here. */
@@ -155,13 +155,13 @@ struct doorbell {
 	__u64 overflow;
 	__u64 reserved[5];
 	/*
-	 * On a line of its own, which its owner writes with each look (attention.h). When it looked last, or 0 if it
-	 * looks without a clock.
+	 * On a cache line of its own, which its owner writes with each poll (attention.h): the time of the last poll,
+	 * or 0 if it polls without a clock.
 	 */
 	__u64 attended_at;
-	/* The owner, if awake, is to be woken for what it does not look at. */
+	/* The owner, while awake, must be woken for frames that it does not poll. */
 	__u32 wants_attention;
-	/* What the owner sent last was more than the windows let through: acknowledgements let it go on. */
+	/* The owner's last sending was limited by a window: acknowledgements let it continue. */
 	__u32 awaits_window;
 };
 
@@ -169,7 +169,7 @@ struct doorbell {
 #define DOORBELL_ASLEEP 1
 #define DOORBELL_ASLEEP_ON_TAP 2
 
-/* Of the filter alone: what it knows of a channel beside ring and doorbell. */
+/* Private to the filter: what it knows about a channel besides ring and doorbell. */
 struct channel {
 	__u32 tap_ifindex;
 };
@@ -187,8 +187,8 @@ struct losses {
 #define PRIORITY_LAST 7
 
 /*
- * What may be received. Each price is what one unit costs of the time that has passed, 0 if it is
- * free; `*_paid` is the time up to which all is paid. Time is in 1/64 ns.
+ * A receive budget. Each price is the time that one unit costs, 0 if it is free; `*_paid` is the
+ * virtual clock. Times are in 1/64 ns.
  */
 struct budget {
 	__u64 packet_price;
@@ -207,22 +207,22 @@ struct budget {
 
 #define SERVER_CHANNEL 0
 
-/* What a channel sends through. */
+/* A tap through which a channel sends. */
 struct tap {
 	__u32 channel;
-	/* For frames of rows without one; 0 while nothing is reserved. */
+	/* For frames whose row has none; 0 if nothing is reserved. */
 	__u16 class;
 	__u16 reserved;
 };
 
-/* Major number of our scheduler on a device ("po"), and its class for all who reserved nothing. */
+/* Major number of Portolan's qdisc on a device ("po"), and its class for traffic without a reservation. */
 #define TRAFFIC_HANDLE 0x706f
 #define BEST_EFFORT_CLASS 2
-/* Below this a row's class is none: what its program has chosen (SO_PRIORITY), for disciplines of the user's. */
+/* A row's class below this is the priority that its program has chosen (SO_PRIORITY), for a user's qdisc. */
 #define FIRST_CLASS 0x10
 #define CHOSEN_PRIORITY 8
 
-/* A reservation goes before what a program chooses, its own and its channel's. */
+/* A reservation takes precedence over a chosen priority; the row's over its channel's. */
 static __always_inline __u16 class_of(__u16 row, __u16 tap)
 {
 	if (row < FIRST_CLASS && tap >= FIRST_CLASS)
@@ -237,32 +237,32 @@ static __always_inline __u32 priority_of(__u16 class)
 	return TRAFFIC_HANDLE << 16 | class;
 }
 
-/* How flows are found. */
+/* Search algorithms for flows. */
 #define ALGORITHM_HASH 0
 #define ALGORITHM_LINEAR 1
 
 struct filter_settings {
 	__u32 algorithm;
-	/* The traffic class of packets that enclose a handle; 0: handles mean nothing. */
+	/* The traffic class of packets that enclose a handle; 0 if handles are disabled. */
 	__u32 marker;
 };
 
-/* What a handle leads to. */
+/* The row of a handle. */
 struct handle_row {
 	__u64 nonce;
 	struct flow_row row;
 };
 
-/* Extensions of all programs; numbers are from 1 on. */
+/* Maximum number of extensions of all programs; numbers start at 1. */
 #define EXTENSIONS 256
-/* Of one extension: on a listener one for its process, and one for whoever performs the handshakes. */
+/* Per extension; a listener counts twice: for its process, and for the one that performs the handshakes. */
 #define GUARDS_MAX (2 * 64)
-/* Handlers of one event of one endpoint. */
+/* Handlers per event and endpoint. */
 #define CHAIN_MAX 8
 
 /*
- * What an endpoint is guarded by: the port of a channel's sessions; or a protocol of its own, by the IP protocol
- * alone, or with protocol 0 by the EtherType in the port's place.
+ * The endpoint that a guard names: a port of a channel's sessions, or a raw protocol, by the IP protocol alone, or with
+ * protocol 0 by the EtherType in place of the port.
  */
 struct guard_key {
 	__u32 channel;
@@ -280,7 +280,7 @@ struct guard_key {
 #define EVENT_ETHERNET_SEND 7
 #define EVENT_IP_SEND 8
 
-/* Extensions in the order in which they are called. */
+/* Extensions in calling order. */
 struct chain {
 	__u32 count;
 	__u16 numbers[CHAIN_MAX];
@@ -296,15 +296,15 @@ struct extension_control {
 #define OVERRUN_STRIKES 16
 #define STRIKES_MAX 128
 
-/* What an extension did, on each processor. Times in nanoseconds. */
+/* Statistics of an extension, per CPU. Times in nanoseconds. */
 struct extension_statistics {
 	__u64 runs;
 	__u64 time;
 	__u64 longest;
 	__u64 overruns;
-	/* More with each run beyond the limit, fewer with each within. */
+	/* Raised by each run beyond the limit, lowered by each within it. */
 	__u64 strikes;
-	/* Packets that its predicate did not want. */
+	/* Packets rejected by its predicate. */
 	__u64 skipped;
 	__u64 passed;
 	__u64 consumed;
@@ -316,11 +316,11 @@ struct extension_statistics {
 	__u64 copied;
 };
 
-/* The part of the managers' own memory that the stub around a handler writes. */
+/* The part of the managers' memory that the stub around a handler writes. */
 struct extension_run {
 	__u64 ended;
 	__u32 verdict;
-	/* The predicate did not want the packet. */
+	/* The predicate rejected the packet. */
 	__u32 is_skipped;
 };
 
@@ -331,22 +331,22 @@ struct extension_run {
 #define MANAGER_SYN 4
 #define MANAGERS 5
 
-/* With what the SYNs to a listener are answered while they are a flood. Reserved bytes are zero. */
+/* Parameters for answering the SYNs to a listener during a flood. Reserved bytes are zero. */
 struct flood {
 	/* SipHash's key, as bytes. */
 	__u64 secret[2];
-	/* SYNs that were, and that would have been but for FLOOD_FULL. */
+	/* Number of SYNs answered, and of those dropped because of FLOOD_FULL. */
 	__u64 answered;
 	__u64 dropped;
 	__u16 window;
-	/* The largest segment that the listener wants; 0: what the path takes. */
+	/* The largest segment that the listener accepts; 0: as determined by the path. */
 	__u16 max_segment;
-	/* Of windows; FLOOD_NO_SCALE if they are not scaled. */
+	/* Window scale shift; FLOOD_NO_SCALE if windows are not scaled. */
 	__u8 scale;
 	__u8 flags;
 	__u8 traffic_class;
 	__u8 hop_limit;
-	/* SYNs that have fewer left are the owner's. */
+	/* SYNs with a lower hop limit are left to the owner. */
 	__u8 least_hops;
 	__u8 reserved[7];
 };
@@ -356,7 +356,7 @@ struct flood {
 #define FLOOD_SACK 2
 #define FLOOD_ECN 4
 #define FLOOD_DONT_FRAGMENT 8
-/* As many connections as may be wait to be accepted: SYNs are dropped. */
+/* The accept queue is full: SYNs are dropped. */
 #define FLOOD_FULL 16
 
 struct path_key {
@@ -364,7 +364,7 @@ struct path_key {
 	union address address;
 };
 
-/* The way back to a peer; interface 0 if SYNs that seem to come from there are not answered here. */
+/* The path to a peer; interface 0 if SYNs with such a source are not answered here. */
 struct return_path {
 	__u32 interface;
 	__u32 mtu;
@@ -372,26 +372,26 @@ struct return_path {
 
 #define HOLDERS_MAX 8
 
-/* What count_holders is asked, and its answer. Descriptors are the asking process's. */
+/* Request to count_holders, and its answer. Descriptors are those of the requesting process. */
 struct holders {
 	__u32 descriptor;
 	/* Connections to the processes whose descriptors are counted. */
 	__u32 connections[HOLDERS_MAX];
 	__u32 count;
-	/* To the open file in all. */
+	/* References to the open file in total. */
 	__u32 references;
-	/* In those processes. */
+	/* Descriptors in those processes. */
 	__u32 descriptors;
 };
 
-/* Are they the ends of one pair? Descriptors are the asking process's. */
+/* Whether they are the ends of one pair. Descriptors are those of the requesting process. */
 struct pair_ends {
 	__u32 far;
 	__u32 near;
 	__u32 are_pair;
 };
 
-/* Does the process at the other end of a connection run this file? Descriptors are the asking process's. */
+/* Whether the peer process of a connection runs this file. Descriptors are those of the requesting process. */
 struct running_file {
 	__u32 connection;
 	__u32 file;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* Protocols that a program runs itself: kinds of frames and of packets that are one channel's. */
+/* Raw protocols, run by a program: EtherTypes and IP protocols that belong to one channel. */
 #ifndef RAW_H
 #define RAW_H
 
@@ -18,7 +18,7 @@ static __always_inline struct flow_row *find_raw(__u8 kind, __be16 number)
 	return bpf_map_lookup_elem(&raw_flows, &key);
 }
 
-/* Whose a frame is that carries neither IPv4 nor IPv6. */
+/* The row of a frame that carries neither IPv4 nor IPv6. */
 static __always_inline struct flow_row *find_raw_frame(struct __sk_buff *skb)
 {
 	if (skb->protocol == bpf_htons(ETH_P_IP) || skb->protocol == bpf_htons(ETH_P_IPV6))
@@ -31,7 +31,7 @@ static __always_inline struct flow_row *find_raw_packet(const struct filter_key 
 	return find_raw(RAW_IP_PROTOCOL, bpf_htons(key->protocol));
 }
 
-/* Whether the channel has the protocol; if so, its row. */
+/* Whether the channel has the protocol; if so, stores its row. */
 static __always_inline enum sender raw_sender(__u8 kind, __be16 number, struct flow_row *sender)
 {
 	const struct flow_row *row = find_raw(kind, number);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Gives a datagram that is sent another payload. Its headers stay, but for lengths and checksums:
- * they have been found good.
+ * Replaces the payload of a sent datagram. Its headers, which have been checked, stay the same except
+ * for lengths and checksums.
  */
 #ifndef REPLACE_H
 #define REPLACE_H
@@ -22,7 +22,7 @@
 #include "reply.h"
 #include "rewrite.h"
 
-/* Of what is behind the IP header. */
+/* Sets the length of what is behind the IP header. */
 static __always_inline bool set_ip_length(struct __sk_buff *skb, const struct layout *at,
 					  __u32 length)
 {
@@ -39,7 +39,7 @@ static __always_inline bool set_ip_length(struct __sk_buff *skb, const struct la
 				   sizeof(after)) == 0;
 }
 
-/* False if what the extension left cannot be sent. What the device is to cut stays as it is. */
+/* Returns false if the new payload cannot be sent. Datagrams to be segmented are not changed. */
 static __always_inline bool replace(struct __sk_buff *skb, const struct extension_work *work,
 				    struct portolan_view *view)
 {
@@ -54,7 +54,7 @@ static __always_inline bool replace(struct __sk_buff *skb, const struct extensio
 	       bpf_skb_store_bytes(skb, at.transport, &udp, sizeof(udp), 0) == 0;
 }
 
-/* The same of a protocol of its owner's own, which sees to its own checksums. */
+/* The same for a raw protocol, whose owner computes its checksums. */
 static __always_inline bool replace_raw(struct __sk_buff *skb, const struct extension_work *work,
 					struct portolan_view *view)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Turns a datagram into the answer to it. All headers are written anew: source and destination are
- * those of the datagram, exchanged, whatever the extension left in its view.
+ * Turns a datagram into the answer to it. All headers are rewritten: source and destination are those
+ * of the datagram, exchanged, whatever the extension left in its view.
  */
 #ifndef REPLY_H
 #define REPLY_H
@@ -46,7 +46,7 @@ static __always_inline bool turn_ethernet(struct __sk_buff *skb)
 	return bpf_skb_store_bytes(skb, 0, &eth, sizeof(eth), 0) == 0;
 }
 
-/* The handler may have written behind what it answers. */
+/* The handler may have written beyond its answer. */
 static __always_inline void clear_rest(struct portolan_view *view, __u32 length)
 {
 	for (int i = 0; i < 3; i++) {
@@ -88,7 +88,7 @@ static __always_inline struct udphdr udp_of(const struct extension_work *work,
 	};
 }
 
-/* The header before so many bytes of the packet's protocol. */
+/* The IP header before `length` bytes of the packet's protocol. */
 static __always_inline struct iphdr v4_of(const struct extension_work *work, __u32 length)
 {
 	struct iphdr ip = {
@@ -141,7 +141,7 @@ static __always_inline bool write_v6(struct __sk_buff *skb, const struct extensi
 	       bpf_skb_store_bytes(skb, ETH_HLEN, &headers, sizeof(headers), 0) == 0;
 }
 
-/* False if the answer is none that may be sent. */
+/* Returns false if the answer may not be sent. */
 static __always_inline bool reply(struct __sk_buff *skb, const struct extension_work *work,
 				  struct portolan_view *view)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Turns a frame of a protocol of its owner's own into the answer to it. It goes to the station that the frame came from,
- * and is from this host; the kind of frame stays what it is.
+ * Turns a frame of a raw protocol into the answer to it. It is sent to the station that the frame came from, with this
+ * host's address as its source; the EtherType stays the same.
  */
 #ifndef REPLY_RAW_H
 #define REPLY_RAW_H
@@ -19,7 +19,7 @@
 #include "payload.h"
 #include "reply.h"
 
-/* Addresses of groups, broadcast among them. */
+/* Set in addresses of groups, including broadcast. */
 #define GROUP_BIT 1
 
 static __always_inline bool station_of(__u32 ifindex, __u8 *mac)
@@ -38,7 +38,7 @@ static __always_inline bool station_of(__u32 ifindex, __u8 *mac)
 	return false;
 }
 
-/* A frame to a group is answered by one station, from its own address. */
+/* A frame to a group is answered from this station's own address. */
 static __always_inline bool answer_station(struct __sk_buff *skb,
 					   const struct extension_work *work, struct ethhdr *eth)
 {
@@ -71,7 +71,7 @@ static __always_inline bool write_headers(struct __sk_buff *skb,
 	}
 }
 
-/* False if the answer is none that may be sent. */
+/* Returns false if the answer may not be sent. */
 static __always_inline bool reply_raw(struct __sk_buff *skb, const struct extension_work *work,
 				      struct portolan_view *view)
 {

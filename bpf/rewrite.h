@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* Other ends for a packet that is shown: addresses and ports change, and the sums over them. */
+/* Changes addresses and ports of a packet that was shown, and the checksums over them. */
 #ifndef REWRITE_H
 #define REWRITE_H
 
@@ -18,23 +18,23 @@
 #include "maps.h"
 #include "parse.h"
 
-/* Whom a packet is from, and whom it is to. */
+/* Source and destination of a packet. */
 struct ends {
 	union address addresses[2];
 	struct ports ports;
 };
 
-/* Where things are in a packet that is shown: its headers have no options but a handle. */
+/* Offsets in a packet that was shown: its headers have no options but a handle. */
 struct layout {
 	__u32 addresses;
-	/* Of each. */
+	/* Length of an address. */
 	__u32 width;
 	__u32 hops;
 	__u32 transport;
 	__u32 checksum;
 };
 
-/* `options` is how many bytes of options there are behind the IP header. */
+/* `options` is the length of the options behind the IP header. */
 static __always_inline struct layout layout_of(const struct filter_key *key, __u32 options)
 {
 	const __u32 check = key->protocol == IPPROTO_TCP ? offsetof(struct tcphdr, check) :
@@ -57,7 +57,7 @@ static __always_inline struct layout layout_of(const struct filter_key *key, __u
 	};
 }
 
-/* Nobody is sent to a group, to all, or back here. */
+/* Packets must not be sent to a group, to a broadcast address, or back to this host. */
 static __always_inline bool may_be_sent_to(const struct filter_key *key, const union address *to)
 {
 	if (is_ipv4(&key->local) != is_ipv4(to) || is_local(to) || is_broadcast(to))
@@ -67,7 +67,7 @@ static __always_inline bool may_be_sent_to(const struct filter_key *key, const u
 	return to->bytes[0] != 0xff && (to->words[0] || to->words[1] || to->words[2]);
 }
 
-/* A UDP checksum of 0 is none, and stays so. */
+/* A UDP checksum of 0 means none, and is kept. */
 static __always_inline __u64 checksum_flags(const struct filter_key *key)
 {
 	return key->protocol == IPPROTO_UDP ? BPF_F_MARK_MANGLED_0 : 0;
@@ -99,7 +99,7 @@ static __always_inline bool change_addresses(struct __sk_buff *skb, const struct
 				   0) == 0;
 }
 
-/* Of a protocol that has no ports; what it has of checksums itself nobody here knows. */
+/* For a protocol without ports, whose own checksums are unknown here. */
 static __always_inline bool change_destination(struct __sk_buff *skb, const struct layout *at,
 					       const union address *before,
 					       const union address *after)

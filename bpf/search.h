@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* Whose flow a packet is of, by the way of searching that was chosen. */
+/* Finds the flow of a packet, by the configured algorithm. */
 #ifndef SEARCH_H
 #define SEARCH_H
 

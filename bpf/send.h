@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* Out of a managed device, when all has been checked. */
+/* Output through a managed device, after all checks. */
 #ifndef SEND_H
 #define SEND_H
 
@@ -18,13 +18,13 @@
 #include "parse.h"
 
 /*
- * Of a frame on its way back to the transmit filter ("po"), which has found it good, and its class.
- * No frame that a program writes has one.
+ * The mark of a frame that passes the transmit filter again ("po"), after its check, with its class.
+ * Frames that a program writes have no mark.
  */
 #define MARK_AGAIN 0x706f0000
 #define MARK_CLASS 0xffff
 
-/* Only the server writes classes: nobody sends in one that is not his. */
+/* Only the server sets classes: nobody can send in another's. */
 static __always_inline void classify(struct __sk_buff *skb, __u16 class)
 {
 	if (class)
@@ -38,7 +38,7 @@ static __always_inline int send(struct __sk_buff *skb, __u32 egress, __u16 class
 	return bpf_redirect(egress, 0);
 }
 
-/* The kernel knows where it goes, or finds out. What the kernel forwards to itself loses its class. */
+/* The kernel finds the destination. Frames that it forwards to this host lose their class. */
 static __always_inline int send_again(struct __sk_buff *skb, __u32 egress)
 {
 	classify(skb, skb->mark & MARK_CLASS);
@@ -47,7 +47,7 @@ static __always_inline int send_again(struct __sk_buff *skb, __u32 egress)
 	return bpf_redirect_neigh(egress, NULL, 0, 0);
 }
 
-/* Does it go to no station, since whoever sends it does not know the neighbour's? */
+/* Whether it has no destination address, because the sender does not know the neighbour's. */
 static __always_inline bool is_unaddressed(const struct __sk_buff *skb)
 {
 	const struct ethhdr *eth = (void *)(long)skb->data;
@@ -59,8 +59,8 @@ static __always_inline bool is_unaddressed(const struct __sk_buff *skb)
 }
 
 /*
- * Sends an IP packet. Those that the kernel keeps until a neighbour has answered are clones: they do
- * not count in the tap's buffer meanwhile, which is for all sessions of the channel.
+ * Sends an IP packet. A packet that the kernel keeps until a neighbour is resolved is sent as a clone,
+ * so that it does not count in the tap's send buffer, which all sessions of the channel share.
  */
 static __always_inline int send_packet(struct __sk_buff *skb, __u32 egress, __u16 class)
 {
@@ -72,7 +72,7 @@ static __always_inline int send_packet(struct __sk_buff *skb, __u32 egress, __u1
 	return TC_ACT_STOLEN;
 }
 
-/* Will it be cut by the kernel, or may it be by a router? Of IPv6 the kernel numbers fragments. */
+/* Whether the kernel will, or a router may, fragment it. For IPv6 the kernel sets the identification. */
 static __always_inline bool needs_identification(struct __sk_buff *skb,
 						 const struct filter_key *key,
 						 const struct piece *piece)
@@ -83,9 +83,9 @@ static __always_inline bool needs_identification(struct __sk_buff *skb,
 }
 
 /*
- * Numbers a datagram that may arrive in fragments: by a number that a library chose it could mix
- * its fragments into those of others (RFC 7739). Counted for each pair of addresses, so that none
- * comes again soon (RFC 6864).
+ * Sets the identification of a datagram that may arrive in fragments: with a number of its own choice, a
+ * library could mix its fragments into datagrams of others (RFC 7739). Counted per pair of addresses,
+ * so that none is reused soon (RFC 6864).
  */
 static __always_inline void identify(struct __sk_buff *skb, const struct filter_key *key)
 {

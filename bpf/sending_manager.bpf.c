@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
- * The protocol managers of PacketSend (PX 3.1): they show what a channel sends, and may send, to the
- * extensions of the endpoint that it is from. Whom it is from no extension changes.
+ * The protocol managers of PacketSend (PX 3.1): they show packets that a channel may send to the
+ * extensions of the source endpoint. No extension can change the source.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -22,7 +22,7 @@ static __always_inline int send_on(struct __sk_buff *skb, const struct extension
 				      send_packet(skb, work->interface, work->row.class);
 }
 
-/* Shows nothing of whom others sent to. */
+/* Clears the destinations of earlier packets of others. */
 static __always_inline enum shown show_sent(struct __sk_buff *skb, struct extension_work *work,
 					    struct portolan_sending *sending)
 {
@@ -59,7 +59,7 @@ int extension_send(struct __sk_buff *skb)
 	return send_on(skb, work);
 }
 
-/* What an extension has decided of what is sent. */
+/* Carries out the decision of an extension about a sent packet. */
 SEC("tc")
 int extension_apply_sent(struct __sk_buff *skb)
 {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* What the server chose when it loaded the programs: constants to the verifier, which drops what is not chosen. */
+/* Settings chosen by the server at load time: constants for the verifier, which removes unused code. */
 #ifndef SETTINGS_H
 #define SETTINGS_H
 

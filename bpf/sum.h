@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
-/* The Internet checksum (RFC 1071): one's complement sums, in whatever byte order memory has. */
+/* The Internet checksum (RFC 1071): one's complement sums, in memory byte order. */
 #ifndef SUM_H
 #define SUM_H
 
@@ -40,7 +40,7 @@ static __always_inline __u64 sum_of_ports(const struct filter_key *key)
 	return (__u64)key->local_port + key->remote_port;
 }
 
-/* Behind `length`, up to the next multiple of four, there are zeros. */
+/* The bytes from `length` to the next multiple of four must be zero. */
 static __always_inline __u64 sum_of_payload(__u8 *payload, __u32 length)
 {
 	__u32 size = (length + 3) & ~3U;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
 /*
- * Reads a SYN that may be answered in the filter: the plain kind only, a whole packet with a good
- * checksum, no payload and no options out of order. What is odd in any way is its owner's to judge.
+ * Parses a SYN that may be answered in the filter: only plain ones, unfragmented, with a valid
+ * checksum, no payload and regular options. Anything unusual is left to the owner.
  */
 #ifndef SYN_H
 #define SYN_H
@@ -38,7 +38,7 @@
 /* RFC 7323 §2.3. */
 #define SCALE_MAX 14
 
-/* As in the packet, with room behind it, so that an index that is masked stays within. */
+/* As in the packet, with padding behind it, so that a masked index stays in bounds. */
 union segment {
 	struct tcphdr header;
 	__u8 bytes[128];
@@ -47,7 +47,7 @@ union segment {
 struct syn {
 	union segment segment;
 	enum checksum checksum;
-	/* What its options say; 0 if it does not say. */
+	/* The values of its options; 0 if absent. */
 	__u16 size;
 	bool has_scale;
 	__u8 scale;
@@ -56,7 +56,7 @@ struct syn {
 	__be32 stamp;
 };
 
-/* The length of the packet's payload behind an IP header without options; 0 for another packet. */
+/* The length of the packet's payload behind an IP header without options; 0 for other packets. */
 static __always_inline __u32 read_ip(struct __sk_buff *skb, const struct filter_key *key,
 				     __u8 least_hops, __u32 *offset)
 {
@@ -81,7 +81,7 @@ static __always_inline __u32 read_ip(struct __sk_buff *skb, const struct filter_
 	return bpf_ntohs(v6.payload_len);
 }
 
-/* The device that sent it may have left its checksum to be added to, and adds to the answer's. */
+/* A checksum left partial by the sending device is accepted, since the answer's may be completed, too. */
 static __always_inline bool is_intact(const struct filter_key *key, struct syn *syn, __u32 length)
 {
 	const __u64 pseudo = sum_of_pseudo_header(key, bpf_htons(length));
@@ -100,7 +100,7 @@ static __always_inline __u8 byte(const struct syn *syn, __u32 at)
 	return syn->segment.bytes[at & (sizeof(syn->segment) - 1)];
 }
 
-/* False if the option is not as long as its kind is. */
+/* Returns false if the length of the option does not match its kind. */
 static __always_inline bool take_option(struct syn *syn, __u8 kind, __u8 length, __u32 at)
 {
 	switch (kind) {
@@ -125,8 +125,8 @@ static __always_inline bool take_option(struct syn *syn, __u8 kind, __u8 length,
 }
 
 /*
- * Where the option behind the one at that place is; 0 if that one does not fit. Global, so that the verifier
- * looks at it once and not for every row of options.
+ * Position of the option after the one at `at`; 0 if that one does not fit. Global, so that the verifier
+ * checks it once and not for every sequence of options.
  */
 __noinline int next_option(struct syn *syn, __u32 at, __u32 end)
 {
@@ -157,7 +157,7 @@ static __always_inline bool read_options(struct syn *syn, __u32 end)
 	return true;
 }
 
-/* False if it is not one that may be answered here. */
+/* Returns false if the SYN may not be answered here. */
 static __always_inline bool read_syn(struct __sk_buff *skb, const struct filter_key *key,
 				     __u8 least_hops, struct syn *syn, __u32 *offset)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
- * Answers the SYNs of a flood with cookies, so that nobody is woken for them. The owner of the port would
- * answer the same, byte for byte, and takes the acknowledgement that brings the cookie back.
+ * Answers the SYNs of a flood with cookies, without waking anybody. The port's owner would give the same
+ * answer, byte for byte, and accepts the acknowledgement that returns the cookie.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -20,7 +20,7 @@
 #define ASSUMED_SIZE_V4 536
 #define ASSUMED_SIZE_V6 1220
 
-/* With all the options that it may have. */
+/* The answer with all possible options. */
 struct answer {
 	struct tcphdr header;
 	__u8 size_option[2];
@@ -48,7 +48,7 @@ struct {
 	__type(value, struct syn_work);
 } syn_work SEC(".maps");
 
-/* What the answer agrees to. Without timestamps there is nothing to carry it in. */
+/* The options that the answer agrees to. Without timestamps there is nothing to encode them in. */
 static __always_inline __u8 agreed(const struct flood *flood, const struct syn *syn)
 {
 	const __u8 asks = TCP_ECE | TCP_CWR;
@@ -63,7 +63,7 @@ static __always_inline __u8 agreed(const struct flood *flood, const struct syn *
 	return FLOOD_TIMESTAMPS | (terms & flood->flags);
 }
 
-/* The clock that the peer is shown: of the two hosts, whatever their ports. */
+/* The timestamp clock shown to the peer, which depends on the two hosts but not on ports. */
 static __always_inline __u32 clock_for(const struct flood *flood, const struct filter_key *key,
 				       __u64 now_ms)
 {
@@ -76,7 +76,7 @@ static __always_inline __u32 clock_for(const struct flood *flood, const struct f
 	return (__u32)now_ms + keyed_hash(flood, words, HASH_TIMESTAMP, 0);
 }
 
-/* Behind the size option; answers how long the segment is. */
+/* Writes the options behind the MSS option; returns the length of the segment. */
 static __always_inline __u32 put_options(const struct flood *flood, const struct filter_key *key,
 					 const struct syn *syn, struct answer *answer, __u8 terms,
 					 __u64 now_ms)
@@ -106,14 +106,14 @@ static __always_inline __u32 put_options(const struct flood *flood, const struct
 	return ANSWER_SCALED;
 }
 
-/* The size that this end takes: what the path does, or less if its owner asks. */
+/* The MSS of this end: that of the path, or less if the owner requests it. */
 static __always_inline __u16 own_size(const struct flood *flood, const struct filter_key *key,
 				      const struct return_path *path)
 {
 	const __u32 headers = is_ipv4(&key->local) ? 40 : 60;
 	__u32 size = path->mtu > headers ? path->mtu - headers : 0;
 
-	/* As the engine's, whose sizes leave room for headers. */
+	/* As in the TCP engine, which leaves room for headers. */
 	if (size > 0xffff)
 		size = 0xffff - 120;
 	return flood->max_segment && flood->max_segment < size ? flood->max_segment : size;
@@ -208,7 +208,7 @@ static __always_inline bool write_answer(struct __sk_buff *skb, const struct flo
 	       bpf_skb_store_bytes(skb, offset, &work->answer, length, BPF_F_RECOMPUTE_CSUM) == 0;
 }
 
-/* In the class in which its owner would have sent it. */
+/* Sets the class in which the owner would have sent it. */
 static __always_inline void classify_for(struct __sk_buff *skb, const struct flow_row *row)
 {
 	struct channel *channel = bpf_map_lookup_elem(&channels, &row->channel);
@@ -246,7 +246,7 @@ int answer_syn(struct __sk_buff *skb)
 	if (flood->flags & FLOOD_FULL)
 		return drop(flood);
 	length = make_answer(flood, &work->key, path, mine);
-	/* It may be half of each. */
+	/* It may be partly written. */
 	if (!write_answer(skb, flood, &work->key, mine, offset, length))
 		return drop(flood);
 	classify_for(skb, &work->row);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT
 /*
  * The transmit filter, at tc ingress of each channel's tap: a channel sends only packets of its own
- * sessions, out of the device whose MAC address they carry, in the class that they have there.
- * Everything else is dropped and counted.
+ * sessions, through the device whose MAC address they carry, in their class there. Everything else
+ * is dropped and counted.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -47,7 +47,7 @@ static __always_inline __u32 egress_of(const __u8 *mac)
 	return 0;
 }
 
-/* A frame of a protocol that its channel has for its own. */
+/* Sends a frame of a raw protocol, if it belongs to the channel. */
 static __always_inline int send_raw_frame(struct __sk_buff *skb, const struct ethhdr *eth,
 					  const struct tap *tap)
 {
@@ -71,7 +71,7 @@ static __always_inline int send_raw_frame(struct __sk_buff *skb, const struct et
 	return send(skb, egress, sender.class);
 }
 
-/* The same of an IP packet, whose source is to be this host. */
+/* Sends an IP packet of a raw protocol, whose source must be this host. */
 static __always_inline int send_raw_packet(struct __sk_buff *skb, const struct filter_key *key,
 					   const struct piece *piece, const struct tap *tap,
 					   __u32 egress)
@@ -96,7 +96,7 @@ static __always_inline int send_raw_packet(struct __sk_buff *skb, const struct f
 	return send_packet(skb, egress, sender.class);
 }
 
-/* A library sends from its flows, from UDP ports that it has bound, and from TCP ports that are delegated to it. */
+/* A library sends from its flows, from UDP ports that it has bound, and from TCP ports delegated to it. */
 static __always_inline int send_from_session(struct __sk_buff *skb, struct cursor *cursor,
 					     struct filter_key *key,
 					     const struct piece *piece, const struct tap *tap,
@@ -142,7 +142,7 @@ static __always_inline int send_from_session(struct __sk_buff *skb, struct curso
 	return send_packet(skb, egress, sender.class);
 }
 
-/* The server sends for relayed sessions, too, which keep their classes. */
+/* The server also sends for relayed sessions, which keep their classes. */
 static __always_inline __u16 class_at_server(struct cursor *cursor, struct filter_key *key)
 {
 	struct flow_row *row;
@@ -167,7 +167,7 @@ int transmit_filter(struct __sk_buff *skb)
 
 	if (!tap)
 		DROP(no_channel);
-	/* The kernel has moved the tag out of the frame, and would put it back at egress. */
+	/* The kernel has moved the tag out of the frame, and would insert it again at egress. */
 	if (skb->vlan_present)
 		DROP(vlan);
 	parsed = parse_sent(&cursor, &key, &piece);

@@ -27,8 +27,8 @@ enum shown {
 };
 
 /*
- * The IP header, if it is of the plain kind, or encloses a handle and nothing else; 0 for others, else its length with
- * that. `end` is the packet's.
+ * Shows the IP header, if it has no options, or only a handle. Returns its length including options, or 0 for other
+ * headers. `end` is the end of the packet.
  */
 static __always_inline __u32 show_ip(struct cursor *cursor, const struct filter_key *key,
 				     struct portolan_view *view, __u32 *end)
@@ -68,7 +68,7 @@ static __always_inline __u32 show_ip(struct cursor *cursor, const struct filter_
 	}
 }
 
-/* Copies what fits of the payload; nothing of an earlier packet stays behind it. */
+/* Copies what fits of the payload; clears the rest of an earlier packet. */
 static __always_inline bool show_payload(struct __sk_buff *skb, __u32 offset, __u32 length,
 					 struct portolan_view *view)
 {
@@ -81,7 +81,7 @@ static __always_inline bool show_payload(struct __sk_buff *skb, __u32 offset, __
 	view->mark = 0;
 	if (captured == 0)
 		return true;
-	/* The compiler would fold this into the test above, and the verifier not find it there. */
+	/* Otherwise the compiler would fold this into the test above, where the verifier does not see it. */
 	asm volatile("" : "+r"(captured));
 	if (captured == 0 || captured > PORTOLAN_PAYLOAD)
 		return false;
@@ -89,8 +89,8 @@ static __always_inline bool show_payload(struct __sk_buff *skb, __u32 offset, __
 }
 
 /*
- * Compares the checksum. What this host's own devices bring may have that of the pseudo-header
- * only. Of a payload that is not here whole the reply is made anew in any case.
+ * Verifies the checksum. A packet from this host's own devices may have that of the pseudo-header only.
+ * If the payload is not captured as a whole, the checksum is computed anew for a reply.
  */
 static __always_inline enum shown check_datagram(const struct udphdr *udp,
 						 struct extension_work *work,
@@ -118,7 +118,7 @@ static __always_inline enum shown check_datagram(const struct udphdr *udp,
 	return SHOWN;
 }
 
-/* What both events show. */
+/* Fields shown for both events. */
 static __always_inline void show_ends(const struct extension_work *work,
 				      struct portolan_view *view)
 {
@@ -132,7 +132,7 @@ static __always_inline void show_ends(const struct extension_work *work,
 	view->from_port = view->local_port;
 }
 
-/* How far the checksum has come of what the owner sends, who is believed. */
+/* How far the checksum of a sent packet is complete; the owner is trusted. */
 static __always_inline enum shown note_checksum(const struct udphdr *udp,
 						struct extension_work *work)
 {
@@ -145,7 +145,7 @@ static __always_inline enum shown note_checksum(const struct udphdr *udp,
 	return SHOWN;
 }
 
-/* What is sent may be one that the device will cut; what comes put together is several. */
+/* A sent datagram may be one to be segmented; a received merged one is several, and not shown. */
 static __always_inline enum shown show_datagram(struct __sk_buff *skb, struct cursor *cursor,
 						__u32 offset, const enum direction direction,
 						struct extension_work *work,
@@ -171,7 +171,7 @@ static __always_inline enum shown show_datagram(struct __sk_buff *skb, struct cu
 				   check_datagram(&header, work, view);
 }
 
-/* Of a segment the two ends compare the checksum. */
+/* The two ends verify the checksum of a segment. */
 static __always_inline enum shown show_segment(struct __sk_buff *skb, struct cursor *cursor,
 					       __u32 offset, __u32 end, struct portolan_view *view)
 {
@@ -188,7 +188,7 @@ static __always_inline enum shown show_segment(struct __sk_buff *skb, struct cur
 	return show_payload(skb, offset, end - offset, view) ? SHOWN : NOT_SHOWN;
 }
 
-/* What only transports have. */
+/* Clears the fields that only transports have. */
 static __always_inline void show_no_transport(const struct extension_work *work,
 					      struct portolan_view *view)
 {
@@ -208,7 +208,7 @@ static __always_inline void show_station(__u8 *end, const __u8 *mac)
 	__builtin_memcpy(end, mac, ETH_ALEN);
 }
 
-/* A frame of an EtherType of its owner's own: both stations, and what follows the header. */
+/* A frame of a raw EtherType: both stations, and what follows the header. */
 static __always_inline enum shown show_frame(struct __sk_buff *skb, const enum direction direction,
 					     const struct extension_work *work,
 					     struct portolan_view *view)
@@ -228,7 +228,7 @@ static __always_inline enum shown show_frame(struct __sk_buff *skb, const enum d
 	return show_payload(skb, sizeof(eth), skb->len - sizeof(eth), view) ? SHOWN : NOT_SHOWN;
 }
 
-/* A packet of an IP protocol of its owner's own. */
+/* A packet of a raw IP protocol. */
 static __always_inline enum shown show_packet(struct __sk_buff *skb,
 					      const struct extension_work *work,
 					      struct portolan_view *view)

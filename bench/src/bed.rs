@@ -1,4 +1,4 @@
-//! The bed of every measurement: two hosts, which are network namespaces, joined by one veth wire
+//! The bed of every measurement: two hosts, which are network namespaces, joined by a veth link
 //! with default offloads, a Portolan server on each, and one core for each side.
 
 use std::fmt;
@@ -21,25 +21,25 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::process::{Background, ProcessError, run};
 use crate::tools::{MissingTool, Tools};
 
-/// How long a server or a service may take to come up.
+/// How long a server or a service may take to start.
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
 const POLL: Duration = Duration::from_millis(50);
 
-/// What the end of the wire is called on both hosts.
+/// The name of the link's end on both hosts.
 pub const INTERFACE: &str = portolan_netns::Bed::DEVICE;
 
-/// Beds this process has made, so that several can stand at a time.
+/// Number of beds that this process has made, so that several can exist at a time.
 static BEDS: AtomicU32 = AtomicU32::new(0);
 
-/// Which stack a program's sockets are on.
+/// The stack of a program's sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stack {
     Kernel,
     Portolan,
 }
 
-/// Which end of the wire.
+/// An end of the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     Client,
@@ -55,7 +55,7 @@ impl fmt::Display for Side {
     }
 }
 
-/// A bed that could not be made.
+/// Why a bed could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum BedError {
     #[error(transparent)]
@@ -75,7 +75,7 @@ pub enum BedError {
     Refused(String),
 }
 
-/// A service that did not come up.
+/// Why a service did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     #[error(transparent)]
@@ -90,53 +90,53 @@ pub enum ServeError {
     },
 }
 
-/// Two hosts and what runs on them; all of it is gone when the bed is dropped.
+/// Two hosts and their programs. Dropping the bed removes all of them.
 pub struct Bed {
     pub client: Host,
     pub server: Host,
     wire: portolan_netns::Bed,
-    /// Lines that both configuration files end with.
+    /// Lines that are appended to both configuration files.
     settings: String,
     tools: Tools,
     directory: PathBuf,
 }
 
-/// One end of the wire.
+/// One end of the link.
 pub struct Host {
     pub address: IpAddr,
-    /// The core that everything on this host is pinned to.
+    /// The core that every program of this host is pinned to.
     core: usize,
     daemon: Option<Background>,
 }
 
 impl Bed {
-    /// Two hosts on a veth pair with a Portolan server on each.
+    /// Makes two hosts on a veth pair with a Portolan server on each.
     pub fn new() -> Result<Bed, BedError> {
         Bed::bare(portolan_netns::Bed::veth())?.with_daemons()
     }
 
-    /// Two hosts on a wire with faults, with a Portolan server on each.
+    /// Makes two hosts on an impaired link, with a Portolan server on each.
     pub fn impaired(impairment: Impairment) -> Result<Bed, BedError> {
         Bed::bare(portolan_netns::Bed::impaired(impairment))?.with_daemons()
     }
 
-    /// Two hosts with two routers between them, whose link takes `mtu` bytes, with a Portolan
-    /// server on each host.
+    /// Makes two hosts with two routers between them, whose link has an MTU of `mtu` bytes, with a
+    /// Portolan server on each host.
     pub fn routed(mtu: u32) -> Result<Bed, BedError> {
         Bed::bare(portolan_netns::Bed::routed(mtu))?.with_daemons()
     }
 
-    /// Two hosts on a switch, with a Portolan server on each.
+    /// Makes two hosts on a switch, with a Portolan server on each.
     pub fn switched() -> Result<Bed, BedError> {
         Bed::bare(portolan_netns::Bed::switched())?.with_daemons()
     }
 
-    /// One more host on the switch, without a Portolan server.
+    /// Adds another host to the switch, without a Portolan server.
     pub fn guest(&self, number: u8) -> Namespace {
         self.wire.guest(number)
     }
 
-    /// Makes the hosts known by their IPv6 addresses.
+    /// Sets the hosts' addresses to their IPv6 addresses.
     #[must_use]
     pub fn over_ipv6(mut self) -> Bed {
         self.client.address = portolan_netns::Bed::A6;
@@ -144,7 +144,7 @@ impl Bed {
         self
     }
 
-    /// Two hosts without Portolan servers.
+    /// Makes two hosts without Portolan servers.
     pub fn bare(wire: portolan_netns::Bed) -> Result<Bed, BedError> {
         let tools = Tools::locate()?;
         let number = BEDS.fetch_add(1, Ordering::Relaxed);
@@ -170,17 +170,17 @@ impl Bed {
         })
     }
 
-    /// Lines for the configuration of the servers that are started from now on.
+    /// Sets lines for the configuration of servers that are started afterwards.
     pub fn set_settings(&mut self, lines: &str) {
         self.settings = lines.to_owned();
     }
 
-    /// What the wire did so far.
+    /// Returns the counters of the link.
     pub fn counters(&self) -> portolan_netns::Counters {
         self.wire.counters()
     }
 
-    /// Which congestion control the kernel's sockets have on this wire.
+    /// Sets the congestion control of the kernel's sockets on this link.
     pub fn set_kernel_congestion(&self, name: &str) {
         self.wire.set_kernel_congestion(name);
     }
@@ -228,7 +228,7 @@ impl Bed {
         Ok(())
     }
 
-    /// What `portoland` on one host has logged.
+    /// Returns the log of `portoland` on one host.
     pub fn daemon_log(&self, side: Side) -> String {
         fs::read_to_string(self.file(&format!("{side}.log")))
             .unwrap_or_default()
@@ -236,7 +236,7 @@ impl Bed {
             .to_owned()
     }
 
-    /// The server on a host, to be asked about or killed.
+    /// The server on a host, to inspect or kill.
     pub fn daemon(&mut self, side: Side) -> &mut Option<Background> {
         &mut self.host_mut(side).daemon
     }
@@ -255,12 +255,12 @@ impl Bed {
         }
     }
 
-    /// A path in a directory that goes away with the bed.
+    /// Returns a path in a directory that is removed with the bed.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
-    /// Where programs on the server host listen.
+    /// The endpoint at which programs on the server host listen.
     pub fn endpoint(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.server.address, port)
     }
@@ -273,7 +273,7 @@ impl Bed {
         command
     }
 
-    /// A program on the server host, on the other host's core: a client that needs no wire.
+    /// A program on the server host, on the other host's core: a client that does not use the link.
     pub fn neighbour(&self, stack: Stack, program: &str) -> Command {
         let words = self.words(stack, program);
         let mut command = self.exec_on(Side::Server, self.client.core, &words[0]);
@@ -292,7 +292,7 @@ impl Bed {
         command
     }
 
-    /// Has what comes to a host be processed on its own core, and not on that of who sent it.
+    /// Has packets to a host be processed on the host's own core instead of the sender's.
     pub fn steer(&self, side: Side) -> Result<(), ProcessError> {
         let mask = 1_u64 << self.host(side).core;
         let line = format!(
@@ -300,7 +300,7 @@ impl Bed {
              do echo {mask:x} > $queue/rps_cpus; done",
             portolan_netns::Bed::DEVICE
         );
-        // It sees its own namespace's devices.
+        // The mounted sysfs shows the devices of the shell's network namespace.
         let mut shell = self.namespace(side).exec("unshare");
         run(shell.args(["-m", "sh", "-ec", &line])).map(drop)
     }
@@ -312,8 +312,8 @@ impl Bed {
         }
     }
 
-    /// The words that start a program with its sockets on one stack, to be put after those of a
-    /// tracer or of another user's shell.
+    /// Returns the command line of a program with its sockets on one stack, for use as arguments of
+    /// a tracer or of a shell of another user.
     pub fn words(&self, stack: Stack, program: &str) -> Vec<PathBuf> {
         let program = match program {
             "portolan-traffic" => self.tools.traffic.clone(),
@@ -337,7 +337,7 @@ impl Bed {
         &self.tools
     }
 
-    /// Portolan's own command on one host, to be started.
+    /// The command `portolan` on one host, to be started.
     pub fn own_command(&self, side: Side) -> Command {
         self.exec(side, &self.tools.portolan)
     }
@@ -347,12 +347,12 @@ impl Bed {
         self.exec(side, &self.tools.owner)
     }
 
-    /// Portolan's own command on one host, run to its end.
+    /// Runs the command `portolan` on one host and returns its output.
     pub fn portolan(&self, side: Side, arguments: &[&str]) -> Result<String, ProcessError> {
         run(self.exec(side, &self.tools.portolan).args(arguments))
     }
 
-    /// Changes or looks at guarantees on one host, as root.
+    /// Sends a request about guarantees to the server of one host, as root.
     pub fn ask_qos(&self, side: Side, request: QosRequest) -> Result<QosReply, BedError> {
         let asked = self
             .namespace(side)
@@ -370,8 +370,8 @@ impl Bed {
         }
     }
 
-    /// Starts a TCP service on the server host and waits until it listens. A port that its last
-    /// listener has not given up yet is waited for first.
+    /// Starts a TCP service on the server host and waits until it listens. Waits first until the port's
+    /// previous listener has closed it.
     pub fn serve(
         &self,
         stack: Stack,
@@ -397,8 +397,8 @@ impl Bed {
         self.serve_command(port, program, &mut command)
     }
 
-    /// As [`Bed::serve`] on the kernel's stack, for our traffic program, whose output goes to a file. It runs
-    /// ahead of everybody else, so that it sees what arrives when it arrives.
+    /// As [`Bed::serve`] on the kernel's stack, for our traffic program, whose output goes to a file. It has
+    /// priority over all other programs, so that it records packets when they arrive.
     pub fn observe(
         &self,
         port: u16,
@@ -411,7 +411,7 @@ impl Bed {
         self.serve_command(port, "portolan-traffic", &mut command)
     }
 
-    /// As [`Bed::serve`], with a command that is complete but for its input and errors.
+    /// As [`Bed::serve`], with a command that is complete except for its input and its standard error.
     pub fn serve_command(
         &self,
         port: u16,
@@ -446,8 +446,8 @@ impl Bed {
         Ok(service)
     }
 
-    /// Whether some socket on the server host listens on a port. A Portolan listener has a kernel
-    /// socket that keeps its port. Asking by a connection would disturb some services.
+    /// Returns true if a socket on the server host listens on `port`. A Portolan listener has a kernel
+    /// socket that reserves its port. Probing by a connection would disturb some services.
     pub fn is_listening(&self, port: u16) -> bool {
         const LISTEN: &str = "0A";
         let port = format!(":{port:04X}");
@@ -457,7 +457,7 @@ impl Bed {
         });
         tables.into_iter().flatten().any(|table| {
             table.lines().skip(1).any(|line| {
-                // Number, local address, remote address, state.
+                // The fields are: number, local address, remote address, state.
                 let mut words = line.split_whitespace().skip(1);
                 let local = words.next().is_some_and(|local| local.ends_with(&port));
                 local && words.nth(1) == Some(LISTEN)
@@ -478,12 +478,12 @@ impl Drop for Bed {
             self.host_mut(side).daemon = None;
             kill_all(self.namespace(side));
         }
-        // The system clears its temporary directory anyway.
+        // A failure is harmless: the system clears its temporary directory.
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
-/// One request to the server of the calling thread's namespace, and its reply.
+/// Sends a request to the server of the calling thread's namespace and returns its reply.
 fn ask(body: RequestBody) -> Result<ReplyBody, String> {
     let exchange = || -> Result<ReplyBody, Box<dyn std::error::Error>> {
         let connection = Connection::connect(&control_path()?)?;
@@ -500,7 +500,7 @@ fn ask(body: RequestBody) -> Result<ReplyBody, String> {
     exchange().map_err(|error| error.to_string())
 }
 
-/// Ends what was left behind in a namespace, which lives as long as its last process.
+/// Kills all processes left in a namespace, which exists until its last process ends.
 fn kill_all(namespace: &Namespace) {
     let here = format!("net:[{}]", namespace.inode());
     let Ok(processes) = fs::read_dir("/proc") else {
@@ -515,7 +515,7 @@ fn kill_all(namespace: &Namespace) {
                 .and_then(|name| name.parse().ok())
             && let Some(pid) = Pid::from_raw(pid)
         {
-            // It may end by itself meanwhile.
+            // The process may have ended already.
             let _ = kill_process(pid, Signal::KILL);
         }
     }

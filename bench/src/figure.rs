@@ -1,4 +1,4 @@
-//! What a benchmark yields: one figure on both stacks and their ratio.
+//! The result of a benchmark: one figure on both stacks and their ratio.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,15 +11,15 @@ pub struct Figure {
     pub name: String,
     pub unit: &'static str,
     pub portolan: Measured,
-    /// `None` for what the kernel's stack cannot be measured by.
+    /// `None` if the figure cannot be measured on the kernel's stack.
     pub kernel: Option<Measured>,
-    /// Portolan's median over the kernel's, in the figure's own unit; of a figure with a bar Portolan's
-    /// median itself.
+    /// Portolan's median divided by the kernel's, in the figure's own unit; for a figure with a bar,
+    /// Portolan's median itself.
     pub ratio: Option<f64>,
-    /// What is asked of the ratio.
+    /// The limit that the ratio must keep to.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bar: Option<f64>,
-    /// What the paper that made the experiment says.
+    /// The result of the paper that the experiment is from.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub paper: Option<&'static str>,
     pub machine: MachineState,
@@ -51,7 +51,7 @@ impl Figure {
     }
 }
 
-/// What one run of a case yields.
+/// The result of one run of a case.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sample {
     pub value: f64,
@@ -104,7 +104,7 @@ impl Measured {
     }
 }
 
-/// Median and extremes of some runs.
+/// Median and extremes of several runs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Spread {
     pub median: f64,

@@ -1,4 +1,4 @@
-//! A film: frames at a steady rate for an audience, and what it costs to show it (PX §5.1).
+//! A film: frames at a steady rate for an audience, and the CPU time that sending it takes (PX §5.1).
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 #[derive(Clone, Copy, Debug, clap::Args)]
 pub struct Film {
-    /// Who gets it: so many ports, from the first on.
+    /// Number of viewers, each at a port of its own, counted from the first.
     #[arg(long, default_value_t = 30)]
     pub streams: u16,
     #[arg(long, default_value_t = 60)]
@@ -17,10 +17,10 @@ pub struct Film {
     /// Frames per second.
     #[arg(long, default_value_t = 30)]
     pub rate: u32,
-    /// Bytes of a frame.
+    /// Bytes per frame.
     #[arg(long, default_value_t = 12_500)]
     pub size: usize,
-    /// Bytes of the datagrams that a frame is sent in; 0: of one.
+    /// Bytes of the datagrams that a frame is sent in; 0: one datagram per frame.
     #[arg(long, default_value_t = 0)]
     pub segment: u16,
 }
@@ -28,12 +28,12 @@ pub struct Film {
 #[derive(Debug, Serialize)]
 pub struct Shown {
     pub frames: u32,
-    /// Of one processor's time, this process took, in percent.
+    /// CPU time of this process, in percent of one processor.
     pub cpu: f64,
 }
 
 impl Film {
-    /// Sends one frame after the other; what is late goes at once.
+    /// Sends all frames in turn. Frames that are late are sent at once.
     pub fn show(&self, mut send: impl FnMut(&[u8]) -> io::Result<()>) -> io::Result<Shown> {
         let start = Instant::now();
         let before = run_time();
@@ -49,13 +49,13 @@ impl Film {
         })
     }
 
-    /// Everybody's endpoint, from the first on.
+    /// Returns the endpoints of all viewers, from the first on.
     pub fn audience(&self, first: SocketAddr) -> impl Iterator<Item = SocketAddr> {
         let ports = first.port()..first.port().saturating_add(self.streams);
         ports.map(move |port| SocketAddr::new(first.ip(), port))
     }
 
-    /// Each byte depends on its place and on the frame.
+    /// Returns a frame, in which each byte depends on its position and on the frame's number.
     fn frame(&self, number: u32) -> Vec<u8> {
         let first = number as usize * 31;
         (first..first + self.size)
@@ -64,7 +64,7 @@ impl Film {
     }
 }
 
-/// Of this process, and of what the kernel does in its name.
+/// Returns the CPU time of this process, including system calls.
 fn run_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(

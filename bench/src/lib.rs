@@ -12,6 +12,7 @@ pub mod report;
 pub mod suites;
 pub mod table;
 pub mod tools;
+pub mod transfer;
 
 use bed::{Bed, Stack};
 use figure::{Figure, Measured};
@@ -21,7 +22,7 @@ use suites::{Case, Suite};
 /// How much to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Effort {
-    /// The few cases that tell most, and shorter ones.
+    /// Measure only the most informative cases, and shorter ones.
     pub quick: bool,
 }
 
@@ -32,7 +33,7 @@ impl Effort {
     }
 }
 
-/// A measurement that could not be made.
+/// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
     #[error(transparent)]
@@ -53,7 +54,7 @@ pub enum MeasureError {
     },
 }
 
-/// What a run tells its caller.
+/// Events that a run reports to its caller.
 pub enum Progress<'a> {
     /// The figure of this name is measured next, as number `index` of `count`.
     Begins {
@@ -69,7 +70,7 @@ pub enum Progress<'a> {
     },
 }
 
-/// The cases of some suites whose names contain `only`.
+/// Returns the cases of some suites whose names contain `only`.
 pub fn select(suites: &[Suite], only: &str, effort: Effort) -> Vec<Case> {
     suites
         .iter()
@@ -78,7 +79,7 @@ pub fn select(suites: &[Suite], only: &str, effort: Effort) -> Vec<Case> {
         .collect()
 }
 
-/// Runs cases, and reports each figure as it is there.
+/// Runs cases, and reports each figure when it is complete.
 pub fn measure(
     bed: &Bed,
     cases: &[Case],
@@ -106,7 +107,7 @@ pub fn measure(
     figures
 }
 
-/// Alternates the stacks, so that a disturbance of the machine falls on both.
+/// Alternates between the stacks, so that a disturbance of the machine affects both.
 pub(crate) fn measure_case(bed: &Bed, case: &Case, runs: usize) -> Result<Figure, MeasureError> {
     let before = CpuTimes::now();
     let mut portolan = Vec::with_capacity(runs);

@@ -5,18 +5,18 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// The share of CPU time that others used, above which figures are not to be trusted.
+/// The share of CPU time used by others above which figures are unreliable.
 const BUSY: f64 = 0.1;
 
-/// The share of CPU time that the hypervisor took, above which figures are not to be trusted.
+/// The share of CPU time taken by the hypervisor above which figures are unreliable.
 const STOLEN: f64 = 0.02;
 
-/// The state of the machine around one figure.
+/// The state of the machine while a figure was measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct MachineState {
-    /// The load average of one minute when the figure was complete.
+    /// The one-minute load average when the figure was complete.
     pub load: f64,
-    /// The share of all CPUs' time that the hypervisor gave to other machines meanwhile.
+    /// The share of all CPUs' time that the hypervisor took during the measurement.
     pub steal: f64,
 }
 
@@ -29,13 +29,13 @@ pub struct CpuTimes {
 }
 
 impl CpuTimes {
-    /// Zeros where `/proc` is not mounted.
+    /// Reads `/proc/stat`. Returns zeros where it cannot be read.
     pub fn now() -> CpuTimes {
         let text = fs::read_to_string("/proc/stat").unwrap_or_default();
         CpuTimes::parse(&text).unwrap_or_default()
     }
 
-    /// The first line: `cpu  user nice system idle iowait irq softirq steal guest guest_nice`.
+    /// Parses the first line: `cpu  user nice system idle iowait irq softirq steal guest guest_nice`.
     fn parse(text: &str) -> Option<CpuTimes> {
         let fields: Vec<u64> = text
             .lines()
@@ -45,7 +45,7 @@ impl CpuTimes {
             .map(str::parse)
             .collect::<Result<_, _>>()
             .ok()?;
-        // What guests use is part of `user` and `nice`.
+        // `user` and `nice` include the guests' time.
         let fields = fields.get(..8)?;
         Some(CpuTimes {
             idle: fields[3] + fields[4],
@@ -54,17 +54,17 @@ impl CpuTimes {
         })
     }
 
-    /// The share of stolen time since `self`.
+    /// Returns the share of stolen time since `self`.
     fn stolen_until(self, later: CpuTimes) -> f64 {
         share(self.steal, later.steal, self.total, later.total)
     }
 
-    /// The share of time since `self` in which CPUs were not idle.
+    /// Returns the share of time since `self` in which CPUs were not idle.
     fn busy_until(self, later: CpuTimes) -> f64 {
         1.0 - share(self.idle, later.idle, self.total, later.total)
     }
 
-    /// The state of the machine for what was measured since `self`.
+    /// Returns the state of the machine for a measurement that began at `self`.
     pub fn state(self) -> MachineState {
         let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
         let load = load.split(' ').next().and_then(|word| word.parse().ok());
@@ -80,8 +80,8 @@ fn share(part: u64, later_part: u64, total: u64, later_total: u64) -> f64 {
     later_part.saturating_sub(part) as f64 / elapsed as f64
 }
 
-/// Says what disturbs measurements, if something does. Watches the machine for a while, during which nothing
-/// of the benchmark runs.
+/// Returns a warning if the machine is disturbed. Observes it for a while, during which the benchmark does not
+/// run anything.
 pub fn disturbance(watch: Duration) -> Option<String> {
     let before = CpuTimes::now();
     std::thread::sleep(watch);

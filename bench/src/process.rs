@@ -1,4 +1,4 @@
-//! Child processes that never outlive their owner, and programs that must end in time.
+//! Child processes that never outlive their owner, and programs with a time limit.
 
 use std::io;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a program may run that [`run`] starts.
+/// Time limit of programs that [`run`] starts.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a program may take to end after SIGTERM.
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(3);
 
 const POLL: Duration = Duration::from_millis(5);
 
-/// A program that could not be run to a good end.
+/// Why a program did not run successfully.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
     #[error("cannot start {command}: {source}")]
@@ -28,12 +28,12 @@ pub enum ProcessError {
     },
 }
 
-/// Runs a program to its end, within [`TIME_LIMIT`], and returns what it printed.
+/// Runs a program to its end, within [`TIME_LIMIT`], and returns its output.
 pub fn run(command: &mut Command) -> Result<String, ProcessError> {
     run_within(command, TIME_LIMIT)
 }
 
-/// Runs a program to its end, kills it if that takes too long, and returns what it printed.
+/// Runs a program to its end, kills it after `limit`, and returns its output.
 pub fn run_within(command: &mut Command, limit: Duration) -> Result<String, ProcessError> {
     let child = command
         .stdin(Stdio::null())
@@ -46,7 +46,7 @@ pub fn run_within(command: &mut Command, limit: Duration) -> Result<String, Proc
     let output = std::thread::scope(|scope| {
         scope.spawn(move || {
             if watched.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
-                // It may have ended in this very moment.
+                // The process may have ended at this moment.
                 let _ = kill_process(pid, Signal::KILL);
             }
         });
@@ -74,20 +74,20 @@ pub fn run_within(command: &mut Command, limit: Duration) -> Result<String, Proc
     })
 }
 
-/// A program in the background: dropped, it is asked to end and then made to.
+/// A background process. Dropping it terminates the process, at first by SIGTERM.
 #[derive(Debug)]
 pub struct Background {
     child: Child,
 }
 
 impl Background {
-    /// Starts a program whose output nobody reads; its complaints go to our standard error.
+    /// Starts a program and discards its output; its standard error is ours.
     pub fn start(command: &mut Command) -> Result<Background, ProcessError> {
         command.stdin(Stdio::null()).stdout(Stdio::null());
         Background::start_with_output(command)
     }
 
-    /// Starts a program whose output goes where `command` says.
+    /// Starts a program with the output that `command` specifies.
     pub fn start_with_output(command: &mut Command) -> Result<Background, ProcessError> {
         match command.spawn() {
             Ok(child) => Ok(Background { child }),
@@ -99,12 +99,12 @@ impl Background {
         self.child.id()
     }
 
-    /// What the program writes to a piped standard output; once.
+    /// Returns the program's piped standard output; once.
     pub fn output(&mut self) -> Option<ChildStdout> {
         self.child.stdout.take()
     }
 
-    /// Ends what the program reads on a piped standard input.
+    /// Closes the program's piped standard input.
     pub fn end_input(&mut self) {
         self.child.stdin.take();
     }
@@ -117,7 +117,7 @@ impl Background {
         Ok(kill_process(self.handle(), signal)?)
     }
 
-    /// Waits until the program has ended by itself; false if it has not in time.
+    /// Waits until the program has ended by itself. Returns false if it has not within `limit`.
     pub fn wait(&mut self, limit: Duration) -> bool {
         let start = Instant::now();
         while self.is_running() {
@@ -129,19 +129,19 @@ impl Background {
         true
     }
 
-    /// Ends the program and collects what it has written to a piped standard output.
+    /// Terminates the program and returns what it has written to a piped standard output.
     pub fn finish(mut self) -> String {
         self.stop();
         let mut text = String::new();
         if let Some(mut stdout) = self.child.stdout.take() {
-            // Output that is not text shows as none.
+            // Output that is not UTF-8 is left out.
             let _ = io::Read::read_to_string(&mut stdout, &mut text);
         }
         text
     }
 
     fn stop(&mut self) {
-        // It may have ended already; then there is nothing to signal.
+        // Fails if the process has ended already.
         let _ = self.signal(Signal::TERM);
         if !self.wait(PATIENCE) {
             let _ = self.child.kill();

@@ -1,5 +1,5 @@
-//! The report: every table and figure of the five papers, measured on this machine beside the kernel's stack, and what the
-//! papers did not have. One JSON file, to which each run adds, and one page that needs nothing else.
+//! The report: every table and figure of the five papers, measured on this machine beside the kernel's stack, and
+//! further measurements. It consists of one JSON file, to which each run adds, and one self-contained page.
 
 mod br;
 mod mb;
@@ -25,14 +25,14 @@ use papers::{Original, Paper, originals};
 use crate::machine::CpuTimes;
 use crate::{Effort, MeasureError};
 
-/// A table or figure, and how to measure it.
+/// A table or figure, and its measurement.
 pub struct Entry {
-    /// Of the paper and its number, such as `mb-table2`.
+    /// The paper and the number in it, such as `mb-table2`.
     pub id: &'static str,
     paper: Paper,
     number: &'static str,
     title: &'static str,
-    /// What it takes, quick and full.
+    /// Duration of the measurement, quick and full.
     seconds: [u32; 2],
     measure: fn(&Context, Option<&Original>) -> Result<Content, MeasureError>,
 }
@@ -50,7 +50,7 @@ macro_rules! entries {
     };
 }
 
-/// In the order of the page.
+/// All entries, in the order of the page.
 pub const ENTRIES: &[Entry] = entries! {
     "mb-table2" Mb "Table 2" "throughput and round trips by delivery form" [70, 230] mb::table2;
     "mb-table3" Mb "Table 3" "the modified interface (NEWAPI)" [25, 240] mb::table3;
@@ -91,16 +91,16 @@ pub const ENTRIES: &[Entry] = entries! {
     "today-local" Today "Within a host" "round trips and transfers by 127.0.0.1" [25, 150] today::local;
 };
 
-/// What is measured, and where it goes.
+/// What to measure, and where to write it.
 pub struct Plan {
     pub directory: PathBuf,
     pub entries: Vec<&'static Entry>,
     pub effort: Effort,
-    /// Measures anew what is there already.
+    /// Measures again what the directory has already.
     pub again: bool,
 }
 
-/// A report that could not be made.
+/// Why a report could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     #[error("{path}: {source}")]
@@ -120,7 +120,7 @@ pub enum ReportError {
     Unknown(String),
 }
 
-/// What a run tells its caller.
+/// Events that a run reports to its caller.
 pub enum Step<'a> {
     Begins {
         entry: &'a Entry,
@@ -135,7 +135,7 @@ pub enum Step<'a> {
 }
 
 impl Entry {
-    /// The paper's short name and the number in it.
+    /// Returns the paper's short name and the number in it.
     pub fn name(&self) -> String {
         match self.paper {
             Paper::Today => self.number.to_owned(),
@@ -156,10 +156,10 @@ impl Entry {
     }
 }
 
-/// Those of papers, or tables and figures; all for no words.
+/// Returns the entries of papers, tables or figures by name; without names, all entries.
 ///
 /// # Errors
-/// A word means nothing.
+/// A name is unknown.
 pub fn select(words: &[String]) -> Result<Vec<&'static Entry>, ReportError> {
     let unknown = |word: &&String| !ENTRIES.iter().any(|entry| entry.is_called(word));
     if let Some(word) = words.iter().find(unknown) {
@@ -170,10 +170,10 @@ pub fn select(words: &[String]) -> Result<Vec<&'static Entry>, ReportError> {
     Ok(ENTRIES.iter().filter(is_wanted).collect())
 }
 
-/// Measures what is not there yet, and writes figures and page after each; false if something failed.
+/// Measures what is missing, and writes figures and page after each entry. Returns false if an entry failed.
 ///
 /// # Errors
-/// Files cannot be written or read.
+/// A file cannot be written or read.
 pub fn run(plan: &Plan, mut tell: impl FnMut(Step)) -> Result<bool, ReportError> {
     fs::create_dir_all(&plan.directory).map_err(|source| file(&plan.directory, source))?;
     let machine = machine();
@@ -227,10 +227,10 @@ pub fn run(plan: &Plan, mut tell: impl FnMut(Step)) -> Result<bool, ReportError>
     Ok(complete)
 }
 
-/// Writes the page from the figures that are there.
+/// Writes the page from the figures in the directory.
 ///
 /// # Errors
-/// There are none, or files cannot be written.
+/// There are no figures, or a file cannot be written.
 pub fn render(directory: &Path) -> Result<(), ReportError> {
     let missing = || file(&directory.join(JSON), io::ErrorKind::NotFound.into());
     save(directory, &load(directory)?.ok_or_else(missing)?)
@@ -250,7 +250,7 @@ impl Pace {
     }
 
     fn left(&self, expected: u32) -> Duration {
-        // What little was measured says little.
+        // The constants damp the estimate while little has been measured.
         let pace = (self.took + 30.0) / (self.expected + 30.0);
         Duration::from_secs_f64(f64::from(expected) * pace)
     }
@@ -324,7 +324,7 @@ fn save(directory: &Path, report: &Report) -> Result<(), ReportError> {
     Ok(())
 }
 
-/// An interrupted run leaves the former file or the new one.
+/// Replaces a file atomically: an interrupted run leaves either the old or the new contents.
 fn replace(path: &Path, text: &str) -> Result<(), ReportError> {
     let new = path.with_extension("new");
     fs::write(&new, text)
@@ -361,7 +361,7 @@ fn machine() -> Machine {
 mod tests {
     use super::*;
 
-    /// What the five papers measure: MISSION row G.
+    /// All tables and figures that the five papers measure.
     const WANTED: [&str; 30] = [
         "mb-table2",
         "mb-table3",

@@ -1,4 +1,4 @@
-//! The suites and what they have in common: a case measures one figure once, on one stack.
+//! The suites and what they share: a case measures one figure once, on one stack.
 
 pub(crate) mod buffers;
 mod bulk;
@@ -10,7 +10,7 @@ mod http;
 mod local;
 mod paths;
 pub(crate) mod qos;
-mod redis;
+pub mod redis;
 mod rtt;
 
 use std::net::{Ipv4Addr, SocketAddr};
@@ -23,7 +23,7 @@ use crate::figure::{Latency, Sample};
 use crate::process::run;
 use crate::{Effort, MeasureError};
 
-/// The cases of a suite, in the order in which they are measured.
+/// Returns the cases of a suite, in the order in which they are measured.
 pub fn cases(suite: Suite, effort: Effort) -> Vec<Case> {
     match suite {
         Suite::Rtt => rtt::cases(effort),
@@ -41,21 +41,21 @@ pub fn cases(suite: Suite, effort: Effort) -> Vec<Case> {
     }
 }
 
-/// Which direction of a figure is the good one.
+/// Whether lower or higher values of a figure are better.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Better {
     Lower,
     Higher,
 }
 
-/// One figure and how to measure it.
+/// One figure and its measurement.
 pub struct Case {
     pub name: String,
     pub unit: &'static str,
     pub better: Better,
-    /// What the figure itself is to keep to; others are judged beside the kernel.
+    /// The limit that the figure must keep to. Figures without a bar are compared with the kernel's.
     pub bar: Option<f64>,
-    /// What the paper that made the experiment says.
+    /// The result of the paper that the experiment is from.
     pub paper: Option<&'static str>,
     stacks: &'static [Stack],
     measure: Box<Measure>,
@@ -81,7 +81,7 @@ impl Case {
         }
     }
 
-    /// A figure that only Portolan has.
+    /// Makes a case that can be measured on Portolan only.
     fn of_portolan(
         name: impl Into<String>,
         unit: &'static str,
@@ -104,7 +104,7 @@ impl Case {
         self
     }
 
-    /// Can it be measured on `stack`?
+    /// Returns true if the case can be measured on `stack`.
     pub fn is_of(&self, stack: Stack) -> bool {
         self.stacks.contains(&stack)
     }
@@ -115,7 +115,7 @@ impl Case {
     }
 }
 
-/// Where the two programs of a case are.
+/// Placement of the two programs of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reach {
     /// On two hosts.
@@ -125,7 +125,7 @@ enum Reach {
 }
 
 impl Reach {
-    /// How names of figures begin.
+    /// Returns the prefix of the names of figures.
     fn prefix(self) -> &'static str {
         match self {
             Reach::Wire => "",
@@ -133,7 +133,7 @@ impl Reach {
         }
     }
 
-    /// What the server listens on.
+    /// Returns the endpoint that the server listens on.
     fn endpoint(self, bed: &Bed, port: u16) -> SocketAddr {
         match self {
             Reach::Wire => bed.endpoint(port),
@@ -141,7 +141,7 @@ impl Reach {
         }
     }
 
-    /// A program on the client's side.
+    /// Returns a program on the client's side.
     fn client(self, bed: &Bed, stack: Stack, program: &str) -> Command {
         match self {
             Reach::Wire => bed.command(Side::Client, stack, program),
@@ -149,7 +149,7 @@ impl Reach {
         }
     }
 
-    /// Runs the traffic program on the client's side and takes one number from its report.
+    /// Runs the traffic program on the client's side and returns one number of its report.
     fn traffic(
         self,
         bed: &Bed,
@@ -164,7 +164,7 @@ impl Reach {
         )
     }
 
-    /// Runs the traffic program on the client's side and takes the median and other percentiles of round trips.
+    /// Runs the traffic program on the client's side and returns the median and other percentiles of round trips.
     fn round_trips(
         self,
         bed: &Bed,
@@ -189,7 +189,7 @@ impl Reach {
     }
 }
 
-/// Takes one number from a program's JSON.
+/// Extracts one number from a program's JSON.
 pub(crate) fn number(
     program: &'static str,
     output: &str,

@@ -1,4 +1,4 @@
-//! Figures as an aligned table for people.
+//! Figures as an aligned table.
 
 use std::fmt::Write;
 
@@ -8,7 +8,7 @@ use crate::suites::Better;
 const NAME_WIDTH: usize = 30;
 const SPREAD_WIDTH: usize = 28;
 
-/// The column heads.
+/// Returns the column heads.
 pub fn head() -> String {
     format!(
         "{:<NAME_WIDTH$} {:<8} {:>SPREAD_WIDTH$} {:>SPREAD_WIDTH$} {:>7}  better",
@@ -16,7 +16,7 @@ pub fn head() -> String {
     )
 }
 
-/// One row; the last column says which direction is better and who is.
+/// Returns one row; the last column states which direction is better and which stack is.
 pub fn row(figure: &Figure) -> String {
     let direction = match figure.better {
         Better::Lower => "lower",
@@ -54,7 +54,7 @@ pub fn row(figure: &Figure) -> String {
     row
 }
 
-/// What the marks of [`row`] mean.
+/// Explains the marks of [`row`].
 pub fn legend() -> &'static str {
     "ratio: portolan / kernel of the medians, or the figure itself where it has a bar; *: Portolan is better, or within the bar"
 }

@@ -1,10 +1,10 @@
-//! Where Portolan's own programs lie: beside the running one, as `cargo build` and `make install`
+//! Finds Portolan's own programs beside the running one, where `cargo build` and `make install`
 //! put them.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
-/// A program that is not where it should be.
+/// A program that is missing beside the running one.
 #[derive(Debug, thiserror::Error)]
 #[error("{name} is not beside {}; build it with `make build`", directory.display())]
 pub struct MissingTool {
@@ -25,7 +25,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// Looks beside the running program.
+    /// Looks for all programs beside the running one.
     pub fn locate() -> Result<Tools, MissingTool> {
         let directory = own_directory();
         Ok(Tools {
@@ -39,13 +39,13 @@ impl Tools {
         })
     }
 
-    /// Another program of the same build.
+    /// Returns the path of another program of the same build.
     pub fn beside(&self, name: &str) -> PathBuf {
         self.portolan.with_file_name(name)
     }
 }
 
-/// The directory of the running program; of a test, the directory of the programs it tests.
+/// Returns the directory of the running program; for a test, the directory of the tested programs.
 fn own_directory() -> PathBuf {
     let program = env::current_exe().unwrap_or_default();
     let directory = program.parent().unwrap_or(Path::new(".")).to_owned();
@@ -56,7 +56,7 @@ fn own_directory() -> PathBuf {
     }
 }
 
-/// `make install` keeps `portoland` in `sbin`, `portolan` in `bin`, and the others, this one too, out of the user's way.
+/// `make install` puts `portoland` into `sbin`, `portolan` into `bin`, and the others, including this one, elsewhere.
 fn find(directory: &Path, name: &'static str) -> Result<PathBuf, MissingTool> {
     ["", "../../sbin", "../../bin"]
         .iter()

@@ -1,4 +1,4 @@
-//! The program whose instructions are counted moves what it says it moves.
+//! The program whose instructions are counted transfers as much as it claims.
 
 use std::process::Command;
 

@@ -1,4 +1,4 @@
-//! The cases themselves, measured where nothing of Portolan is involved. Root only.
+//! Runs the cases on the kernel's stack alone, without Portolan. Needs root.
 
 use portolan_bench::Effort;
 use portolan_bench::bed::{Bed, Stack};
@@ -8,10 +8,10 @@ use portolan_bench::suites::{Suite, cases};
 fn every_quick_case_measures_something_on_the_kernels_stack() {
     let bed = Bed::bare(portolan_netns::Bed::veth()).expect("a bed needs root and `cargo build`");
     let effort = Effort { quick: true };
-    // One of the paths is enough: they differ in numbers only.
+    // One path is enough: paths differ in numbers only.
     let wanted = Suite::ALL.iter().flat_map(|suite| match suite {
         Suite::Paths => cases(*suite, effort).into_iter().take(1),
-        // The link's rate is Portolan's doing.
+        // Portolan limits the link's rate.
         Suite::Qos => cases(*suite, effort).into_iter().take(0),
         suite => cases(*suite, effort).into_iter().take(usize::MAX),
     });

@@ -1,4 +1,4 @@
-//! The report that is committed: complete, rendered by this build, and in order in a browser, if one is installed.
+//! The committed report is complete, rendered by this build, and displayed properly by a browser, if one is installed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use portolan_bench::process::run_within;
 use portolan_bench::report::{ENTRIES, render};
 use serde_json::Value;
 
-/// Says what overflows, instead of the page: marks of text beyond their plot or over each other, and a page that is wider
+/// Replaces the page with a list of layout errors: plot labels that overflow or overlap, and a page that is wider
 /// than its window.
 const CHECK: &str = r#"<script>
 const found = [];
@@ -97,7 +97,7 @@ fn a_browser_shows_every_plot_and_nothing_overflows() {
     fs::remove_dir_all(scratch).unwrap();
 }
 
-/// The page of the committed figures, made by this build.
+/// Renders the page of the committed figures with this build.
 fn rendered(directory: &Path) -> String {
     let figures = committed().join("report.json");
     fs::copy(&figures, directory.join("report.json")).expect("there is a committed report");

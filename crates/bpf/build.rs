@@ -7,7 +7,7 @@ use std::{env, fs};
 use libbpf_cargo::SkeletonBuilder;
 
 fn main() {
-    // Asked at run time: the built script may have come from another checkout.
+    // Read at run time: the built script may come from another checkout.
     let manifest = env::var_os("CARGO_MANIFEST_DIR").expect("cargo sets it");
     let sources = Path::new(&manifest).join("../../bpf");
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
@@ -30,10 +30,10 @@ fn main() {
 }
 
 fn compile(sources: &Path, program: &str, out: &Path) {
-    // Where Debian keeps asm/types.h, which clang does not look for when it targets bpf.
+    // Debian's directory of asm/types.h, which clang does not search for target bpf.
     let arch = env::var("CARGO_CFG_TARGET_ARCH").expect("cargo sets it");
     let multiarch = format!("-I/usr/include/{arch}-linux-gnu");
-    // The header that extensions are written against says what the managers show them.
+    // The header for extensions defines the views that the managers show them.
     let sdk = format!("-I{}", sources.join("../include").display());
     let result = SkeletonBuilder::new()
         .source(sources.join(program).with_extension("bpf.c"))
@@ -46,7 +46,7 @@ fn compile(sources: &Path, program: &str, out: &Path) {
     }
 }
 
-/// One `(group, name, meaning)` per COUNTER line.
+/// Generates one `(group, name, meaning)` per COUNTER line.
 fn counter_table(definitions: &str) -> String {
     let mut table = String::from("&[\n");
     for line in definitions.lines() {

@@ -1,5 +1,5 @@
-//! What the library calls of itself is its own definition. A library before it in `LD_PRELOAD` may define the same symbol in
-//! terms of another that this one translates, and would be called again by that.
+//! Calls within the library go to its own definitions. Otherwise a library before it in `LD_PRELOAD` that
+//! defines a symbol in terms of another one translated here would be called again by that.
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-Bsymbolic-functions");

@@ -1,105 +1,106 @@
 /* SPDX-License-Identifier: Apache-2.0 OR MIT */
 /*
- * What a protocol extension sees. An extension is C that clang compiles to BPF:
+ * The interface of protocol extensions. An extension is C code that clang compiles to BPF:
  *
  *     #include <portolan/extension.h>
  *
  *     PORTOLAN_HANDLER int echo(struct portolan_view *view)
  *     {
- *             return PORTOLAN_REPLY;
+ *          return PORTOLAN_REPLY;
  *     }
  *
  *     clang -O2 -target bpf -mcpu=v3 -I include -c echo.c -o echo.o
  *     portolan ext install echo.o --udp 7
  *
- * It is called for each packet that comes to an endpoint of its owner's, for each frame of a protocol of its owner's own
- * (an EtherType, an IP protocol, a transport at a port), or, if it is a
- * PORTOLAN_SEND_HANDLER, that the owner sends from there. It never has the packet itself:
- * the view is a copy, and the server, which links the extension into the packet filter, writes all
- * that says whose a packet is. It calls only the functions below, and has only its own maps.
+ * It is called for each packet received at an endpoint of its owner, for each frame of a protocol of its
+ * owner (an EtherType, an IP protocol, a transport at a port), or, if it is a PORTOLAN_SEND_HANDLER, for each
+ * one that the owner sends from there. It never has access to the packet itself: the view is a copy, and the
+ * server, which links the extension into the packet filter, writes all fields that identify the packet's
+ * owner. It can call only the functions below, and use only its own maps.
  */
 #ifndef PORTOLAN_EXTENSION_H
 #define PORTOLAN_EXTENSION_H
 
 #include <linux/types.h>
 
-/* Bytes of a packet's payload that a handler sees, and the most that it can answer. */
+/* Bytes of a packet's payload that a handler sees, and the maximum length of its reply. */
 #define PORTOLAN_PAYLOAD 512
 
-/* What a handler returns. */
+/* Return values of a handler. */
 enum portolan_verdict {
-	/* To the next handler; after the last one the packet goes where it would have gone. */
+	/* To the next handler; after the last one the packet continues as without an extension. */
 	PORTOLAN_PASS = 0,
-	/* The packet ends here. */
+	/* The packet is discarded. */
 	PORTOLAN_CONSUME = 1,
 	/*
-	 * `length` bytes of `payload` go back to who sent the packet, which ends here (UDP, protocols of one's own).
+	 * `length` bytes of `payload` are sent back to the packet's sender; the packet is discarded (UDP, the owner's
+	 * protocols).
 	 */
 	PORTOLAN_REPLY = 2,
-	/* To the owner, past the handlers that would follow. */
+	/* To the owner; the remaining handlers are skipped. */
 	PORTOLAN_DELIVER = 3,
-	/* On to `to` and `to_port`, as it came, but from here and from `from_port`. */
+	/* Forwarded unchanged to `to` and `to_port`, with this host and `from_port` as source. */
 	PORTOLAN_FORWARD = 4,
-	/* Of what is sent: `length` bytes of `payload` go in its stead (UDP, protocols of one's own). */
+	/* For sent packets: `length` bytes of `payload` are sent instead (UDP, the owner's protocols). */
 	PORTOLAN_REPLACE = 5,
-	/* Of what is sent: to each of `destinations`, in place of the one it was for (as above). */
+	/* For sent packets: sent to each of `destinations` instead of the original one (UDP, the owner's protocols). */
 	PORTOLAN_COPY = 6,
 };
 
 /* Bits of `flags`. */
 #define PORTOLAN_IPV6 1
-/* All of the payload is here, and its checksum is right. */
+/* The payload is complete, and its checksum is correct. */
 #define PORTOLAN_CHECKED 2
 /*
- * A frame of an EtherType of one's own: both ends are stations of the link, whose addresses are in the first six
- * bytes; `local` is what the frame was sent to, which may be a group, or of what is sent this host's station. `local_port` is the EtherType. The payload is all
- * that follows the Ethernet header, with what the sender padded it by.
+ * A frame of an EtherType of the owner: both ends are stations of the link, with their MAC addresses in the first six
+ * bytes. `local` is the destination of a received frame, which may be a group, or this host's station for a sent one.
+ * `local_port` is the EtherType. The payload is everything behind the Ethernet header, including padding.
  */
 #define PORTOLAN_ETHERNET 4
 
 /*
- * One packet, at one event. Numbers are in the machine's byte order, addresses in the network's;
- * an IPv4 address is in the last four bytes, behind ten of 0 and two of 0xff.
+ * One packet, at one event. Numbers are in host byte order, addresses in network byte order; an
+ * IPv4 address is in the last four bytes, behind ten bytes of 0 and two of 0xff.
  */
 struct portolan_view {
-	/* Nanoseconds, as of portolan_now(). */
+	/* Nanoseconds, as returned by portolan_now(). */
 	__u64 time;
 	__u32 flags;
-	/* Index of the device that the packet came in by. */
+	/* Index of the device that received the packet. */
 	__u32 interface;
-	/* The end of this host, and the other end. */
+	/* This host's end, and the other end. */
 	__u8 local[16];
 	__u8 remote[16];
 	__u16 local_port;
 	__u16 remote_port;
-	/* As IP numbers them; what is behind the IP header of one of one's own, without ports, is payload. */
+	/* IP protocol number; for an IP protocol of the owner, everything behind the IP header is payload, without ports. */
 	__u8 protocol;
 	__u8 hop_limit;
 	__u8 traffic_class;
-	/* TCP's, from FIN (1) up. */
+	/* TCP flags, from FIN (1) up. */
 	__u8 tcp_flags;
 	__u32 sequence;
 	__u32 acknowledgment;
-	/* Bytes of payload that the packet has, and how many of them are below. */
+	/* Bytes of payload in the packet, and how many of them are below. */
 	__u32 packet_length;
 	__u32 captured;
 
-	/* From here on it is the handler's to change; the packet stays as it is. */
+	/* The handler may change the fields from here on; the packet is not affected. */
 	__u32 length;
-	/* For handlers to leave to those that follow. */
+	/* Passed from each handler to the next. */
 	__u32 mark;
-	/* Whom a packet is forwarded to, and from which of the extension's ports. */
+	/* Destination of a forwarded packet, and the port of the extension that it is sent from. */
 	__u8 to[16];
 	__u16 to_port;
 	__u16 from_port;
-	/* Behind what was captured, zeros. */
+	/* Zeros behind the captured bytes. */
 	__u8 payload[PORTOLAN_PAYLOAD] __attribute__((aligned(8)));
 };
 
-/* The most that get copies of one datagram. */
+/* Maximum number of copies of one datagram. */
 #define PORTOLAN_COPIES 32
 
-/* Who is to get a copy: a port of a host; of protocols of one's own a host, or a station in the first six bytes. */
+/* Destination of a copy: a port of a host; for the owner's protocols a host, or a station in the first six bytes. */
 struct portolan_destination {
 	__u8 address[16];
 	__u16 port;
@@ -107,34 +108,34 @@ struct portolan_destination {
 } __attribute__((aligned(8)));
 
 /*
- * One packet that the owner sends, at PacketSend: what a view shows, and whom it may go to instead.
- * `interface` is the device that it leaves by. Whom it is from stays what it is.
+ * One packet that the owner sends, at PacketSend: the view, and alternative destinations.
+ * `interface` is the device that it leaves by. The source cannot be changed.
  */
 struct portolan_sending {
 	struct portolan_view view;
-	/* Of `destinations`, from the first on. */
+	/* Number of `destinations` in use. */
 	__u32 copies;
 	__u32 reserved;
 	struct portolan_destination destinations[PORTOLAN_COPIES];
 };
 
 /*
- * Sections. An object has one handler, for what comes or for what is sent; without a predicate it
- * is called for each packet.
+ * Sections. An object has one handler, for received or for sent packets; without a predicate it is
+ * called for each packet.
  */
 #define PORTOLAN_HANDLER __attribute__((section("portolan/handler"), used))
 #define PORTOLAN_SEND_HANDLER __attribute__((section("portolan/send"), used))
 #define PORTOLAN_PREDICATE __attribute__((section("portolan/predicate"), used))
-/* Functions that these call, unless they are inlined. */
+/* Functions called by these, unless they are inlined. */
 #define PORTOLAN_FUNCTION static __attribute__((noinline))
 
 /*
- * Maps, which the extension shares with its owner:
+ * Maps, which are shared by the extension and its owner:
  *
  *     PORTOLAN_MAP(seen, PORTOLAN_HASH, __u32, __u64, 1024);
  *     PORTOLAN_RING(events, 65536);
  *
- * Global variables are one, too: those of .data, .bss and .rodata.
+ * Global variables are maps, too: those of .data, .bss and .rodata.
  */
 struct portolan_map {
 	__u32 kind;
@@ -156,7 +157,7 @@ struct portolan_map {
 	const struct portolan_map name __attribute__((section("portolan/maps"), used)) = {         \
 		.kind = PORTOLAN_RINGBUF, .entries = bytes }
 
-/* The protection domain: what an extension may call (bpf-helpers(7) describes each). */
+/* The protection domain: the functions that an extension may call (bpf-helpers(7) describes each). */
 static void *(*const portolan_find)(const void *map, const void *key) = (void *)1;
 static long (*const portolan_set)(const void *map, const void *key, const void *value,
 				  __u64 flags) = (void *)2;

@@ -1,52 +1,41 @@
 /*
- * Protocol extensions of a program: it installs what <portolan/extension.h> describes for sockets, or flows
- * (<portolan/raw.h>), of its own, and shares maps with it.
+ * Protocol extensions of a program: installs objects made with <portolan/extension.h> for the
+ * program's own sockets, or flows (<portolan/raw.h>), and gives access to their maps.
  *
- * The functions are libportolan_preload.so's, which `portolan run` puts into a program. Declared weak, they are null in
- * a program that runs without it, which it has to look at once:
+ * Functions return -1 and set errno if a call fails; portolan_refusal() then returns the reason. Among the errors are
  *
- *     int number = portolan_extension_install ? portolan_extension_install(&spec, &listener, 1) : -1;
- *
- * Functions return -1 with errno set when something is refused; portolan_refusal() then says why. Among the errors are
- *
- *     EINVAL        the object is none of an extension; a descriptor is not a bound socket on Portolan, or one that does
- *                   not raise such events; or a name or a priority is out of its range
- *     EPERM         this user may not ([[extension.allow]] in the server's configuration)
- *     EACCES        the code does what no extension may, or the kernel's verifier does not believe it
- *     EDQUOT        the program, its user, or the event has as many as it may have, or as much memory
- *     EAGAIN        too many wait to be verified
+ *     EINVAL        the object is not an extension; a descriptor is not a bound socket of Portolan's, or one that does
+ *                   not raise such events; or a name or a priority is out of range
+ *     EPERM         this user may not install it ([[extension.allow]] in the server's configuration)
+ *     EACCES        the code does something that extensions may not do, or the kernel's verifier rejects it
+ *     EDQUOT        the program, its user, or the event has reached its limit of extensions, or of memory
+ *     EAGAIN        too many extensions wait to be verified
  *     ECONNREFUSED  there is no server
- *     ENETDOWN      the server has gone
+ *     ENETDOWN      the server is gone
  *     ENOENT        the extension has no such map, or the map no such entry
- *     EBADF         no such extension, or no such flow; a child of fork has not its parent's
+ *     EBADF         no such extension, or no such flow; a child of fork does not have its parent's
  */
 #ifndef PORTOLAN_INSTALL_H
 #define PORTOLAN_INSTALL_H
 
-#include <stddef.h>
-#include <stdint.h>
+#include "call.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+PORTOLAN_BEGIN
 
-#ifndef PORTOLAN_WEAK
-#define PORTOLAN_WEAK __attribute__((weak))
-#endif
-
-/* What is to be installed. To be zeroed before it is filled in. */
+/* The extension to install. Must be zeroed before it is filled in. */
 struct portolan_spec {
-    const char *name;   /* that `portolan ext list` shows, 1 to 32 bytes */
-    const void *object; /* what clang made of it */
+    const char *name;   /* shown by `portolan ext list`, 1 to 32 bytes */
+    const void *object; /* the object file made by clang */
     size_t length;
-    uint32_t priority;  /* 0 to 255: the lowest is called first */
+    uint32_t priority;  /* 0 to 255; handlers are called in ascending order */
     uint32_t reserved;
 };
 
 /*
- * Has the handler be called for what comes to sockets, or for what the program sends from them, if it is written for that.
- * The sockets are bound ones of UDP, or listeners of TCP: with them the handler sees also what comes for connections that
- * the program accepts. For what is sent, they are sockets of either protocol. Returns the extension's number.
+ * Installs the handler for packets received on sockets, or, if it is a send handler, for packets that the program sends
+ * from them. The sockets are bound UDP sockets, or TCP listeners: for these the handler also sees packets of the
+ * connections that the program accepts. For send handlers, they are sockets of either protocol. Returns the extension's
+ * number.
  *
  * An extension ends with portolan_extension_remove(), when one of its sockets is closed, or when the program ends.
  */
@@ -55,15 +44,15 @@ PORTOLAN_WEAK int portolan_extension_install(const struct portolan_spec *spec, c
 /* The same for a flow of <portolan/raw.h>. */
 PORTOLAN_WEAK int portolan_extension_install_raw(const struct portolan_spec *spec, int flow);
 
-/* The handler is called no more when this returns. */
+/* Removes an extension. Its handler is no longer called when this returns. */
 PORTOLAN_WEAK int portolan_extension_remove(int extension);
 
-/* As `portolan ext list` shows it. */
+/* Returns the number that `portolan ext list` shows. */
 PORTOLAN_WEAK int portolan_extension_number(int extension);
 
 /*
- * Maps, by the names that the object gives them; those of global variables are called .data, .bss and .rodata. Sizes are
- * those of the map, in bytes. Of a PORTOLAN_PERCPU_ARRAY, one processor's value is read, and all are written.
+ * Maps, by the names that the object gives them; those of global variables are .data, .bss and .rodata. Sizes are those
+ * of the map, in bytes. For a PORTOLAN_PERCPU_ARRAY, one processor's value is read, and all are written.
  */
 PORTOLAN_WEAK int portolan_map_get(int extension, const char *map, const void *key, size_t key_size, void *value,
                                    size_t value_size);
@@ -71,11 +60,9 @@ PORTOLAN_WEAK int portolan_map_set(int extension, const char *map, const void *k
                                    const void *value, size_t value_size);
 PORTOLAN_WEAK int portolan_map_remove(int extension, const char *map, const void *key, size_t key_size);
 
-/* A new descriptor of the map, for bpf(2): the way to the values of each processor, and to rings. */
+/* Returns a new descriptor of the map, for bpf(2): for the values of each processor, and for rings. */
 PORTOLAN_WEAK int portolan_map_descriptor(int extension, const char *map);
 
-#ifdef __cplusplus
-}
-#endif
+PORTOLAN_END
 
 #endif

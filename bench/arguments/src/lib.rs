@@ -1,5 +1,5 @@
-//! The command lines of `portolan bench` and `portolan report`. `portolan` declares them, and executes a program of its own
-//! that measures, so that it links no test bed.
+//! The command lines of `portolan bench` and `portolan report`. `portolan` declares them, and executes a separate
+//! program that measures, so that it links no test bed.
 #![forbid(unsafe_code)]
 
 use std::path::PathBuf;
@@ -11,19 +11,19 @@ pub const PROGRAM: &str = "portolan-bench";
 
 #[derive(clap::Args)]
 pub struct Bench {
-    /// What to measure [default: all].
+    /// The suites to measure [default: all].
     #[arg(value_enum)]
     pub suites: Vec<Suite>,
-    /// Measure only figures whose names contain this.
+    /// Measure only figures whose names contain TEXT.
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub only: String,
-    /// Also write the figures to a file; `-`: write them to standard output, and the table to standard error.
+    /// Also write the figures to a file; with `-`, write them to standard output, and the table to standard error.
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
-    /// Measurements of each figure on each stack.
+    /// Number of runs of each figure on each stack.
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     pub runs: u16,
-    /// Run fewer and shorter cases.
+    /// Measure fewer and shorter cases.
     #[arg(long)]
     pub quick: bool,
 }
@@ -33,24 +33,24 @@ pub struct Report {
     /// Measure only these papers, or tables and figures, such as `MB,ms-fig20`.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     pub only: Vec<String>,
-    /// Where page and figures go. What is there already is kept, and not measured again.
+    /// The directory of the page and its figures. Figures that it has already are not measured again.
     #[arg(long, value_name = "DIRECTORY", default_value = "portolan-report")]
     pub output: PathBuf,
-    /// Measure anew what is there already.
+    /// Measure again what the directory has already.
     #[arg(long)]
     pub again: bool,
-    /// Fewer points, shorter runs and fewer of them: ten minutes at most.
+    /// Measure fewer points, with fewer and shorter runs: ten minutes at most.
     #[arg(long)]
     pub quick: bool,
-    /// List what is measured, and how long that takes.
+    /// List the tables and figures with the time that each takes.
     #[arg(long)]
     pub list: bool,
-    /// Write the page from the figures that are there, and measure nothing.
+    /// Write the page from the figures in the directory, without measuring.
     #[arg(long, conflicts_with_all = ["again", "quick", "list"])]
     pub render: bool,
 }
 
-/// A group of cases that is asked for by name.
+/// A group of cases, selected by name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Suite {
     /// Round trips of one message, TCP and UDP, spinning and sleeping.
@@ -69,13 +69,13 @@ pub enum Suite {
     Paths,
     /// Round trips and transfers between two programs of one host.
     Local,
-    /// Guarantees: whether they hold, and what they cost others.
+    /// Guarantees: whether they are kept, and what they cost other programs.
     Qos,
-    /// What it costs to find a packet's receiver.
+    /// The cost of finding a packet's receiver.
     Demux,
     /// Protocol extensions in the packet filter.
     Ext,
-    /// Instructions of the engine for each segment.
+    /// Instructions of the protocol engine per segment.
     Engine,
 }
 

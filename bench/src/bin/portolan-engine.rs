@@ -1,6 +1,6 @@
 //! The protocol engine alone: one connection between two stacks in this process, without a kernel,
 //! for counting instructions (`valgrind --tool=callgrind --toggle-collect='*count_send*'`). Prints
-//! how many segments the counted steps were made for.
+//! the number of segments that the counted steps processed.
 #![forbid(unsafe_code)]
 
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use portolan_wire::vnet;
 /// Bytes of payload in one segment on the wire, with timestamps.
 const MSS: usize = 1448;
 
-/// How long a step takes, and the wire after it.
+/// Duration of a step, and of the transmission after it.
 const STEP: Duration = Duration::from_micros(5);
 
 #[derive(Parser)]
@@ -27,10 +27,10 @@ struct Arguments {
     /// Segments to send.
     #[arg(default_value_t = 10_000)]
     segments: usize,
-    /// Bytes handed to the device at once, to be cut there; as many come in at once.
+    /// Bytes per frame that the device receives and segments; received frames have the same size.
     #[arg(long, default_value_t = MSS, value_parser = size)]
     size: usize,
-    /// Takes every frame apart, also where its headers are as expected.
+    /// Parse every frame in full, even if its headers are as expected.
     #[arg(long)]
     apart: bool,
 }
@@ -64,7 +64,7 @@ fn main() {
     );
 }
 
-/// Frames on their way, in buffers that are used again: what a device does, without allocating.
+/// Frames in flight, in buffers that are reused: the function of a device, without allocations.
 #[derive(Default)]
 struct Line {
     buffers: Vec<Vec<u8>>,
@@ -126,7 +126,7 @@ impl End {
         self.slot = self.stack.insert(now, Session::Tcp(Box::new(session)));
     }
 
-    /// One frame in, without answering.
+    /// Processes one frame without sending a response.
     fn input(&mut self, now: Instant, frame: &[u8]) {
         let (record, frame) = opened(self.slot, frame);
         self.stack.input(now, &record, frame);
@@ -215,7 +215,7 @@ impl Pair {
         pair
     }
 
-    /// As many segments as the window lets out, one after the other, and what answers them.
+    /// Sends as many segments as the window admits, one by one, and processes the acknowledgements.
     fn exchange(&mut self) {
         self.answers.clear();
         loop {
@@ -233,7 +233,7 @@ impl Pair {
             }
         }
         if self.answers.frames().is_empty() {
-            // The last of an odd number waits to be acknowledged.
+            // The acknowledgement of a single segment is delayed.
             self.now += Duration::from_millis(40);
             self.receiver.stack.expire(self.now);
             self.receiver.output(self.now, &mut self.answers);
@@ -245,7 +245,7 @@ impl Pair {
         }
     }
 
-    /// A byte goes to and fro.
+    /// Sends a byte back and forth.
     fn take_turns(&mut self, turns: usize) {
         let (mut there, mut back) = (Line::default(), Line::default());
         let mut room = [0; 1];
@@ -263,7 +263,7 @@ impl Pair {
     }
 }
 
-/// Datagrams between two connected sockets.
+/// Sends datagrams between two connected sockets.
 fn take_datagrams(count: usize, size: usize, apart: bool) {
     let now = Instant::from_millis(1_000);
     let open = |own, peer| {
@@ -292,7 +292,7 @@ fn take_datagrams(count: usize, size: usize, apart: bool) {
     }
 }
 
-/// A datagram, and the application's read.
+/// The input of a datagram, and the application's read.
 #[inline(never)]
 fn count_datagram(end: &mut End, now: Instant, frame: &[u8]) {
     end.input(now, frame);
@@ -301,8 +301,8 @@ fn count_datagram(end: &mut End, now: Instant, frame: &[u8]) {
     assert!(read.is_some());
 }
 
-/// One side of a round trip, as the calls of a program make it: a segment comes, is read, and one
-/// is written that answers it.
+/// One side of a round trip, with the calls that a program makes: a segment arrives and is read, and
+/// the response is written.
 #[inline(never)]
 fn count_turn(end: &mut End, now: Instant, frame: &[u8], room: &mut [u8], line: &mut Line) {
     end.input(now, frame);
@@ -314,14 +314,14 @@ fn count_turn(end: &mut End, now: Instant, frame: &[u8], room: &mut [u8], line: 
     end.output(now, line);
 }
 
-/// The application's write, the engine's segment, its headers.
+/// The application's write, the engine's segment, and its headers.
 #[inline(never)]
 fn count_send(end: &mut End, now: Instant, data: &[u8], line: &mut Line) {
     end.write(now, data);
     end.output(now, line);
 }
 
-/// A segment in order, the application's read, the acknowledgement if one is due.
+/// A segment in order, the application's read, and the acknowledgement if one is due.
 #[inline(never)]
 fn count_receive(end: &mut End, now: Instant, frame: &[u8], room: &mut [u8], line: &mut Line) {
     end.input(now, frame);
@@ -335,7 +335,7 @@ fn count_acknowledgement(end: &mut End, now: Instant, frame: &[u8]) {
     end.stack.changed().for_each(drop);
 }
 
-/// A frame as the receiving filter hands it over: the virtio-net header is a record's header now.
+/// Returns a frame as the packet filter delivers it: with a record header instead of the virtio-net header.
 fn opened(slot: Slot, frame: &[u8]) -> (RecordHeader, &[u8]) {
     let gso_size = vnet::VnetHeader::parse(frame)
         .ok()

@@ -1,4 +1,4 @@
-//! Demultiplexing on the ATM Adapter: a channel for each connection, and the precomputed header filter.
+//! Demultiplexing on the ATM Adapter: a channel per connection, and the precomputed header filter.
 
 use portolan::layers::Layer;
 
@@ -19,7 +19,7 @@ const RECEIVE: [Layer; 5] = [
     Layer::Call,
 ];
 
-/// Where the time of a round trip goes, as the paper tells it apart: round trip, link (sleep, wake-ups, device, filters),
+/// Divides the time of a round trip as the paper does: round trip, link (sleep, wake-ups, device, filters),
 /// client sends, server receives and sends, client receives. In microseconds.
 fn budget(parts: &Parts) -> [f64; 5] {
     let sends = Parts::sum(&parts.client, &SEND);
@@ -29,7 +29,7 @@ fn budget(parts: &Parts) -> [f64; 5] {
     [parts.round_trip, link, sends, server, receives]
 }
 
-/// Each part's spread.
+/// Returns the spread of each part.
 fn budgets(runs: &Runs) -> [Spread; 5] {
     [0, 1, 2, 3, 4].map(|part| runs.spread(|parts| budget(parts)[part]))
 }
@@ -111,7 +111,7 @@ pub fn table2(context: &Context, paper: Option<&Original>) -> Result<Content, Me
 
 const SIZES: [usize; 4] = [512, 1024, 1500, 2048];
 
-/// A measurement of MByte/s.
+/// A measurement in MByte/s.
 type Throughput<'a> = dyn Fn(&System, usize) -> Result<f64, MeasureError> + 'a;
 
 fn throughput(
@@ -122,7 +122,7 @@ fn throughput(
 ) -> Result<Content, MeasureError> {
     let systems = [KERNEL, SERVER, SHARED, DIRECT];
     let measured = context.in_turns(context.runs, &systems, &SIZES, |system, size| {
-        // MByte/s of Gb/s.
+        // Converts Gb/s to MByte/s.
         Ok(measure(system, *size)? * 125.0)
     })?;
     let mut table = Table::new(title, SIZES);
@@ -184,7 +184,7 @@ pub fn table4(context: &Context, paper: Option<&Original>) -> Result<Content, Me
     Ok(content.note("What arrives of datagrams that are sent as fast as the socket takes them. 2048 bytes go in two fragments here: an Ethernet frame holds 1500, the paper's ATM frame 4096. The server relays streams only: datagrams come by the ring in its form, too."))
 }
 
-/// Segments on the fast and on the standard path of both ends while something runs.
+/// Counts the segments on the fast and on the standard path of both ends during `load`.
 fn counted(
     context: &Context,
     load: impl Fn() -> Result<f64, MeasureError>,

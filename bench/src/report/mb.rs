@@ -1,4 +1,4 @@
-//! Protocol Service Decomposition: the forms in which packets reach a program, the interface, and where the time goes.
+//! Protocol Service Decomposition: delivery forms, the modified interface, and the layers' shares of the time.
 
 use std::rc::Rc;
 
@@ -34,9 +34,12 @@ impl Column {
 }
 
 fn columns(context: &Context) -> Vec<Column> {
-    let ends = |sizes: [usize; 5]| match context.effort.quick {
-        true => vec![sizes[0], sizes[4]],
-        false => sizes.to_vec(),
+    let ends = |sizes: [usize; 5]| {
+        if context.effort.quick {
+            vec![sizes[0], sizes[4]]
+        } else {
+            sizes.to_vec()
+        }
     };
     let tcp = ends(TCP_SIZES).into_iter().map(Message::tcp);
     let udp = ends(UDP_SIZES).into_iter().map(Message::udp);
@@ -77,7 +80,7 @@ fn table_of(systems: &[System], columns: &[Column], measured: &[Vec<Spread>]) ->
         })
 }
 
-/// Round trips against the size of a message.
+/// Plots round-trip times by message size.
 fn plot_of(
     protocol: &str,
     systems: &[System],
@@ -220,7 +223,7 @@ pub fn table3(context: &Context, paper: Option<&Original>) -> Result<Content, Me
         .note("In the last table the other end has shared buffers, and looks at nothing. The program reads each byte it receives, and writes each that it sends, by either interface."))
 }
 
-/// Bulk data of one program by either interface, and how much more shared buffers carry: received, and sent.
+/// Measures bulk throughput by either interface, and the gain factor of shared buffers: receiving, and sending.
 fn bulk(context: &Context) -> Result<(Table, [f64; 2]), MeasureError> {
     let bed = context.bed()?;
     let seconds = if context.effort.quick { 0.7 } else { 1.5 };
@@ -247,7 +250,7 @@ fn bulk(context: &Context) -> Result<(Table, [f64; 2]), MeasureError> {
     Ok((table, speed))
 }
 
-/// Layers by the way that data takes, with the paper's rows that they stand for.
+/// Layers in the order in which data passes them, with the corresponding rows of the paper.
 const LAYERS: [(Layer, &str); 8] = [
     (Layer::Call, "call (entry, exit, locks, wake-up)"),
     (Layer::Copy, "copy (copyin, copyout)"),

@@ -1,4 +1,4 @@
-//! What exhibits measure with: systems side by side on one bed, each in turn, several times.
+//! Measurements for exhibits: systems side by side on one bed, alternating, several times.
 
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -22,10 +22,10 @@ const TRAFFIC: &str = "portolan-traffic";
 const NATIVE: &str = "portolan-native";
 const PORT: u16 = 7500;
 
-/// Until who echoes datagrams, whom nobody can see listen, does so.
+/// Time until a datagram echo, whose socket cannot be observed to listen, is ready.
 const SETTLE: Duration = Duration::from_millis(300);
 
-/// What programs run on.
+/// The stack and the environment that programs run with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct System {
     pub label: &'static str,
@@ -36,12 +36,12 @@ pub struct System {
     link: Link,
 }
 
-/// Where it is measured.
+/// The link of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
-    /// As it is.
+    /// With default settings.
     Plain,
-    /// With the packet filter in the drivers of both ends, which on a veth turns long segments off.
+    /// With the packet filter in the drivers of both ends, which disables segmentation offload on a veth.
     Hooked,
 }
 
@@ -75,7 +75,7 @@ pub const SERVER: System = System {
 
 pub const IPC: System = portolan("Portolan, ipc", &[("PORTOLAN_DELIVERY", "ipc")]);
 pub const SHM: System = portolan("Portolan, shm", &[("PORTOLAN_DELIVERY", "shm")]);
-/// By shared buffers, without a library preloaded.
+/// Portolan by shared buffers, without a preloaded library.
 const fn shared_buffers(
     label: &'static str,
     environment: &'static [(&'static str, &'static str)],
@@ -111,7 +111,7 @@ pub const SHM_IPF: System = System {
     ..portolan("Portolan, shm-ipf", &[("PORTOLAN_DELIVERY", "shm-ipf")])
 };
 
-/// Beside [`SHM_IPF`].
+/// The kernel's stack on the link of [`SHM_IPF`].
 pub const KERNEL_HOOKED: System = System {
     label: "kernel sockets, filter in driver",
     link: Link::Hooked,
@@ -129,21 +129,21 @@ pub struct Context {
     micro: RefCell<BTreeMap<&'static str, Rc<Curves>>>,
 }
 
-/// Of the program that measures parts alone: for each curve and point all runs.
+/// Results of the program that measures single parts: by curve, the spread of all runs at each point.
 pub type Curves = BTreeMap<String, Vec<(f64, Spread)>>;
 
-/// Where the time of a round trip goes, in microseconds.
+/// The parts of a round trip's time, in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Parts {
     pub round_trip: f64,
-    /// Of the call that sends, all of it.
+    /// Total duration of the call that sends.
     pub send_call: f64,
-    /// By the numbers of [`Layer`].
+    /// Indexed by the number of the [`Layer`].
     pub client: [f64; Layer::ALL.len()],
     pub server: [f64; Layer::ALL.len()],
 }
 
-/// The same, several times.
+/// The parts of several runs.
 pub struct Runs(Vec<Parts>);
 
 impl Runs {
@@ -155,7 +155,7 @@ impl Runs {
         self.spread(of).median
     }
 
-    /// Of what the client's library takes in some layers.
+    /// Returns the time that the client's library spends in some layers.
     pub fn client(&self, layers: &[Layer]) -> Spread {
         self.spread(|parts| Parts::sum(&parts.client, layers))
     }
@@ -180,7 +180,7 @@ impl Context {
         }
     }
 
-    /// A bed whose link has the rate of the papers' fast one.
+    /// Returns a bed whose link has the rate of the fast link in the papers.
     pub fn ethernet(&self) -> &transmit::Link {
         let link = || transmit::Link::new(100 * transmit::MEGABIT);
         self.ethernet.get_or_init(link)
@@ -212,12 +212,12 @@ impl Context {
         }
     }
 
-    /// `full`, or `quick` of what is counted.
+    /// Returns `full`, or `quick` in a quick run.
     pub fn count(&self, full: usize, quick: usize) -> usize {
         if self.effort.quick { quick } else { full }
     }
 
-    /// Each system at each point, in turns, so that a disturbance falls on all.
+    /// Measures each system at each point, alternating, so that a disturbance affects all.
     pub fn in_turns<S, P>(
         &self,
         runs: usize,
@@ -240,7 +240,7 @@ impl Context {
         Ok(values.into_iter().map(spreads).collect())
     }
 
-    /// The median round trip in microseconds; both sides sleep.
+    /// Returns the median round trip in microseconds; both sides sleep.
     pub fn ping(
         &self,
         system: &System,
@@ -254,7 +254,7 @@ impl Context {
         number(&report, "p50_us")
     }
 
-    /// The report of round trips.
+    /// Returns the report of round trips.
     pub fn pings(
         &self,
         system: &System,
@@ -267,7 +267,7 @@ impl Context {
         report(client.args(message.words("ping", bed)).args(options))
     }
 
-    /// Gb/s of a stream that is written in pieces of `size` bytes.
+    /// Returns the Gb/s of a stream that is written in pieces of `size` bytes.
     pub fn stream(&self, system: &System, size: usize, seconds: f64) -> Result<f64, MeasureError> {
         let bed = self.bed_of(system)?;
         let to = bed.endpoint(PORT).to_string();
@@ -280,14 +280,14 @@ impl Context {
         number(&report(&mut client)?, "gigabits_per_second")
     }
 
-    /// Gb/s of payload that arrives of datagrams of `size` bytes, sent as fast as the socket takes them.
+    /// Returns the Gb/s of payload received in datagrams of `size` bytes, which are sent as fast as the socket accepts.
     pub fn datagrams(
         &self,
         system: &System,
         size: usize,
         seconds: f64,
     ) -> Result<f64, MeasureError> {
-        /// Beside the payload, as the receiver counts.
+        /// Bytes that the receiver counts in addition to the payload.
         const HEADERS: f64 = 42.0;
         if system.lacks("udp") {
             return Ok(f64::NAN);
@@ -319,7 +319,7 @@ impl Context {
         Ok(payload * 8.0 / time.max(1e-3) / 1e9)
     }
 
-    /// What parts cost alone; each is measured once.
+    /// Returns the costs of single parts; each part is measured once.
     pub fn micro(&self, part: &'static str) -> Result<Rc<Curves>, MeasureError> {
         if let Some(known) = self.micro.borrow().get(part) {
             return Ok(Rc::clone(known));
@@ -329,7 +329,7 @@ impl Context {
         Ok(curves)
     }
 
-    /// The layers of both ends; each combination is measured once.
+    /// Returns the layers' times of both ends; each combination is measured once.
     pub fn parts(&self, system: &System, message: &Message) -> Result<Rc<Runs>, MeasureError> {
         let key = format!("{} {message:?}", system.label);
         if let Some(known) = self.parts.borrow().get(&key) {
@@ -384,7 +384,7 @@ impl Context {
     }
 }
 
-/// One way to send something there and back.
+/// A message for round trips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Message {
     pub protocol: &'static str,
@@ -433,7 +433,7 @@ impl Message {
 }
 
 impl System {
-    /// The server relays streams; datagrams come by the ring in its form, too.
+    /// Returns true for UDP in the server's form: the server relays streams only, and datagrams arrive by the ring.
     fn lacks(&self, protocol: &str) -> bool {
         self.source == Source::Server && protocol == "udp"
     }
@@ -464,7 +464,7 @@ fn echo(
     Ok(echo)
 }
 
-/// Runs a program to its end and reads its JSON.
+/// Runs a program to its end and parses its JSON output.
 pub fn report(command: &mut Command) -> Result<Value, MeasureError> {
     let text = run(command)?;
     serde_json::from_str(&text).map_err(|_| unreadable(&text))

@@ -1,4 +1,4 @@
-//! What the report consists of, as it is written to JSON: exhibits, which are a table or figure of a paper each, with panels.
+//! The report's data as written to JSON: exhibits, each of which is a table or figure of a paper, with panels.
 
 use std::collections::BTreeMap;
 
@@ -7,15 +7,15 @@ use serde::{Deserialize, Serialize};
 use crate::figure::Spread;
 use crate::machine::MachineState;
 
-/// All that is known so far; more runs add to it.
+/// All results so far; further runs add to them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     pub machine: Machine,
-    /// By their identifiers.
+    /// By identifier.
     pub exhibits: BTreeMap<String, Exhibit>,
 }
 
-/// What everything ran on.
+/// The machine of the measurements.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
     pub processor: String,
@@ -33,25 +33,25 @@ pub struct Exhibit {
     /// Such as `Table 2`.
     pub number: String,
     pub title: String,
-    /// What repeats it.
+    /// The command that repeats the measurement.
     pub command: String,
-    /// The paper's own numbers; nothing of what no paper has.
+    /// The paper's own numbers; None for an exhibit that no paper has.
     pub original: Option<Quoted>,
     pub panels: Vec<Panel>,
     pub claims: Vec<Claim>,
-    /// What the reader must know of how it was measured.
+    /// What the reader must know about the measurement.
     pub notes: Vec<String>,
     pub is_quick: bool,
     pub seconds: f64,
     pub state: MachineState,
-    /// Seconds since 1970 when it was complete.
+    /// Time of completion, in seconds since 1970.
     pub at: u64,
 }
 
-/// What a paper prints.
+/// Numbers as a paper prints them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Quoted {
-    /// On what it was measured, and where it says so.
+    /// The paper's hardware and software, and where the paper says so.
     pub setting: String,
     pub facts: Vec<String>,
     pub tables: Vec<Table>,
@@ -64,7 +64,7 @@ pub enum Panel {
     Plot(Plot),
 }
 
-/// Whose numbers these are.
+/// Where numbers come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
@@ -78,7 +78,7 @@ pub enum Source {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Table {
     pub title: String,
-    /// Of the columns after the first.
+    /// Heads of the columns after the first.
     pub head: Vec<String>,
     pub rows: Vec<Row>,
 }
@@ -96,16 +96,17 @@ pub enum Cell {
     Spread(Spread),
     Number(f64),
     Text(String),
-    /// `null`: there is no such value.
+    /// `null`: no value.
     Empty,
 }
 
 impl From<Spread> for Cell {
-    /// What is not to be measured is no number.
+    /// Converts NaN, which stands for a value that cannot be measured, to text.
     fn from(spread: Spread) -> Cell {
-        match spread.median.is_nan() {
-            true => Cell::Text("no relay".to_owned()),
-            false => Cell::Spread(spread),
+        if spread.median.is_nan() {
+            Cell::Text("no relay".to_owned())
+        } else {
+            Cell::Spread(spread)
         }
     }
 }
@@ -140,11 +141,11 @@ pub struct Plot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Style {
-    /// Measured points, with what joins them.
+    /// Measured points, connected by lines.
     Points,
-    /// So many that only a line shows.
+    /// A line without points, for many values.
     Line,
-    /// One bar for each curve, of one point each.
+    /// One bar for each curve, which has one point.
     Bars,
 }
 
@@ -157,7 +158,7 @@ pub struct AxisLabel {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Scale {
-    /// From zero.
+    /// Starts at zero.
     Linear,
     Logarithmic,
 }
@@ -186,7 +187,7 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// Of single values.
+    /// Makes a curve of single values.
     pub fn of(
         label: impl Into<String>,
         source: Source,
@@ -200,7 +201,7 @@ impl Curve {
         }
     }
 
-    /// Of several runs.
+    /// Makes a curve of several runs' spreads.
     pub fn of_spreads(
         label: impl Into<String>,
         source: Source,
@@ -222,7 +223,7 @@ impl Curve {
         }
     }
 
-    /// The first at or behind `x`.
+    /// Returns the value of the first point at or after `x`.
     pub fn at(&self, x: f64) -> f64 {
         let found = self.points.iter().find(|point| point.x >= x);
         found
@@ -235,24 +236,24 @@ impl Curve {
 pub struct Point {
     pub x: f64,
     pub y: f64,
-    /// Least and most of all runs.
+    /// Minimum and maximum of all runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub range: Option<[f64; 2]>,
 }
 
-/// A part of the shape of the paper's table or figure, and whether it is here, too.
+/// A property of the shape of the paper's table or figure, and whether this measurement has it, too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Claim {
-    /// What the paper found.
+    /// The paper's finding.
     pub shape: String,
     /// The numbers that decide.
     pub here: String,
     pub holds: bool,
-    /// If it does not.
+    /// The reason if it does not hold.
     pub why: String,
 }
 
-/// What a measurement yields.
+/// The result of a measurement.
 #[derive(Default)]
 pub struct Content {
     pub panels: Vec<Panel>,
@@ -267,7 +268,7 @@ impl Content {
         self
     }
 
-    /// `why` says what explains a shape that is another one here.
+    /// Adds a claim. `why` explains a shape that differs from the paper's.
     #[must_use]
     pub fn claim(mut self, shape: &str, holds: bool, here: String, why: &str) -> Content {
         self.claims.push(Claim {

@@ -1,4 +1,4 @@
-//! Migrating Sockets: what parts cost alone, where the time goes, finding receivers, and time on a CPU.
+//! Migrating Sockets: costs of single parts, the layers' shares of the time, finding receivers, and CPU time.
 
 use portolan::layers::Layer;
 
@@ -121,7 +121,7 @@ const MESSAGES: [Message; 4] = [
     Message::udp(1),
 ];
 
-/// Layers of one direction, with the paper's row.
+/// Layers of one direction, with the corresponding rows of the paper.
 type Rows = [(Layer, &'static str)];
 
 fn layers(context: &Context, title: &str, rows: &Rows) -> Result<(Table, Vec<f64>), MeasureError> {
@@ -203,7 +203,7 @@ pub fn table4(context: &Context, _: Option<&Original>) -> Result<Content, Measur
         .note(LAYERS_NOTE))
 }
 
-/// A curve of the parts that are measured alone.
+/// Returns a curve of the parts that are measured alone.
 fn curve(curves: &Curves, name: &str, label: &str, source: Source) -> Curve {
     let points = curves.get(name).into_iter().flatten().copied();
     Curve::of_spreads(label, source, points)
@@ -465,9 +465,10 @@ pub fn fig19(context: &Context, _: Option<&Original>) -> Result<Content, Measure
     for profile in &PROFILES {
         let mut columns = [const { Vec::new() }; 3];
         for run in 0..runs {
-            let _hogs = match profile.is_loaded {
-                true => cpu::hogs(bed, cpu::hogs_of_all_cores())?,
-                false => Vec::new(),
+            let _hogs = if profile.is_loaded {
+                cpu::hogs(bed, cpu::hogs_of_all_cores())?
+            } else {
+                Vec::new()
             };
             let rate = profile.is_reserved.then_some(cpu::RATE_OF_PING);
             let text = cpu::profile(bed, profile.stack, rate, count)?;

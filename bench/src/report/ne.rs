@@ -1,4 +1,4 @@
-//! Nemesis: bandwidth over time, of senders with and without guarantees, and of consumers of which one falls behind.
+//! Nemesis: bandwidth over time of senders with and without guarantees, and of consumers of which one falls behind.
 
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ fn plot(title: String, curves: Vec<Curve>) -> Plot {
     }
 }
 
-/// A sender without guarantees and with one have different colours, but no meaning beyond.
+/// All senders have Portolan as source; the colours only distinguish them.
 fn curve(traces: &Traces, tag: u16, label: String) -> Curve {
     Curve::of(
         label,
@@ -39,7 +39,7 @@ fn curve(traces: &Traces, tag: u16, label: String) -> Curve {
     )
 }
 
-/// Over 200 ms, as the paper does.
+/// Averages over 200 ms, as the paper does.
 fn averaged(points: Vec<(f64, f64)>, window_ms: u64) -> Vec<(f64, f64)> {
     let group = (200 / window_ms.max(1)).max(1) as usize;
     let average = |points: &[(f64, f64)]| {
@@ -138,7 +138,7 @@ pub fn fig6(context: &Context, _: Option<&Original>) -> Result<Content, MeasureE
     ))
 }
 
-/// Mb/s that arrived, or that were lost.
+/// Returns the Mb/s that arrived, or that were lost.
 fn windows(report: &Value, field: &str) -> Result<Vec<(f64, f64)>, MeasureError> {
     let window = number(report, "window_ms")? / 1e3;
     let all = report["windows"].as_array().cloned().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The page: one file that needs nothing else, no script either.
+//! The page: one self-contained file without scripts.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use super::{ENTRIES, Entry};
 
 const STYLE: &str = include_str!("page.css");
 
-/// Writing into a string cannot fail.
+/// Formats into a string, which cannot fail.
 macro_rules! put {
     ($to:expr, $($what:tt)*) => { let _ = write!($to, $($what)*); };
 }
@@ -204,9 +204,10 @@ fn claims(page: &mut String, claims: &[Claim]) {
     }
     page.push_str("<ul class=\"claims\">\n");
     for claim in claims {
-        let (class, word) = match claim.holds {
-            true => ("holds", "as there"),
-            false => ("differs", "differs"),
+        let (class, word) = if claim.holds {
+            ("holds", "as there")
+        } else {
+            ("differs", "differs")
         };
         put!(
             page,
@@ -227,7 +228,7 @@ fn claims(page: &mut String, claims: &[Claim]) {
 }
 
 fn put_table(page: &mut String, table: &Table) {
-    // Beyond that many columns letters are smaller, so that the table is no wider than the page.
+    // Smaller letters keep tables of many columns within the width of the page.
     let class = if table.head.len() > 9 {
         " class=\"wide\""
     } else {
@@ -263,7 +264,7 @@ fn put_row(page: &mut String, row: &Row, columns: usize) {
     let missing = std::iter::repeat(&Cell::Empty);
     for cell in row.cells.iter().chain(missing).take(columns) {
         match cell {
-            // A paper's numbers stand as it prints them.
+            // A paper's numbers are printed as in the paper.
             Cell::Number(number) if row.source == Source::Paper => {
                 put!(page, "<td>{number}</td>");
             }

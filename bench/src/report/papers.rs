@@ -1,4 +1,4 @@
-//! The five papers, their tables and figures, and their own numbers.
+//! The five papers, their tables and figures, and the numbers printed there.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::model::{Cell, Quoted, Source, Table};
 
-/// Which paper an exhibit is of.
+/// The paper of an exhibit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Paper {
@@ -15,7 +15,7 @@ pub enum Paper {
     Px,
     Br,
     Ne,
-    /// None: what the papers did not have.
+    /// No paper: measurements that the papers do not have.
     Today,
 }
 
@@ -65,10 +65,10 @@ impl Paper {
     }
 }
 
-/// What a paper prints.
+/// Numbers as a paper prints them.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Original {
-    /// On what it was measured, and where it says so.
+    /// The paper's hardware and software, and where the paper says so.
     setting: String,
     facts: Vec<String>,
     #[serde(default)]
@@ -79,14 +79,14 @@ pub struct Original {
 struct Printed {
     title: String,
     head: Vec<String>,
-    /// Each begins with its label.
+    /// The first cell of each row is its label.
     rows: Vec<Vec<toml::Value>>,
 }
 
-/// By the identifiers of exhibits.
+/// Returns the papers' numbers by the identifier of the exhibit.
 ///
 /// # Panics
-/// Never: a test reads them.
+/// Never: a test reads all of them.
 pub fn originals() -> BTreeMap<String, Original> {
     toml::from_str(include_str!("papers.toml")).expect("the papers' numbers are well-formed")
 }
@@ -111,7 +111,7 @@ impl Original {
         })
     }
 
-    /// What the first table has in a row and column.
+    /// Returns the first table's number in a row and column.
     pub fn number(&self, row: &str, column: usize) -> f64 {
         let rows = self.tables.iter().flat_map(|table| &table.rows);
         let mut found = rows.filter(|cells| cells[0].as_str() == Some(row));
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn sums_of_the_papers_tables_are_theirs() {
         let originals = originals();
-        // MB's are right to 2 µs: rounded before they were added.
+        // MB's numbers are exact to 2 µs: they were rounded before they were added.
         let table = &originals["mb-table4"];
         for column in 0..12 {
             let sum = ["send path", "receive path", "network"]

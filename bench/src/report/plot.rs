@@ -1,5 +1,5 @@
-//! Plots as SVG. Their colours are names for [`STYLE`], which has them for both colour schemes; a reader without styles sees
-//! those of the light one.
+//! Plots as SVG. Colours are names for [`STYLE`], which defines them for both colour schemes; without style sheets, the
+//! colours of the light scheme are used.
 
 use std::ops::Range;
 
@@ -14,11 +14,11 @@ const HEIGHT: u32 = 330;
 const LEGEND_LINE: u32 = 20;
 const BAR_LINE: u32 = 28;
 
-/// Pixels of a letter, at most, in the size that everything is written in.
+/// Maximum width of a letter in pixels, at the size of all text.
 const LETTER: u32 = 7;
 const LETTERS: u32 = 12;
 
-/// Of so many points a curve is drawn thin.
+/// Curves with at least this many points are drawn thin.
 const MANY: usize = 150;
 
 const INK: RGBColor = RGBColor(0x1b, 0x1f, 0x24);
@@ -27,7 +27,7 @@ const GRID: RGBColor = RGBColor(0xdd, 0xe1, 0xe6);
 const PAPER: RGBColor = RGBColor(0x6e, 0x77, 0x81);
 const KERNEL: RGBColor = RGBColor(0x0b, 0x61, 0xb5);
 const SERVER: RGBColor = RGBColor(0xb3, 0x5c, 0x00);
-/// Of Portolan's forms, one after the other, and of whatever else a plot has more of than one.
+/// Colours of Portolan's forms in turn, and of other sources with several curves in a plot.
 const FORMS: [RGBColor; 7] = [
     RGBColor(0x0a, 0x7d, 0x4f),
     RGBColor(0x9c, 0x27, 0x8f),
@@ -38,7 +38,7 @@ const FORMS: [RGBColor; 7] = [
     RGBColor(0x7a, 0x4a, 0x1e),
 ];
 
-/// Colours of the dark scheme, by those of the light one.
+/// Colours of the dark scheme, by the light scheme's.
 const DARK: [(RGBColor, &str); 12] = [
     (INK, "#e6e8eb"),
     (GRID, "#3a4048"),
@@ -54,7 +54,7 @@ const DARK: [(RGBColor, &str); 12] = [
     (FORMS[6], "#d3a67c"),
 ];
 
-/// The style sheet that makes plots dark where the reader wants that.
+/// Returns the style sheet that makes plots dark if the reader prefers that.
 pub fn style() -> String {
     let rules = DARK.map(|(light, dark)| {
         let RGBColor(red, green, blue) = light;
@@ -67,7 +67,7 @@ pub fn style() -> String {
     )
 }
 
-/// With its own style, for a file.
+/// Returns the plot with its own style sheet, for a separate file.
 pub fn standalone(plot: &Plot) -> String {
     let svg = draw(plot);
     let background = "<style>svg.plot{background:#fff}@media (prefers-color-scheme:dark){svg.plot{background:#16191d}}";
@@ -78,7 +78,7 @@ pub fn standalone(plot: &Plot) -> String {
     }
 }
 
-/// An element of a page, which is no wider than its place.
+/// Returns the plot as an element of a page, no wider than its container.
 pub fn draw(plot: &Plot) -> String {
     let mut svg = String::new();
     let drawn = match plot.style {
@@ -169,7 +169,7 @@ fn legend_grid(curves: &[Curve]) -> (u32, u32) {
     (columns, (curves.len() as u32).div_ceil(columns))
 }
 
-/// One bar for each curve, with its value behind it.
+/// Draws one bar for each curve, with its value behind it.
 fn bars(plot: &Plot, svg: &mut String) -> Drawn {
     const NAMES: u32 = 270;
     const VALUES: u32 = 90;
@@ -212,7 +212,7 @@ fn color(source: Source) -> RGBColor {
     }
 }
 
-/// The same source has the same colour in all plots, if it has one curve only.
+/// Chooses colours: a source has the same colour in all plots, if it has only one curve there.
 fn colors(curves: &[Curve]) -> Vec<RGBColor> {
     let mut more = FORMS.iter().cycle();
     let mut used = Vec::new();
@@ -234,7 +234,7 @@ fn text() -> TextStyle<'static> {
         .into_text_style(&(WIDTH, HEIGHT))
 }
 
-/// A number with three digits that count.
+/// Formats a number with three significant digits.
 pub fn amount(value: f64) -> String {
     let magnitude = value.abs();
     if value == 0.0 {
@@ -260,7 +260,7 @@ fn grouped(value: f64) -> String {
     }
 }
 
-/// One dimension of a chart, with round numbers on it.
+/// One dimension of a chart, with ticks at round numbers.
 struct Axis {
     scale: Scale,
     range: Range<f64>,
@@ -355,9 +355,10 @@ impl Ranged for Axis {
 impl ValueFormatter<f64> for Axis {
     fn format(value: &f64) -> String {
         let text = amount(*value);
-        match text.contains('.') && !text.contains('e') {
-            true => text.trim_end_matches('0').trim_end_matches('.').to_owned(),
-            false => text,
+        if text.contains('.') && !text.contains('e') {
+            text.trim_end_matches('0').trim_end_matches('.').to_owned()
+        } else {
+            text
         }
     }
 }

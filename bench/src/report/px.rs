@@ -1,4 +1,4 @@
-//! Plexus: handlers in the kernel's path beside programs.
+//! Plexus: handlers in the kernel's receive path beside programs.
 
 use super::measure::{Context, KERNEL, Message, SHM};
 use super::model::{AxisLabel, Content, Curve, Plot, Source, Style, Table};

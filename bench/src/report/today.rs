@@ -1,4 +1,4 @@
-//! What the papers did not have: today's programs on both stacks, connections, and the tails of round trips.
+//! Measurements that the papers do not have: today's programs on both stacks, connections, and tails of round trips.
 
 use super::measure::{Context, KERNEL, Message, SERVER, SHM, numbers};
 use super::model::{AxisLabel, Cell, Content, Curve, Plot, Style, Table};
@@ -7,7 +7,7 @@ use crate::figure::Figure;
 use crate::suites::{Better, Suite, cases};
 use crate::{MeasureError, measure_case};
 
-/// The figures of a suite of `portolan bench`, as a table.
+/// Returns the figures of a suite of `portolan bench` as a table.
 fn suite(context: &Context, suite: Suite) -> Result<Content, MeasureError> {
     let bed = context.bed()?;
     let runs = context.count(5, 2);
@@ -32,9 +32,10 @@ fn suite(context: &Context, suite: Suite) -> Result<Content, MeasureError> {
             cells(&figure),
         );
     }
-    let said = match worse.is_empty() {
-        true => "Portolan is at least as good in each row that has both".to_owned(),
-        false => format!("the kernel is ahead in {}", worse.join(", ")),
+    let said = if worse.is_empty() {
+        "Portolan is at least as good in each row that has both".to_owned()
+    } else {
+        format!("the kernel is ahead in {}", worse.join(", "))
     };
     Ok(Content::default().with(table).note(&format!("{said}.")))
 }
@@ -87,7 +88,7 @@ pub fn local(context: &Context, _: Option<&Original>) -> Result<Content, Measure
     suite(context, Suite::Local)
 }
 
-/// Parts of all round trips, in percent.
+/// Percentiles of all round trips.
 const PERCENTILES: [f64; 9] = [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99];
 
 pub fn percentiles(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
@@ -111,7 +112,7 @@ pub fn percentiles(context: &Context, _: Option<&Original>) -> Result<Content, M
             };
             table = table.row(system.label, system.source, PERCENTILES.map(at));
             let points = (0..=400).map(|step| {
-                // Steps become shorter towards the end: up to 99.99 %.
+                // Steps become shorter towards the end, up to 99.99 %.
                 let percent = 100.0 - 100.0 * 10_f64.powf(-f64::from(step) / 100.0);
                 (100.0 / (100.0 - percent), at(percent))
             });

@@ -1,6 +1,6 @@
-//! Shared buffers beside the socket interface on the same sessions (MB Table 3): the same program moves bulk data by the one
-//! and by the other. The other end has shared buffers, so that it limits the program least. Beside the throughput stands
-//! what a second of the program's processor time carries.
+//! Shared buffers beside the socket interface on the same sessions (MB Table 3): the same program transfers bulk data
+//! by either. The other end uses shared buffers, so that it limits the program least. In addition to the throughput,
+//! figures state the data transferred per second of the program's CPU time.
 
 use std::fs::{self, File};
 use std::process::{Command, Stdio};
@@ -15,13 +15,13 @@ use crate::{Effort, MeasureError};
 const PORT: u16 = 7440;
 const NATIVE: &str = "portolan-native";
 
-/// How long a program may take to print what it has counted.
+/// Time limit for a program to print its counts.
 const PRINTS: Duration = Duration::from_secs(5);
 
-/// What the paper's interface brought.
+/// The gain of the paper's interface.
 const PAPER: &str = "+1...5 %";
 
-/// What the program under test does.
+/// The direction of the program under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Direction {
     Receive,
@@ -41,12 +41,12 @@ impl Direction {
 
 pub(crate) const INTERFACES: [&str; 2] = ["socket", "shared"];
 
-/// What one transfer was.
+/// The result of one transfer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transfer {
     /// Gb/s
     pub(crate) rate: f64,
-    /// Gb for each second of processor time.
+    /// Gb per second of CPU time.
     pub(crate) per_processor: f64,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     cases
 }
 
-/// Moves bulk data for a while; each byte is looked at once, or written once.
+/// Transfers bulk data for a while; each byte is read once, or written once.
 pub(crate) fn transfer(
     bed: &Bed,
     direction: Direction,
@@ -83,7 +83,7 @@ pub(crate) fn transfer(
     let seconds = seconds.to_string();
     let native = |side| {
         let mut command = bed.command(side, Stack::Kernel, NATIVE);
-        // What a program spins is no work.
+        // Without spinning, which would count as CPU time.
         command.env("PORTOLAN", "require").env("PORTOLAN_SPIN", "0");
         command
     };
@@ -127,7 +127,7 @@ fn of(report: &str, processor: f64) -> Result<Transfer, MeasureError> {
     })
 }
 
-/// What the program prints when its connection has ended.
+/// Waits for the line that the program prints when its connection has ended.
 fn first_line(path: &std::path::Path) -> String {
     let start = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! One-way transfers: ttcp-like with our own traffic program, and iperf3. Rates count what the
+//! One-way transfers: ttcp-like with our own traffic program, and iperf3. Rates count the bytes that the
 //! receiver got.
 
 use super::{Better, Case, Reach, number};
@@ -14,7 +14,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     over(Reach::Wire, effort)
 }
 
-/// Between two programs of one host.
+/// Cases between two programs of one host.
 pub(super) fn local_cases(effort: Effort) -> Vec<Case> {
     over(Reach::Host, effort)
 }
@@ -53,7 +53,7 @@ fn ttcp(bed: &Bed, stack: Stack, (reach, seconds): (Reach, f64)) -> Result<f64, 
 
 fn iperf(name: &str, (reach, seconds): (Reach, f64), options: &'static [&'static str]) -> Case {
     let name = format!("{}{name}", reach.prefix());
-    // iperf3 takes whole seconds.
+    // iperf3 accepts whole seconds only.
     let seconds = seconds.ceil().to_string();
     Case::new(name, UNIT, Better::Higher, move |bed, stack| {
         let address = reach.endpoint(bed, IPERF_PORT).ip().to_string();

@@ -1,5 +1,5 @@
-//! Connections per second: connect, one byte, close, one after the other; by a server that serves
-//! them itself, and by one that leaves each to a child.
+//! Connections per second: connect, one byte, close, one after the other; with a server that serves
+//! them itself, and with one that forks a child for each.
 
 use super::{Better, Case, Reach, number};
 use crate::bed::{Bed, Side, Stack};
@@ -10,19 +10,19 @@ const PORT: u16 = 7008;
 
 const PYTHON: &str = "/usr/bin/python3";
 
-/// A concurrent server without anything else: accept, fork, close.
+/// A minimal concurrent server: accept, fork, close.
 const FORKING: &str = include_str!("forking.py");
 
-/// A connection that leaves its program and comes back.
+/// A connection that migrates from its program to the server and back.
 const MOVING: &str = include_str!("moving.py");
 const JOURNEYS: &str = "300";
 
-/// What `SO_CONCURRENT_SERVER` of the forking server is set to.
+/// The value of `SO_CONCURRENT_SERVER` on the forking server's socket.
 #[derive(Clone, Copy)]
 enum Caching {
-    /// Connections go to the child with its first use.
+    /// Connections migrate to the child at its first use.
     Delayed,
-    /// They go to the parent with `accept`.
+    /// Connections migrate to the parent at `accept`.
     Undelayed,
 }
 
@@ -57,7 +57,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         Better::Higher,
         move |bed, stack| forking(bed, stack, Caching::Delayed, seconds, "per_second"),
     ));
-    // The kernel has nothing to delay.
+    // Delayed caching has no equivalent in the kernel.
     cases.push(Case::of_portolan(
         "fork-close-undelayed",
         "conn/s",
@@ -105,7 +105,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     cases
 }
 
-/// Microseconds of a journey of a program's session to its server and back, with so much unread.
+/// Returns the microseconds of a session's migration from its program to the server and back, with `unread` bytes.
 fn move_away_and_back(bed: &Bed, unread: usize) -> Result<f64, MeasureError> {
     let (address, port) = (bed.server.address.to_string(), PORT.to_string());
     let words = |role: &'static str| ["-S", "-E", "-c", MOVING, role, &address, &port];
@@ -131,7 +131,7 @@ fn forking(
     };
     let arguments = ["-S", "-E", "-c", FORKING, &address, &port, hint];
     let _server = bed.serve(stack, PORT, PYTHON, &arguments)?;
-    // The client's end is the kernel's, whatever the server's is: the figure is the server's.
+    // The client always uses the kernel's stack: the figure is the server's.
     connect(bed, Stack::Kernel, seconds, field)
 }
 
@@ -146,7 +146,7 @@ fn connect(bed: &Bed, stack: Stack, seconds: f64, field: &str) -> Result<f64, Me
     )
 }
 
-/// How often sessions went to a process or came back, on both hosts.
+/// Returns the number of migrations to and from processes, on both hosts.
 fn moves(bed: &Bed) -> Result<f64, MeasureError> {
     Ok(counted(bed, "sessions_cached")? + counted(bed, "sessions_flushed")?)
 }
@@ -155,7 +155,7 @@ fn capsule_bytes(bed: &Bed) -> Result<f64, MeasureError> {
     counted(bed, "capsule_bytes")
 }
 
-/// A counter of the servers of both hosts.
+/// Returns a counter, summed up over the servers of both hosts.
 pub(super) fn counted(bed: &Bed, name: &str) -> Result<f64, MeasureError> {
     Ok(counted_on(bed, Side::Server, name)? + counted_on(bed, Side::Client, name)?)
 }

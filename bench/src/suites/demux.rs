@@ -1,4 +1,4 @@
-//! From the device to a packet's receiver: what finding him costs.
+//! The cost of finding a packet's receiver.
 
 mod delivery;
 mod direct;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use super::Case;
 use crate::Effort;
 
-/// After so long a program that echoes datagrams does so, and the figures of programs are fresh.
+/// Time until a program that echoes datagrams is ready, and until the statistics of programs are up to date.
 const SETTLE: Duration = Duration::from_millis(700);
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {

@@ -1,6 +1,6 @@
-//! Instructions of the protocol engine for each segment, in order and without loss, counted by
-//! valgrind's callgrind: the same number on every machine, with hardware counters or without. The
-//! kernel's stack cannot be run under it, so it has no column here.
+//! Instructions of the protocol engine per segment, in order and without loss, counted by valgrind's
+//! callgrind, which gives the same number on every machine, with or without hardware counters. The
+//! kernel's stack cannot run under it and so has no column here.
 
 use std::fs;
 use std::path::Path;
@@ -11,17 +11,17 @@ use crate::bed::Bed;
 use crate::process::run;
 use crate::{Effort, MeasureError};
 
-/// A counted step, which the program has a function for, and what its report counts it by.
+/// The counted steps: name, function of the program, and field of its report with the number of calls.
 const STEPS: [(&str, &str, &str); 3] = [
     ("send", "count_send", "sent"),
     ("receive", "count_receive", "received"),
     ("ack", "count_acknowledgement", "acknowledgements"),
 ];
 
-/// Bytes handed over at once: one segment on the wire, and the most that a device cuts or joins.
+/// Bytes per frame: one segment on the link, and the maximum that a device segments or coalesces.
 const SIZES: [(usize, usize); 2] = [(1448, 10_000), (65_160, 2_000)];
 
-/// `rep movsb` would count one instruction for each byte that memcpy moves.
+/// Avoids `rep movsb`, which would count one instruction for each byte that memcpy copies.
 pub(super) const COPY_BY_VECTORS: &str = "glibc.cpu.x86_rep_movsb_threshold=1000000";
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -41,7 +41,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             ));
         }
     }
-    // One side of a round trip: a byte comes, is read, and another is written.
+    // One side of a round trip: receives a byte, reads it, and writes another.
     cases.push(Case::of_portolan(
         "engine-turn-1".to_owned(),
         "instr",
@@ -51,15 +51,15 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     cases
 }
 
-/// Which way received segments go.
+/// The path of received segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
-    /// Where their headers are as expected.
+    /// For segments with the expected headers.
     Fast,
     Standard,
 }
 
-/// Of one step, which a function of the program is, counted over so many segments of that size.
+/// Returns the instructions of one step, a function of the program, counted over some segments of a size.
 pub(crate) fn instructions(
     bed: &Bed,
     (size, segments): (usize, usize),
@@ -81,7 +81,7 @@ pub(crate) fn instructions(
     Ok(collected(&log)? / steps)
 }
 
-/// Arguments of valgrind: counts within the function.
+/// Returns valgrind's arguments for counting within `function`.
 pub(super) fn count_in(function: &str, log: &Path) -> [String; 4] {
     [
         "--tool=callgrind".to_owned(),
@@ -91,7 +91,7 @@ pub(super) fn count_in(function: &str, log: &Path) -> [String; 4] {
     ]
 }
 
-/// What was counted.
+/// Returns the counted instructions from valgrind's log.
 pub(super) fn collected(log: &Path) -> Result<f64, MeasureError> {
     let output = fs::read_to_string(log).map_err(|source| MeasureError::File {
         path: log.display().to_string(),
@@ -101,7 +101,7 @@ pub(super) fn collected(log: &Path) -> Result<f64, MeasureError> {
         .lines()
         .find_map(|line| line.split("Collected :").nth(1)?.trim().parse::<f64>().ok());
     match collected {
-        // None at all are what a program without symbols has.
+        // Zero means that the program has no symbols.
         Some(instructions) if instructions > 0.0 => Ok(instructions),
         _ => Err(MeasureError::Output {
             program: "valgrind",

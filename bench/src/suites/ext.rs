@@ -1,5 +1,5 @@
-//! Protocol extensions (PX §4, §5): round trips that a handler in the packet filter answers, beside
-//! those that programs answer.
+//! Protocol extensions (PX §4, §5): round trips answered by a handler in the packet filter, beside
+//! those answered by programs.
 
 pub(crate) mod forward;
 pub(crate) mod video;
@@ -25,7 +25,7 @@ const FIG_5: &str =
 const FIG_6: &str =
     "Fig. 6: half the processor's time of a server on sockets, at 15 streams that fill the network";
 
-/// Of one film.
+/// Frames of one film.
 const FRAMES: f64 = 60.0;
 
 const FIG_7: &str = "Fig. 7: a forwarder in the kernel adds far less than one that splices sockets";
@@ -101,7 +101,7 @@ fn message_cases(count: usize) -> [Case; 3] {
     ]
 }
 
-/// A key-value server: the handler in the filter, or a program on sockets. Who asks sleeps on the kernel's.
+/// A key-value server: the handler in the filter, or a program on sockets. The client sleeps on a kernel socket.
 fn value_cases(count: usize) -> [Case; 3] {
     [
         Case::of_portolan("px-values-filter", "of kernel", Better::Lower, move |bed| {
@@ -120,7 +120,7 @@ fn value_cases(count: usize) -> [Case; 3] {
     ]
 }
 
-/// From one stream to thirty.
+/// Video for one to thirty streams.
 fn video_cases(effort: Effort) -> Vec<Case> {
     let frames = effort.scaled(FRAMES) as u32;
     let ratio = |name, cut| {
@@ -148,11 +148,11 @@ fn video_cases(effort: Effort) -> Vec<Case> {
     ratios.into_iter().chain(side_by_side).collect()
 }
 
-/// Both ends are handlers, as the functions of the paper's applications are.
+/// Measures with handlers at both ends, as in the paper's applications.
 pub(crate) fn by_handlers(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     const LOCAL_PORT: u16 = 7006;
     let _echo = install(bed, "echo.o", ECHO)?;
-    // A rally has nobody to ask again: the other end must be there.
+    // A rally does not retransmit: the other end must be ready.
     ping(bed, Stack::Kernel, 1)?;
     let object = written(bed, "rally.o", RALLY)?;
     let local = SocketAddr::new(bed.client.address, LOCAL_PORT);
@@ -164,7 +164,7 @@ pub(crate) fn by_handlers(bed: &Bed, count: usize) -> Result<f64, MeasureError> 
     number("portolan-owner", &run(&mut owner)?, &["p50_us"])
 }
 
-/// Both ends are handlers in threads of their programs, which sleep between two datagrams.
+/// Measures with handlers at both ends, in threads of their programs, which sleep between two datagrams.
 pub(crate) fn by_threads(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     const LOCAL_PORT: u16 = 7006;
     let end = bed.endpoint(PORT).to_string();
@@ -191,7 +191,7 @@ fn messages_by_program(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     call(bed, count)
 }
 
-/// Calls until somebody answers, and then so often.
+/// Calls until the station answers, then `count` times.
 fn call(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     let address = bed.endpoint(0).ip().to_string();
     let mut owner = bed.owner_command(Side::Client);
@@ -214,7 +214,7 @@ fn values_by_program(bed: &Bed, stack: Stack, count: usize) -> Result<f64, Measu
     ask(bed, count)
 }
 
-/// Asks until somebody answers, and then so often.
+/// Asks until the server answers, then `count` times.
 fn ask(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     let end = bed.endpoint(PORT).to_string();
     let mut client = bed.command(Side::Client, Stack::Kernel, "portolan-owner");
@@ -222,7 +222,7 @@ fn ask(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     number("portolan-owner", &run(&mut client)?, &["p50_us"])
 }
 
-/// Both ends are programs on the kernel's sockets that sleep.
+/// Measures with programs on the kernel's sockets at both ends, which sleep.
 fn by_sleepers(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     let end = bed.endpoint(PORT).to_string();
     let mut server = bed.command(Side::Server, Stack::Kernel, "portolan-traffic");
@@ -233,7 +233,7 @@ fn by_sleepers(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     number("portolan-traffic", &run(&mut client)?, &["p50_us"])
 }
 
-/// Both ends are programs that spin.
+/// Measures with programs at both ends, which spin.
 fn by_programs(bed: &Bed, stack: Stack, count: usize) -> Result<f64, MeasureError> {
     let endpoint = bed.endpoint(PORT).to_string();
     let mut server = bed.command(Side::Server, stack, "portolan-traffic");
@@ -242,13 +242,13 @@ fn by_programs(bed: &Bed, stack: Stack, count: usize) -> Result<f64, MeasureErro
     ping(bed, stack, count)
 }
 
-/// The server's end is a handler.
+/// Measures with a handler at the server's end.
 pub(crate) fn by_handler_and_program(bed: &Bed, count: usize) -> Result<f64, MeasureError> {
     let _owner = install(bed, "echo.o", ECHO)?;
     ping(bed, Stack::Portolan, count)
 }
 
-/// Installs an extension on the server's end; it goes with the returned.
+/// Installs an extension on the server's end; dropping the returned process removes it.
 fn install(bed: &Bed, name: &str, object: &[u8]) -> Result<Background, MeasureError> {
     let path = written(bed, name, object)?;
     let mut owner = bed.own_command(Side::Server);
@@ -270,7 +270,7 @@ fn written(bed: &Bed, name: &str, object: &[u8]) -> Result<PathBuf, MeasureError
     }
 }
 
-/// The median of round trips of eight bytes. The client asks until somebody answers.
+/// Returns the median of round trips of eight bytes. The client retries until the server answers.
 fn ping(bed: &Bed, stack: Stack, count: usize) -> Result<f64, MeasureError> {
     let endpoint = bed.endpoint(PORT).to_string();
     let count = count.to_string();

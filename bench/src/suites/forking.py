@@ -4,7 +4,7 @@ address, port, hint = sys.argv[1:]
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 listener = socket.create_server((address, int(port)), backlog=128)
 try:
-    # SO_CONCURRENT_SERVER, which the kernel does not know.
+    # SO_CONCURRENT_SERVER, which the kernel does not support.
     listener.setsockopt(socket.SOL_SOCKET, 0x5043, int(hint))
 except OSError:
     pass

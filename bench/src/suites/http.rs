@@ -31,7 +31,7 @@ fn case(
     connections: &'static str,
     options: &'static [&'static str],
 ) -> Case {
-    // wrk takes whole seconds.
+    // wrk accepts whole seconds only.
     let duration = format!("{}s", seconds.ceil());
     Case::new(name, "req/s", Better::Higher, move |bed, stack| {
         let config = configure(bed)?;
@@ -49,7 +49,7 @@ fn case(
     })
 }
 
-/// Writes nginx's page and configuration, one process in the foreground without logs.
+/// Writes nginx's page and a configuration with one process in the foreground, without logs.
 fn configure(bed: &Bed) -> Result<String, MeasureError> {
     let root = bed.file("www");
     let config = bed.file("nginx.conf");
@@ -73,7 +73,7 @@ fn configure(bed: &Bed) -> Result<String, MeasureError> {
     Ok(path)
 }
 
-/// wrk's lines `Requests/sec:  123456.78`, `50%  512.00us` and `99%  1.20ms`.
+/// Parses wrk's lines `Requests/sec:  123456.78`, `50%  512.00us` and `99%  1.20ms`.
 fn sample(output: &str) -> Option<Sample> {
     let field = |name| {
         let line = output.lines().map(str::trim);
@@ -88,7 +88,7 @@ fn sample(output: &str) -> Option<Sample> {
     })
 }
 
-/// A time as wrk prints it.
+/// Parses a time as wrk prints it.
 fn microseconds(text: &str) -> Option<f64> {
     let text = text.trim();
     let units = [("us", 1.0), ("ms", 1e3), ("s", 1e6)];

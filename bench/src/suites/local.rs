@@ -1,4 +1,4 @@
-//! Two programs of one host, by loopback: the round trips of `rtt` over TCP and the transfers of
+//! Two programs of one host over loopback: the round trips of `rtt` over TCP and the transfers of
 //! `bulk`.
 
 use super::{Case, bulk, rtt};

@@ -1,9 +1,10 @@
-"""A connection that leaves its program and comes back, again and again: what a migration costs. It leaves because its
-descriptor goes into a message, which could be for somebody else; it comes back because nobody else took it.
+"""Measures the cost of a migration: a connection repeatedly migrates to the server and back. It is flushed because its
+descriptor is sent in a message, whose receiver may be another process; it returns because no other process took it.
 
 usage: give ADDRESS PORT BYTES | move ADDRESS PORT COUNT
 
-`give` sends each client bytes and waits until it closes. `move` prints the microseconds of one journey as JSON.
+`give` sends BYTES bytes to each client and waits until it closes. `move` prints the microseconds of one migration to the
+server and back as JSON.
 """
 
 import os
@@ -11,7 +12,7 @@ import socket
 import sys
 import time
 
-# For bytes that were sent to lie in the session.
+# Seconds for the bytes to arrive in the session.
 SETTLED = 0.3
 
 
@@ -25,7 +26,7 @@ def give(address, count):
 
 
 def look(connection):
-    """A call that needs the session, and leaves what lies in it."""
+    """Makes a call that needs the session but consumes no data."""
     try:
         connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -1,5 +1,5 @@
-//! Throughput over long, slow and lossy paths, and how flows of both stacks share one. The beds
-//! are wires with faults, which carry the kernel's traffic and Portolan's alike.
+//! Throughput over long, slow and lossy paths, and fairness between flows of both stacks. The beds
+//! are impaired links, which carry the kernel's traffic and Portolan's alike.
 
 use std::cell::OnceCell;
 use std::thread;
@@ -13,13 +13,13 @@ use crate::process::run;
 use crate::{Effort, MeasureError};
 
 const PORT: u16 = 7000;
-/// Where the second stack's flows go when both share a wire.
+/// The port of the second stack's flows when both share a link.
 const SECOND_PORT: u16 = 7100;
 /// The buffer of a deep path, in time at its rate.
 const DEEP: Duration = Duration::from_millis(250);
-/// No router has less: ten packets.
+/// The minimum buffer of a router: ten packets.
 const LEAST_BUFFER: usize = 15_000;
-/// Flows of each stack that share the wire.
+/// Flows of each stack that share the link.
 const SHARING: u16 = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -33,9 +33,9 @@ enum Buffer {
 struct Path {
     /// Bits per second.
     rate: u64,
-    /// There and back.
+    /// Round-trip time.
     rtt: Duration,
-    /// Lost packets in a thousand, in either direction.
+    /// Lost packets per thousand, in each direction.
     loss: u32,
     buffer: Buffer,
 }
@@ -95,8 +95,8 @@ impl Path {
         }
     }
 
-    /// Flows measured at a time, each on a path of its own: many where each is slow, for chance
-    /// rules there; few where they would keep the machine busy.
+    /// Returns the number of flows that are measured at a time, each on a path of its own: many on slow paths,
+    /// whose results vary by chance; few on fast ones, which would keep the machine busy.
     fn flows(&self) -> u16 {
         let fast = self.rate > 50_000_000 && (self.loss < 10 || self.rtt.as_millis() < 10);
         if fast { 2 } else { 12 }
@@ -105,9 +105,10 @@ impl Path {
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let seconds = effort.scaled(8.0);
-    let paths: Vec<Path> = match effort.quick {
-        true => Path::QUICK.to_vec(),
-        false => Path::all().collect(),
+    let paths: Vec<Path> = if effort.quick {
+        Path::QUICK.to_vec()
+    } else {
+        Path::all().collect()
     };
     let mut cases: Vec<Case> = paths.into_iter().map(|p| path_case(p, seconds)).collect();
     cases.push(fair_case("fair-2x2", 20, 2.5 * seconds));
@@ -131,8 +132,8 @@ fn path_case(path: Path, seconds: f64) -> Case {
     })
 }
 
-/// Jain's index of four flows on one wire with a round trip's buffer: for the kernel all are its own, for Portolan two
-/// are the kernel's.
+/// Jain's index of four flows on one link with a buffer of one round trip: for the kernel, all flows are the kernel's;
+/// for Portolan, two of them are.
 fn fair_case(name: &str, rtt_ms: u64, seconds: f64) -> Case {
     let path = Path::new(20, rtt_ms, 0, Buffer::Shallow);
     let shallow = path.impairment();
@@ -153,20 +154,20 @@ fn fair_case(name: &str, rtt_ms: u64, seconds: f64) -> Case {
             let second = scope.spawn(|| half(SECOND_PORT).run(bed, Stack::Kernel));
             (half(PORT).run(bed, stack), second.join())
         });
-        // A panic of the other thread is one of ours.
+        // A panic of the other thread is propagated.
         let second = second.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok(jain(&[first?, second?].concat()))
     })
 }
 
-/// One if all have the same, 1/n if one has all.
+/// Returns Jain's index: one if all have the same rate, 1/n if one has all of it.
 fn jain(rates: &[f64]) -> f64 {
     let sum: f64 = rates.iter().sum();
     let squares: f64 = rates.iter().map(|rate| rate * rate).sum();
     sum * sum / (rates.len() as f64 * squares)
 }
 
-/// A bed that is made when it is first needed.
+/// A bed that is made at the first use.
 struct LazyBed {
     impairment: Impairment,
     bed: OnceCell<Bed>,
@@ -185,24 +186,24 @@ impl LazyBed {
             return Ok(bed);
         }
         let bed = Bed::impaired(self.impairment)?;
-        // Some distributions choose another; Portolan's is the same by default.
+        // Portolan's default; some distributions choose another one for the kernel.
         bed.set_kernel_congestion("cubic");
         Ok(self.bed.get_or_init(|| bed))
     }
 }
 
-/// Some flows at a time from the client to the server.
+/// Simultaneous flows from the client to the server.
 #[derive(Clone, Copy)]
 struct Traffic {
     port: u16,
     flows: u16,
-    /// Seconds before the measurement, and its length.
+    /// Seconds before the measurement, and its duration.
     skip: f64,
     seconds: f64,
 }
 
 impl Traffic {
-    /// Megabits per second of each flow.
+    /// Returns the megabits per second of each flow.
     fn run(self, bed: &Bed, stack: Stack) -> Result<Vec<f64>, MeasureError> {
         let address = bed.endpoint(self.port).to_string();
         let words = [

@@ -1,4 +1,4 @@
-//! Guarantees (NE §5, MS §V): whether they hold, and what they cost others. Figures are errors of
+//! Guarantees (NE §5, MS §V): whether they are kept, and what they cost others. Figures are errors of
 //! guarantees, with a bar each; their names begin with the paper's figure.
 
 pub(crate) mod cpu;

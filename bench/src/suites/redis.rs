@@ -1,12 +1,12 @@
 //! redis-benchmark with 50 connections, and with few, against redis-server, one core each.
 
 use super::{Better, Case};
-use crate::bed::{Bed, Side, Stack};
+use crate::bed::{Bed, ServeError, Side, Stack};
 use crate::figure::{Latency, Sample};
-use crate::process::run;
+use crate::process::{Background, run};
 use crate::{Effort, MeasureError};
 
-const PORT: u16 = 6379;
+pub const PORT: u16 = 6379;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let requests = effort.scaled(100_000.0) as u64;
@@ -37,7 +37,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     cases
 }
 
-/// What redis-benchmark asks for.
+/// Parameters of redis-benchmark.
 #[derive(Clone, Copy)]
 struct Load {
     test: &'static str,
@@ -52,13 +52,10 @@ fn case(name: &str, load: Load) -> Case {
     })
 }
 
-fn measure(bed: &Bed, stack: Stack, load: Load) -> Result<Sample, MeasureError> {
-    let address = bed.server.address.to_string();
-    let port = PORT.to_string();
-    let _server = bed.serve(
-        stack,
-        PORT,
-        "redis-server",
+/// Starts a server that writes nothing to disk.
+pub fn serve(bed: &Bed, stack: Stack) -> Result<Background, ServeError> {
+    let (address, port) = (bed.server.address.to_string(), PORT.to_string());
+    let arguments = [
         &[
             "--bind",
             &address,
@@ -66,14 +63,16 @@ fn measure(bed: &Bed, stack: Stack, load: Load) -> Result<Sample, MeasureError> 
             &port,
             "--protected-mode",
             "no",
-            "--save",
-            "",
-            "--appendonly",
-            "no",
-            "--loglevel",
-            "warning",
-        ],
-    )?;
+        ][..],
+        &["--save", "", "--appendonly", "no", "--loglevel", "warning"],
+    ];
+    bed.serve(stack, PORT, "redis-server", &arguments.concat())
+}
+
+fn measure(bed: &Bed, stack: Stack, load: Load) -> Result<Sample, MeasureError> {
+    let address = bed.server.address.to_string();
+    let port = PORT.to_string();
+    let _server = serve(bed, stack)?;
     let output = run(bed.command(Side::Client, stack, "redis-benchmark").args([
         "-h",
         &address,
@@ -95,7 +94,7 @@ fn measure(bed: &Bed, stack: Stack, load: Load) -> Result<Sample, MeasureError> 
     })
 }
 
-/// The last line has the name of the test, requests per second, and in milliseconds the mean, the minimum,
+/// Parses the last line: the name of the test, requests per second, and in milliseconds the mean, the minimum,
 /// the 50th, 95th and 99th percentile and the maximum.
 fn sample(csv: &str) -> Option<Sample> {
     let fields: Vec<f64> = csv

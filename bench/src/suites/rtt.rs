@@ -1,4 +1,4 @@
-//! Round-trip times as protolat measured them: one message at a time, both sides spinning or both
+//! Round-trip times as measured by protolat: one message at a time, both sides spinning or both
 //! sleeping, one core each. The figure is the median round trip of a run.
 
 use super::{Better, Case, Reach};
@@ -94,7 +94,7 @@ impl RoundTrip {
         self.reach.round_trips(bed, stack, &ping)
     }
 
-    /// Over UDP the client itself asks until the server is there.
+    /// Starts the server. Over UDP, the client itself retries until the server is ready.
     fn serve(
         &self,
         bed: &Bed,

@@ -11,8 +11,8 @@ use crate::error::ChannelError;
 const SMALLEST_RING: u32 = 256 * 1024;
 const LARGEST_RING: u32 = 1 << 30;
 
-/// What the owner of a channel maps into its memory; either descriptor may be handed to another
-/// process, and reaches nothing but this channel's own map.
+/// The maps for the owner of a channel. Either descriptor may be passed to another process; it gives access
+/// to this channel's map only.
 #[derive(Debug)]
 pub struct ChannelMaps {
     /// A BPF ring buffer of `RecordHeader` + frame; can be polled.
@@ -21,14 +21,14 @@ pub struct ChannelMaps {
     pub doorbell: OwnedFd,
 }
 
-/// The same, as this crate handles them.
+/// The same maps for use in this crate.
 pub(crate) struct Maps {
     pub(crate) ring: MapHandle,
     pub(crate) doorbell: MapHandle,
 }
 
 impl Maps {
-    /// `ring_size` is rounded up to what the kernel takes: a power of two.
+    /// `ring_size` is rounded up to a power of two, as the kernel requires.
     pub(crate) fn create(ring_size: u32) -> Result<Maps, ChannelError> {
         let entries = ring_size
             .clamp(SMALLEST_RING, LARGEST_RING)

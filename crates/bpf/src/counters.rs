@@ -4,7 +4,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 
 const TABLE: &[(&str, &str, &str)] = include!(concat!(env!("OUT_DIR"), "/counters.rs"));
 
-/// How often one verdict was given since the programs were loaded.
+/// The number of times one verdict was given since the programs were loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Counter {
     /// The filter: `receive` or `transmit`.
@@ -19,7 +19,7 @@ pub fn counter_names() -> &'static [(&'static str, &'static str, &'static str)] 
     TABLE
 }
 
-/// All counters in the order of their table; one that cannot be read shows zero.
+/// Reads all counters in the order of their table; one that cannot be read is zero.
 pub(crate) fn read(map: &MapHandle) -> Vec<Counter> {
     let read_one = |(index, &(group, name, meaning)): (u32, &_)| Counter {
         group,

@@ -1,5 +1,5 @@
-//! The packet filter in a device's driver (XDP), before the one at tc: a link that ends with the descriptor, so that
-//! nothing stays of a server that has died. It displaces nobody's program.
+//! The packet filter in a device's driver (XDP), before the one at tc: a link that ends with its descriptor, so that
+//! nothing remains of a dead server. It never displaces another program.
 #![allow(unsafe_code)]
 
 use std::fs;
@@ -10,12 +10,12 @@ use libbpf_rs::libbpf_sys;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 
-/// How a device runs the program.
+/// Hooks at which a device can run the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DriverHook {
-    /// Its driver, before there is a buffer of the kernel's.
+    /// In the driver, before the kernel makes a buffer.
     Native,
-    /// The kernel in its driver's stead, after there is one.
+    /// In the kernel, after it has made a buffer.
     Generic,
 }
 
@@ -51,7 +51,7 @@ pub enum DriverError {
     },
 }
 
-/// An attached program; it leaves the device when this is dropped.
+/// An attached program; dropping it detaches the program.
 #[derive(Debug)]
 pub(crate) struct DriverLink {
     _link: OwnedFd,
@@ -74,7 +74,7 @@ impl DriverLink {
 
 fn refusal(source: io::Error, hook: DriverHook) -> DriverError {
     match (Errno::from_io_error(&source), hook) {
-        // The other kind of hook is taken, or this one.
+        // The hook is taken, or the other kind is in use.
         (Some(Errno::BUSY | Errno::EXIST), _) => DriverError::InUse,
         (Some(Errno::OPNOTSUPP), DriverHook::Native) => DriverError::NotNative,
         _ => DriverError::Refused {
@@ -106,14 +106,14 @@ fn link(program: BorrowedFd<'_>, ifindex: u32, hook: DriverHook) -> io::Result<O
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Whether devices of this network namespace take what is tagged on that one. A tag that the device, or the kernel's
-/// emulation of it, has taken off is not in the frame.
+/// Whether this network namespace has VLAN devices on the device. If the device or the kernel's emulation of it strips
+/// tags, they are not in the frame.
 pub(crate) fn has_vlans(ifindex: u32) -> bool {
     let (Some(name), Ok(table)) = (
         name_of(ifindex),
         fs::read_to_string("/proc/thread-self/net/vlan/config"),
     ) else {
-        // Without the table there is no VLAN device at all.
+        // Without the table there are no VLAN devices.
         return false;
     };
     is_beneath(&name, &table)
@@ -124,7 +124,7 @@ fn name_of(ifindex: u32) -> Option<String> {
     netdevice::index_to_name(any, ifindex).ok()
 }
 
-/// Lines are `vlan5  | 5  | eth0`.
+/// Lines have the form `vlan5  | 5  | eth0`.
 fn is_beneath(device: &str, table: &str) -> bool {
     table
         .lines()

@@ -1,5 +1,5 @@
-//! Protocol extensions in the kernel: their maps, their programs, and the managers' tables. What is
-//! admitted, and for which packets, is the caller's to decide.
+//! Protocol extensions in the kernel: their maps, their programs, and the managers' tables. The caller
+//! decides what is admitted, and for which packets.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -24,11 +24,11 @@ pub struct Extensions {
     controls: Table<u32, ExtensionControl>,
     statistics: MapHandle,
     linkage: Arc<Linkage>,
-    /// Their slots are cleared when nobody has the table any more.
+    /// The kernel clears the slots when the last reference to this table is closed.
     _managers: Table<u32, i32>,
 }
 
-/// What a program needs to be linked with the managers; for any thread.
+/// What is needed to link a program with the managers; may be used from any thread.
 pub struct Linkage {
     work: MapHandle,
     views: MapHandle,
@@ -66,12 +66,12 @@ impl Extensions {
         })
     }
 
-    /// Where programs are linked and loaded, in this thread or in another.
+    /// Links and loads programs, in this or another thread.
     pub fn linkage(&self) -> Arc<Linkage> {
         Arc::clone(&self.linkage)
     }
 
-    /// Puts a program where chains find it, allowed to run for `limit` nanoseconds.
+    /// Enters a program into the table used by chains; it may run for `limit` nanoseconds.
     pub fn enter(&self, number: u16, program: &OwnedFd, limit: u64) -> Result<(), TableError> {
         let index = u32::from(number);
         self.clear_statistics(index);
@@ -87,7 +87,7 @@ impl Extensions {
         self.programs.remove(&number.into())
     }
 
-    /// Who is called for the packets of an endpoint.
+    /// Sets the chain of handlers for an endpoint's packets.
     pub fn guard(&self, key: &GuardKey, chain: &Chain) -> Result<(), TableError> {
         self.guards.set(key, chain)
     }
@@ -96,13 +96,13 @@ impl Extensions {
         self.guards.remove(key)
     }
 
-    /// Has it taken too long too often?
+    /// Whether the program was stopped because it overran its limit too often.
     pub fn is_stopped(&self, number: u16) -> bool {
         let control = self.controls.read(&number.into());
         control.is_some_and(|control| control.is_stopped != 0)
     }
 
-    /// Of all processors together.
+    /// The sum over all CPUs.
     pub fn statistics(&self, number: u16) -> ExtensionStatistics {
         let key = u32::from(number).to_ne_bytes();
         let Ok(Some(values)) = self.statistics.lookup_percpu(&key, MapFlags::ANY) else {
@@ -121,7 +121,7 @@ impl Extensions {
         let zero = ExtensionStatistics::default().as_bytes().to_vec();
         let key = index.to_ne_bytes();
         let processors = libbpf_rs::num_possible_cpus().unwrap_or(1);
-        // An array's entries are always there.
+        // The entries of an array always exist.
         let _ = self
             .statistics
             .update_percpu(&key, &vec![zero; processors], MapFlags::ANY);
@@ -137,7 +137,7 @@ impl Linkage {
         self.views.as_fd().as_raw_fd()
     }
 
-    /// The views of what is sent.
+    /// The views of sent packets.
     pub fn sendings(&self) -> i32 {
         self.sendings.as_fd().as_raw_fd()
     }
@@ -146,7 +146,7 @@ impl Linkage {
         self.managers.as_fd().as_raw_fd()
     }
 
-    /// Makes a map of an extension; the kernel may say no.
+    /// Creates a map of an extension; the kernel may refuse.
     pub fn create_map(&self, map: &MapDefinition) -> libbpf_rs::Result<OwnedFd> {
         let options = libbpf_sys::bpf_map_create_opts {
             sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
@@ -172,7 +172,7 @@ impl Linkage {
         Ok(handle.as_fd().try_clone_to_owned()?)
     }
 
-    /// Has the kernel verify a linked program.
+    /// Loads a linked program, which the kernel verifies.
     pub fn load(&self, instructions: &[u64]) -> Result<Loaded, Refused> {
         load::load(c"extension", instructions)
     }

@@ -27,18 +27,18 @@ use crate::objects::Objects;
 use crate::run_time::RunTime;
 use crate::table::Table;
 
-/// Sizes of the tables; their memory is taken when they are loaded.
+/// Sizes of the tables; their memory is allocated when they are loaded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub flows: u32,
     pub bindings: u32,
-    /// Bindings that are dealt to several sockets.
+    /// Bindings shared by several sockets.
     pub shared: u32,
     pub channels: u32,
 }
 
 /// The packet filter and the transmit filter with their tables. The programs stay attached until
-/// they are detached or their device goes; the tables live as long as the programs.
+/// they are detached or their device is removed; the tables live as long as the programs.
 pub struct Filter {
     packet_filter: OwnedFd,
     inject_filter: OwnedFd,
@@ -48,9 +48,9 @@ pub struct Filter {
     driver_links: HashMap<u32, DriverLink>,
 
     flows: Table<FilterKey, FlowRow>,
-    /// The same flows, where packets are compared with each of them.
+    /// The same flows for linear search, if that is configured.
     linear: Option<RefCell<LinearTable>>,
-    /// Where packets may name their flow themselves.
+    /// For packets that name their flow themselves, if that is configured.
     handles: Option<RefCell<HandleTable>>,
     bindings: Table<BindingKey, FlowRow>,
     shares: Table<ShareKey, FlowRow>,
@@ -62,25 +62,25 @@ pub struct Filter {
     taps: Table<u32, FilterTap>,
     channels: Table<u32, u32>,
     losses: Table<u32, Losses>,
-    /// Timers run only while a program has their map.
+    /// Keeps the timers' map: timers run only while a program has it.
     _attentions: MapHandle,
     budgets: Table<u32, Budget>,
     map_builder: Arc<MapBuilder>,
     /// What programs install in the packets' path.
     pub extensions: Extensions,
-    /// Whose SYNs are a flood.
+    /// The listeners under a flood of SYNs.
     pub floods: Floods,
     counters: MapHandle,
-    /// What `local_addresses` holds.
+    /// The contents of `local_addresses`.
     addresses: HashMap<IpAddr, u8>,
     tap_of: HashMap<ChannelId, u32>,
 }
 
-/// What came of putting the packet filter back.
+/// The result of restoring the packet filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Restored {
     Back,
-    /// The device is not filtered, or no more.
+    /// The device is not, or no longer, filtered.
     NotOurs,
 }
 
@@ -89,7 +89,7 @@ impl Filter {
         Filter::of(&Objects::load(limits, settings)?, limits, settings)
     }
 
-    /// The programs and maps stay loaded through the descriptors that this takes.
+    /// Takes descriptors that keep the programs and maps loaded.
     pub(crate) fn of(
         objects: &Objects,
         limits: &Limits,
@@ -136,8 +136,8 @@ impl Filter {
         })
     }
 
-    /// Puts the packet filter at the ingress of a device. A filter that a dead server left there is
-    /// replaced; those of others stay.
+    /// Attaches the packet filter at the ingress of a device. Replaces the filter of a dead server; those of
+    /// others stay.
     pub fn attach_interface(&mut self, ifindex: u32) -> Result<(), AttachError> {
         if self.hooks.contains_key(&ifindex) {
             return Ok(());
@@ -145,12 +145,12 @@ impl Filter {
         self.hook(ifindex)
     }
 
-    /// Puts the packet filter back on a device that it was on, and that somebody took it off. Not on others.
+    /// Attaches the packet filter again to a device from which somebody removed it. Not to other devices.
     pub fn restore_interface(&mut self, ifindex: u32) -> Result<Restored, AttachError> {
         if !self.hooks.contains_key(&ifindex) {
             return Ok(Restored::NotOurs);
         }
-        // One that fails leaves it among those that are to have the filter: it is tried again.
+        // After a failure the device stays in the table, so that it is tried again.
         self.hook(ifindex)?;
         Ok(Restored::Back)
     }
@@ -161,8 +161,8 @@ impl Filter {
         Ok(())
     }
 
-    /// Puts the packet filter into the device's driver, too, by the first of these hooks that it has: the sessions
-    /// whose rows say so are served there. A program of another's stays.
+    /// Also attaches the packet filter in the device's driver, at the first of these hooks that works. It serves the
+    /// sessions whose rows permit it. Does not displace another program.
     pub fn attach_driver(
         &mut self,
         ifindex: u32,
@@ -187,12 +187,12 @@ impl Filter {
         Err(first.unwrap_or(DriverError::NotNative))
     }
 
-    /// How the filter is in the device's driver, if it is.
+    /// The hook of the filter in the device's driver, if it is attached there.
     pub fn driver_hook(&self, ifindex: u32) -> Option<DriverHook> {
         self.driver_links.get(&ifindex).map(|link| link.hook)
     }
 
-    /// Takes the filter out of the drivers of devices on which VLAN devices have been made. Answers whose.
+    /// Detaches the filter from the drivers of devices that have got VLAN devices. Returns their indices.
     pub fn leave_drivers_with_vlans(&mut self) -> Vec<u32> {
         let with_vlans = self
             .driver_links
@@ -206,7 +206,7 @@ impl Filter {
         left
     }
 
-    /// Takes the packet filter off a device; does nothing where it is not attached.
+    /// Detaches the packet filter from a device; does nothing if it is not attached.
     pub fn detach_interface(&mut self, ifindex: u32) -> Result<(), AttachError> {
         self.driver_links.remove(&ifindex);
         match self.hooks.remove(&ifindex) {
@@ -215,7 +215,7 @@ impl Filter {
         }
     }
 
-    /// The managed devices: a channel sends through the one whose MAC address the frame carries.
+    /// Sets the managed devices: a channel sends through the one whose MAC address the frame carries.
     pub fn set_interfaces(&self, interfaces: &[FilterInterface]) -> Result<(), TableError> {
         let mut table = [FilterInterface::default(); MAX_INTERFACES];
         table
@@ -227,8 +227,8 @@ impl Filter {
         self.interfaces.set(&0, &table)
     }
 
-    /// The addresses of this host and the broadcast addresses of its networks, in place of those
-    /// set before.
+    /// Sets the addresses of this host and the broadcast addresses of its networks, replacing the
+    /// former ones.
     pub fn set_local_addresses(
         &mut self,
         own: &[IpAddr],
@@ -253,7 +253,7 @@ impl Filter {
         Ok(())
     }
 
-    /// Where channels are made, in this thread or in another.
+    /// The builder of channels, for this or another thread.
     pub fn map_builder(&self) -> Arc<MapBuilder> {
         Arc::clone(&self.map_builder)
     }
@@ -269,25 +269,25 @@ impl Filter {
         maps.share()
     }
 
-    /// Puts the transmit filter at the ingress of a channel's tap. The program leaves with the tap.
+    /// Attaches the transmit filter at the ingress of a channel's tap. The program is removed with the tap.
     pub fn attach_tap(&mut self, channel: ChannelId, tap_ifindex: u32) -> Result<(), AttachError> {
         self.register_tap(channel, tap_ifindex)?;
         self.map_builder.attach_tap(tap_ifindex)
     }
 
-    /// Puts the packet filter at the ingress of the tap through which the server re-injects frames.
+    /// Attaches the packet filter at the ingress of the tap through which the server re-injects frames.
     pub fn attach_inject_tap(&mut self, tap_ifindex: u32) -> Result<(), AttachError> {
         Hook::attach(self.inject_filter.as_fd(), tap_ifindex)?;
         Ok(())
     }
 
-    /// Forgets a tap through which a channel sends besides its own.
+    /// Removes a channel's additional tap from the tables.
     pub fn remove_tx_queue(&self, tap_ifindex: u32) -> Result<(), TableError> {
         self.taps.remove(&tap_ifindex)
     }
 
-    /// Forgets a channel: its tap sends no more; frames aimed at it are soon dropped. The owner's
-    /// mappings stay valid.
+    /// Removes a channel: its tap can no longer send, and frames directed to it are soon dropped. The
+    /// owner's mappings stay valid.
     pub fn remove_channel(&mut self, channel: ChannelId) -> Result<(), TableError> {
         if let Some(tap) = self.tap_of.remove(&channel) {
             self.taps.remove(&tap)?;
@@ -297,7 +297,7 @@ impl Filter {
         Ok(())
     }
 
-    /// Directs the packets of a flow; atomically if they had another direction before.
+    /// Directs the packets of a flow to a row's owner, atomically if they had another direction before.
     pub fn steer(&self, flow: &FlowKey, row: FlowRow) -> Result<(), TableError> {
         let key = FilterKey::new(flow);
         self.flows.set(&key, &row)?;
@@ -310,7 +310,7 @@ impl Filter {
         }
     }
 
-    /// Leaves the packets of a flow to bindings and to the kernel.
+    /// Removes a flow, whose packets then go to bindings or to the kernel.
     pub fn unsteer(&self, flow: &FlowKey) -> Result<(), TableError> {
         let key = FilterKey::new(flow);
         self.flows.remove(&key)?;
@@ -323,8 +323,8 @@ impl Filter {
         }
     }
 
-    /// Makes a handle by which packets find the flow as it is aimed now: the index of its row. It ends when the flow
-    /// is aimed elsewhere. `None` if there are no handles, or no more.
+    /// Creates a handle by which packets find the flow's present row: its index. The handle is revoked when the flow is
+    /// steered elsewhere. `None` if there are no handles, or all are in use.
     pub fn give_handle(
         &self,
         flow: &FlowKey,
@@ -337,7 +337,7 @@ impl Filter {
         }
     }
 
-    /// Directs the packets of a local endpoint that are of no flow.
+    /// Directs packets to a local endpoint that belong to no flow.
     pub fn bind(&self, binding: &BindingKey, row: FlowRow) -> Result<(), TableError> {
         self.bindings.set(binding, &row)
     }
@@ -346,7 +346,7 @@ impl Filter {
         self.bindings.remove(binding)
     }
 
-    /// Deals a bucket of a binding that several sockets share.
+    /// Assigns a bucket of a binding that several sockets share.
     pub fn deal(&self, share: &ShareKey, row: FlowRow) -> Result<(), TableError> {
         self.shares.set(share, &row)
     }
@@ -355,7 +355,7 @@ impl Filter {
         self.shares.remove(share)
     }
 
-    /// Lets a channel send from a binding that is not its alone, in a class or (0) in its channel's.
+    /// Permits a channel to send from a shared binding, in a class, or in its channel's (0).
     pub fn allow_sender(&self, sender: &SenderKey, class: u16) -> Result<(), TableError> {
         self.senders.set(sender, &class)
     }
@@ -364,7 +364,7 @@ impl Filter {
         self.senders.remove(sender)
     }
 
-    /// Gives a channel all that is of a protocol, and lets it send that.
+    /// Gives a channel all packets of a protocol, and permits it to send them.
     pub fn claim(&self, guard: &RawKey, row: FlowRow) -> Result<(), TableError> {
         self.raw_flows.set(guard, &row)
     }
@@ -373,7 +373,7 @@ impl Filter {
         self.raw_flows.remove(guard)
     }
 
-    /// Gives a socket its copies of what comes to a group.
+    /// Sets a socket that gets copies of datagrams to a group.
     pub fn set_member(&self, member: &MemberKey, row: FlowRow) -> Result<(), TableError> {
         self.members.set(member, &row)
     }
@@ -382,7 +382,7 @@ impl Filter {
         self.members.remove(member)
     }
 
-    /// Sets the terms of a budget. What it has counted and drawn stays, but for what passes meanwhile.
+    /// Sets the parameters of a budget. Keeps its counters and clocks, except for concurrent updates.
     pub fn set_budget(&self, index: u16, terms: &Budget) -> Result<(), TableError> {
         let now = self.budget(index);
         let next = Budget {
@@ -395,7 +395,7 @@ impl Filter {
         self.budgets.set(&index.into(), &next)
     }
 
-    /// Makes a budget's number ready for another.
+    /// Resets a budget, so that its number can be reused.
     pub fn clear_budget(&self, index: u16) -> Result<(), TableError> {
         self.budgets.set(&index.into(), &Budget::default())
     }
@@ -404,22 +404,22 @@ impl Filter {
         self.budgets.read(&index.into()).unwrap_or_default()
     }
 
-    /// What the owner of a channel lost since it has it.
+    /// What the owner of a channel has lost since it was created.
     pub fn losses(&self, channel: ChannelId) -> Losses {
         self.losses.read(&channel.0).unwrap_or_default()
     }
 
-    /// What the packet filter took of the processors, while the kernel counted it.
+    /// CPU time used by the packet filter, while the kernel counts it.
     pub fn run_time(&self) -> RunTime {
         RunTime::of(self.packet_filter.as_fd())
     }
 
-    /// Every verdict of both filters with the number of times it was given.
+    /// The counters of all verdicts of both filters.
     pub fn counters(&self) -> Vec<Counter> {
         counters::read(&self.counters)
     }
 
-    /// From now on what comes through the tap is the channel's, and the transmit filter knows it.
+    /// Registers a tap as the channel's with the transmit filter.
     pub fn register_tap(&mut self, channel: ChannelId, tap_ifindex: u32) -> Result<(), TableError> {
         self.channels.set(&channel.0, &tap_ifindex)?;
         self.losses.set(&channel.0, &Losses::default())?;
@@ -428,7 +428,7 @@ impl Filter {
         Ok(())
     }
 
-    /// What the channel sends through that tap is in `class` from now on, unless its row has another.
+    /// Sets the class of what the channel sends through that tap, for rows without one.
     pub fn set_tap(
         &self,
         channel: ChannelId,

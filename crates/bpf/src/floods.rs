@@ -11,15 +11,15 @@ use crate::error::{LoadError, TableError};
 use crate::objects::Objects;
 use crate::table::Table;
 
-/// What is answered, for whom, and which way.
+/// The parameters of answers, the exempted flows, and the paths.
 pub struct Floods {
     floods: Table<BindingKey, Flood>,
     count: Table<u32, u32>,
     spared: Table<FilterKey, u8>,
     paths: Table<PathKey, ReturnPath>,
-    /// What `paths` holds.
+    /// The contents of `paths`.
     known_paths: HashMap<PathKey, ReturnPath>,
-    /// What `floods` holds.
+    /// The contents of `floods`.
     known: HashMap<BindingKey, Flood>,
 }
 
@@ -35,8 +35,8 @@ impl Floods {
         })
     }
 
-    /// Has the filter answer the SYNs to a listener from now on, or otherwise than before. What it has
-    /// met stays counted, but for what passes meanwhile.
+    /// Makes the filter answer the SYNs to a listener, or changes the parameters. Keeps the counters, except
+    /// for concurrent updates.
     pub fn set(&mut self, binding: &BindingKey, flood: &Flood) -> Result<(), TableError> {
         if self.known.get(binding) == Some(flood) {
             return Ok(());
@@ -52,7 +52,7 @@ impl Floods {
         self.note_count()
     }
 
-    /// Leaves the SYNs to the listener's owner.
+    /// Ends the answering: SYNs go to the listener's owner again.
     pub fn end(&mut self, binding: &BindingKey) -> Result<(), TableError> {
         if self.known.remove(binding).is_some() {
             self.floods.remove(binding)?;
@@ -66,7 +66,7 @@ impl Floods {
         self.count.set(&0, &(self.known.len() as u32))
     }
 
-    /// SYNs of a listener that the filter has dealt with since it is flooded.
+    /// Numbers of a listener's SYNs that the filter has answered and dropped since the flood began.
     pub fn seen(&self, binding: &BindingKey) -> FloodSeen {
         let flood = self.floods.read(binding);
         flood.map_or_else(FloodSeen::default, |flood| FloodSeen {
@@ -75,7 +75,7 @@ impl Floods {
         })
     }
 
-    /// Leaves the SYNs of a flow to its owner, who knows it.
+    /// Exempts the SYNs of a flow, which go to its owner, who knows the flow.
     pub fn spare(&self, flow: &FlowKey) -> Result<(), TableError> {
         self.spared.set(&FilterKey::new(flow), &1)
     }
@@ -84,11 +84,12 @@ impl Floods {
         self.spared.remove(&FilterKey::new(flow))
     }
 
-    /// The ways back to peers, in place of those set before; if there are too many, none.
+    /// Sets the return paths to peers, replacing the former ones; none if there are too many.
     pub fn set_paths(&mut self, paths: HashMap<PathKey, ReturnPath>) -> Result<(), TableError> {
-        let wanted = match paths.len() > RETURN_PATHS {
-            true => HashMap::new(),
-            false => paths,
+        let wanted = if paths.len() > RETURN_PATHS {
+            HashMap::new()
+        } else {
+            paths
         };
         for key in self.known_paths.keys() {
             if !wanted.contains_key(key) {

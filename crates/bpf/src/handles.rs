@@ -1,5 +1,5 @@
-//! Handles for active demultiplexing (MS §VI): rows that packets name themselves. A handle is of one flow as it is aimed
-//! when it is given; it ends when the flow is aimed elsewhere.
+//! Handles for active demultiplexing (MS §VI): rows that packets name themselves. A handle is valid for one flow and
+//! its owner; it is revoked when the flow is steered elsewhere.
 
 use std::collections::HashMap;
 
@@ -13,7 +13,7 @@ pub(crate) struct HandleTable {
     rows: Table<u32, HandleRow>,
     given: HashMap<FilterKey, Given>,
     free: Vec<u16>,
-    /// Never given so far.
+    /// The lowest index never used so far.
     unused: u32,
 }
 
@@ -34,7 +34,7 @@ impl HandleTable {
         })
     }
 
-    /// Makes a handle for a flow, in place of one that it has. `None` if all are given.
+    /// Creates a handle for a flow, replacing an earlier one. `None` if all are in use.
     pub(crate) fn give(
         &mut self,
         key: &FilterKey,
@@ -46,14 +46,14 @@ impl HandleTable {
             return Ok(None);
         };
         let given = Given { index, nonce, row };
-        // Whoever knew this place before does not know the nonce.
+        // A peer that knew the former handle of this index does not know the nonce.
         self.write(Given { nonce: 0, ..given })?;
         self.write(given)?;
         self.given.insert(*key, given);
         Ok(Some(index))
     }
 
-    /// The flow has that row now. A new owner is none of the handle's.
+    /// The flow has a new row. Revokes the handle if that has another owner.
     pub(crate) fn follow(&mut self, key: &FilterKey, row: FlowRow) -> Result<(), TableError> {
         let Some(given) = self.given.get(key).copied() else {
             return Ok(());

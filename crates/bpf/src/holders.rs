@@ -1,4 +1,4 @@
-//! Who has a descriptor, as the kernel counts, and what is at its other end, and what runs there.
+//! Which processes have a descriptor, by the kernel's reference counts, what is at its other end, and what runs there.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -25,8 +25,8 @@ impl HolderCount {
         })
     }
 
-    /// Is what `descriptor` refers to open here, under this one number, and in the processes at the
-    /// other ends of `connections`, and nowhere else? No if that cannot be told.
+    /// Whether the open file of `descriptor` is referenced only here, by this one descriptor, and in the
+    /// processes at the other ends of `connections`. False if that cannot be determined.
     pub fn is_only_with(
         &mut self,
         connections: &[BorrowedFd<'_>],
@@ -48,7 +48,7 @@ impl HolderCount {
             && request.references == request.descriptors + 1
     }
 
-    /// Are two descriptors that are open here UNIX sockets, and each the other's peer? No if that cannot be told.
+    /// Whether two descriptors open here are UNIX sockets connected to each other. False if that cannot be determined.
     pub fn are_pair(&mut self, far: impl AsFd, near: impl AsFd) -> bool {
         let mut request = PairEnds {
             far: number(far),
@@ -58,7 +58,7 @@ impl HolderCount {
         self.run("are_pair", request.as_mut_bytes()) && request.are_pair == 1
     }
 
-    /// Does the process that made `connection` run `file`? No if that cannot be told.
+    /// Whether the process that made `connection` runs `file`. False if that cannot be determined.
     pub fn runs_file(&mut self, connection: BorrowedFd<'_>, file: BorrowedFd<'_>) -> bool {
         let mut request = RunningFile {
             connection: number(connection),
@@ -68,7 +68,7 @@ impl HolderCount {
         self.run("runs_file", request.as_mut_bytes()) && request.is_running == 1
     }
 
-    /// Has a program answer a request in its place.
+    /// Runs a program on a request, which it answers in place.
     fn run(&mut self, name: &str, request: &mut [u8]) -> bool {
         let program = self
             .object

@@ -1,8 +1,8 @@
-//! One of our programs at tc ingress of one device: a cls_bpf filter of fixed handle and priority
-//! on the clsact queueing discipline, beside the filters of others, which it never touches.
+//! One of Portolan's programs at tc ingress of one device: a cls_bpf filter of fixed handle and priority
+//! on the clsact qdisc, beside the filters of others, which it never touches.
 //!
-//! TCX would save each frame a look. But it comes before the filters of others on a managed device, and attaching it, to
-//! a tap, waits for readers (RCU) with the lock held that all devices share: programs started ten times slower.
+//! TCX would save a look-up per frame. But it precedes the filters of others on a managed device, and attaching to a
+//! tap waits for RCU readers while holding the lock that all devices share: programs started ten times slower.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -17,36 +17,36 @@ use rustix::net::{self, AddressFamily, RecvFlags, SendFlags, SocketFlags, Socket
 
 use crate::error::AttachError;
 
-/// "port": tells our filter from those of others.
+/// "port": distinguishes Portolan's filter from those of others.
 const HANDLE: u32 = 0x706f_7274;
 /// After most others, so that theirs see every frame.
 const PRIORITY: u32 = 0x706f;
 
-/// The kernel fills datagrams of a dump up to this many bytes.
+/// Maximum size of the kernel's datagrams in a dump.
 const LARGEST_DATAGRAM: usize = 32 * 1024;
 
-/// Of what is told to whoever listens: disciplines, classes and filters (RTNLGRP_TC, as a mask).
+/// Events of qdiscs, classes and filters (RTNLGRP_TC, as a mask).
 const TC_GROUP: u32 = 1 << 3;
 
-/// Events taken at a time: more wake once more.
+/// Events taken at a time: further ones wake up again.
 const EVENTS_MAX: usize = 256;
 
 /// An attached program.
 #[derive(Debug)]
 pub(crate) struct Hook {
     ifindex: u32,
-    /// The clsact discipline is there for our sake only.
+    /// The clsact qdisc was created for this hook.
     owns_qdisc: bool,
 }
 
 impl Hook {
-    /// Attaches `program`. What a dead server left under our handle is replaced.
+    /// Attaches `program`. Replaces what a dead server left under the same handle.
     pub(crate) fn attach(program: BorrowedFd<'_>, ifindex: u32) -> Result<Hook, AttachError> {
         let refused = |source| AttachError::Filter { ifindex, source };
         let unanswered = |source| AttachError::Netlink { ifindex, source };
         let mut hook = tc_hook(program, ifindex);
         let owns_qdisc = if has_ingress_qdisc(ifindex).map_err(unanswered)? {
-            // A leftover of ours means that a server before us made the discipline.
+            // If there is a leftover of Portolan, an earlier server created the qdisc.
             filters(ifindex, TC_H_MIN_INGRESS)
                 .map_err(unanswered)?
                 .iter()
@@ -62,7 +62,7 @@ impl Hook {
         })
     }
 
-    /// Removes the program, and the queueing discipline if it was ours and nobody else uses it.
+    /// Removes the program, and the qdisc if it was created for it and nobody else uses it.
     pub(crate) fn detach(self, program: BorrowedFd<'_>) -> Result<(), AttachError> {
         let ifindex = self.ifindex;
         let refused = |source| AttachError::Filter { ifindex, source };
@@ -71,7 +71,7 @@ impl Hook {
         let in_use =
             is_in_use(ifindex).map_err(|source| AttachError::Netlink { ifindex, source })?;
         if self.owns_qdisc && !in_use {
-            // With both attach points named, libbpf removes the discipline itself.
+            // With both attach points named, libbpf removes the qdisc itself.
             hook.attach_point(TC_INGRESS | TC_EGRESS)
                 .destroy()
                 .map_err(refused)?;
@@ -80,12 +80,12 @@ impl Hook {
     }
 }
 
-/// Is our filter on the device? Whoever may administer the network can take it off: `tc qdisc del dev eth0 clsact`.
+/// Whether the filter is attached. A network administrator can remove it: `tc qdisc del dev eth0 clsact`.
 pub fn is_attached(ifindex: u32) -> io::Result<bool> {
     Ok(filters(ifindex, TC_H_MIN_INGRESS)?.iter().any(is_ours))
 }
 
-/// Becomes readable when queueing disciplines or filters of the network namespace have changed.
+/// Becomes readable when qdiscs or filters of the network namespace have changed.
 #[derive(Debug)]
 pub struct HookEvents(OwnedFd);
 
@@ -96,7 +96,7 @@ impl HookEvents {
         Ok(HookEvents(socket))
     }
 
-    /// Takes what has come, and what could not be kept, without a look at it.
+    /// Discards pending events, and the report of lost ones.
     pub fn drain(&self) {
         for _ in 0..EVENTS_MAX {
             match net::recv(&self.0, &mut [0; 1], RecvFlags::DONTWAIT) {
@@ -143,7 +143,7 @@ fn is_ours(filter: &TcMessage) -> bool {
     filter.header.handle == TcHandle::from(HANDLE) && filter.header.info >> 16 == PRIORITY
 }
 
-/// Whether any filter, of anyone, is on the device's clsact discipline.
+/// Whether anybody's filter is on the device's clsact qdisc.
 fn is_in_use(ifindex: u32) -> io::Result<bool> {
     Ok(!filters(ifindex, TC_H_MIN_INGRESS)?.is_empty()
         || !filters(ifindex, TC_H_MIN_EGRESS)?.is_empty())
@@ -189,7 +189,7 @@ fn netlink_socket() -> Result<OwnedFd, Errno> {
     net::socket_with(family, kind, SocketFlags::CLOEXEC, None)
 }
 
-/// Answers whether the dump is complete.
+/// Returns whether the dump is complete.
 fn take_replies(mut datagram: &[u8], replies: &mut Vec<RouteNetlinkMessage>) -> io::Result<bool> {
     while !datagram.is_empty() {
         let reply = NetlinkMessage::<RouteNetlinkMessage>::deserialize(datagram)

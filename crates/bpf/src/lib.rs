@@ -1,6 +1,6 @@
 //! The packet filter and the transmit filter in the kernel: loading, attaching, filling their
-//! tables, reading their counters. What belongs in the tables is the caller's to decide. The
-//! programs themselves are in `bpf/`; the layouts in `portolan_proto::filter`.
+//! tables, reading their counters. The caller decides what belongs in the tables. The programs
+//! themselves are in `bpf/`; the layouts in `portolan_proto::filter`.
 #![deny(unsafe_code)]
 
 mod channel;

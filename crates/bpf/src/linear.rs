@@ -1,5 +1,5 @@
-//! All flows in one row of places, which the packet filter compares one by one. Kept beside the hash
-//! that the transmit filter looks in. Whoever looks while a flow moves finds its old row or its new one.
+//! All flows in one array, which the packet filter compares one by one. Kept beside the hash table that the transmit
+//! filter uses. A concurrent search for a flow that moves finds its old row or its new one.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -14,9 +14,9 @@ pub(crate) struct LinearTable {
     rows: Table<u32, LinearRow>,
     length: Table<u32, u32>,
     places: HashMap<FilterKey, RowPlace>,
-    /// Given up, with the version that the place has.
+    /// Unused places, with the version of the place.
     free: BinaryHeap<Reverse<(u32, u32)>>,
-    /// Places that are or were used.
+    /// Number of places ever used.
     used: u32,
     capacity: u32,
 }
@@ -40,16 +40,16 @@ impl LinearTable {
         })
     }
 
-    /// Adds a flow, or gives it a new row before the old one goes.
+    /// Adds a flow, or gives it a new row before the old one is removed.
     pub(crate) fn set(&mut self, key: &FilterKey, row: FlowRow) -> Result<(), TableError> {
         let (index, version) = self.take_place()?;
         let place = RowPlace {
             index,
-            // Odd: it may be found.
+            // Odd: valid for searches.
             version: version.wrapping_add(1),
             row,
         };
-        // First all that is looked for, then that it may be found.
+        // First write the contents, then mark them valid.
         self.write(key, RowPlace { version, ..place })?;
         self.write(key, place)?;
         match self.places.insert(*key, place) {
@@ -65,7 +65,7 @@ impl LinearTable {
         }
     }
 
-    /// The first that is free.
+    /// Takes the first free place.
     fn take_place(&mut self) -> Result<(u32, u32), TableError> {
         if let Some(Reverse(place)) = self.free.pop() {
             return Ok(place);

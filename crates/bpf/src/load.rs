@@ -1,4 +1,4 @@
-//! Loading one program from its instructions, for which libbpf's objects have no place.
+//! Loads a single program from its instructions, which libbpf's objects do not support.
 #![allow(unsafe_code)]
 
 use std::ffi::CStr;
@@ -7,27 +7,27 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use libbpf_rs::libbpf_sys;
 
-/// The verifier's words; of a longer log recent kernels keep the end.
+/// Size of the verifier's log; recent kernels keep the end of a longer one.
 const LOG_SIZE: usize = 256 * 1024;
 
 /// A program that the kernel has verified.
 #[derive(Debug)]
 pub struct Loaded {
     pub program: OwnedFd,
-    /// Instructions that the verifier went through.
+    /// Number of instructions that the verifier processed.
     pub verified: u32,
 }
 
-/// Why the kernel does not take a program.
+/// Why the kernel refuses a program.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}: {log}")]
 pub struct Refused {
     pub source: io::Error,
-    /// What the verifier said.
+    /// The verifier's log.
     pub log: String,
 }
 
-/// Loads a program for tc hooks. What the verifier lets it do depends on the calling thread's
+/// Loads a program for tc hooks. What the verifier permits depends on the calling thread's
 /// privileges.
 pub(crate) fn load(name: &CStr, instructions: &[u64]) -> Result<Loaded, Refused> {
     let program = attempt(name, instructions, None).or_else(|_| {
@@ -60,8 +60,8 @@ fn attempt(name: &CStr, instructions: &[u64], log: Option<&mut [u8]>) -> io::Res
         options.log_size = log.len() as u32;
         options.log_buf = log.as_mut_ptr().cast();
     }
-    // SAFETY: both strings end with a zero, the instructions are as many as are said, eight bytes
-    // each as the kernel's, and the log lives until the call returns.
+    // SAFETY: both strings are zero-terminated, the number of instructions is right, each is eight
+    // bytes like the kernel's, and the log is valid until the call returns.
     let fd = unsafe {
         libbpf_sys::bpf_prog_load(
             libbpf_sys::BPF_PROG_TYPE_SCHED_CLS,
@@ -82,7 +82,7 @@ fn attempt(name: &CStr, instructions: &[u64], log: Option<&mut [u8]>) -> io::Res
 fn verified_instructions(program: &OwnedFd) -> io::Result<u32> {
     let mut info = libbpf_sys::bpf_prog_info::default();
     let mut length = size_of_val(&info) as u32;
-    // SAFETY: the kernel writes at most `length` bytes into `info`, which asks for no arrays.
+    // SAFETY: the kernel writes at most `length` bytes into `info`, which requests no arrays.
     let answer = unsafe {
         libbpf_sys::bpf_obj_get_info_by_fd(
             program.as_fd().as_raw_fd(),

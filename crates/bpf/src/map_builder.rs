@@ -1,5 +1,6 @@
-//! Making and removing the maps of channels. After each write to a table of maps the kernel waits until no program uses what
-//! was there before, tens of milliseconds: threads do that, and a channel is ready as soon as its maps are seen in the tables.
+//! Creation and removal of the maps of channels. After each write to a map of maps the kernel waits tens of
+//! milliseconds until no program uses the former entry: threads do that, and a channel is ready as soon as its maps are
+//! visible.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, mpsc};
@@ -16,10 +17,10 @@ use crate::removals::Removals;
 use crate::table::Table;
 use crate::workers::Workers;
 
-/// Writes to the tables at a time.
+/// Maximum number of concurrent writes to the tables.
 const WRITERS: usize = 64;
 
-/// A write takes no longer, in an idle machine.
+/// The time that a write takes on an idle machine, and so the polling interval.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 pub struct MapBuilder {
@@ -37,7 +38,7 @@ impl MapBuilder {
         let doorbells: Arc<Table<u32, i32>> = Arc::new(Table::of(objects, "doorbells")?);
         let tables = [&rings, &doorbells].map(Arc::clone);
         let removals = Removals::by(move |channel| {
-            // What is not there needs no removal; nothing else can go wrong with a valid index.
+            // A missing entry needs no removal; nothing else can fail with a valid index.
             for table in &tables {
                 let _ = table.remove(&channel.0);
             }
@@ -52,7 +53,7 @@ impl MapBuilder {
         })
     }
 
-    /// Gives each of several channels a ring of at least `ring_size` bytes and a doorbell.
+    /// Gives each channel a ring of at least `ring_size` bytes and a doorbell.
     pub fn create_channels(
         &self,
         channels: &[ChannelId],
@@ -65,14 +66,14 @@ impl MapBuilder {
         maps.iter().map(Maps::share).collect()
     }
 
-    /// Puts the transmit filter at the ingress of a tap, which is to be registered before it is
-    /// used. The program leaves with the tap.
+    /// Attaches the transmit filter at the ingress of a tap, which must be registered before use. The
+    /// program is removed with the tap.
     pub fn attach_tap(&self, tap_ifindex: u32) -> Result<(), AttachError> {
         Hook::attach(self.transmit_filter.as_fd(), tap_ifindex)?;
         Ok(())
     }
 
-    /// Is the channel's number used again only after a wait?
+    /// Whether the channel's number is still being freed, so that its reuse must wait.
     pub fn is_leaving(&self, channel: ChannelId) -> bool {
         self.removals.has(channel)
     }
@@ -93,12 +94,12 @@ impl MapBuilder {
                 let (table, done) = (Arc::clone(table), done.clone());
                 let map = map.as_fd().try_clone_to_owned()?;
                 self.writers.begin(move || {
-                    // Nobody listens any more to what has been seen in the table.
+                    // The receiver is gone if the entry was already seen in the table.
                     let _ = done.send(table.set_map(channel.0, &map));
                 });
             }
         }
-        // The kernel's wait after a write is for who used what was there before, and here is nothing.
+        // The kernel waits after a write for users of the former entry; here there is none.
         self.writers.work_off();
         let mut waiting = unseen.len();
         while waiting > 0 && !unseen.is_empty() {
@@ -111,12 +112,12 @@ impl MapBuilder {
         Ok(())
     }
 
-    /// Takes a channel's maps out of the tables, in a thread.
+    /// Removes a channel's maps from the tables, in a thread.
     pub(crate) fn remove(&self, channel: ChannelId) {
         self.removals.begin(channel);
     }
 
-    /// Returns when nothing of a removed channel is left in the tables.
+    /// Waits until nothing of a removed channel is left in the tables.
     pub(crate) fn await_removal(&self, channel: ChannelId) {
         self.removals.wait(channel);
     }

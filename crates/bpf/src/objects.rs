@@ -10,7 +10,7 @@ use zerocopy::IntoBytes;
 use crate::error::LoadError;
 use crate::filter::Limits;
 
-/// ELF sections are read in place, so the bytes must be aligned for them.
+/// ELF sections are read in place, so the bytes must be aligned.
 #[repr(C, align(8))]
 pub(crate) struct Aligned<T: ?Sized>(pub(crate) T);
 
@@ -41,21 +41,21 @@ static SYN_ANSWER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
     "/syn_answer.bpf.o"
 )));
 
-/// The map of the constants in `bpf/settings.h`.
+/// The map that holds the constants of `bpf/settings.h`.
 const SETTINGS: &str = ".rodata.settings";
 
-/// Entries of a map whose size the loader sets.
+/// Number of entries of a map whose size the loader sets.
 fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> Option<u32> {
     match map {
-        // One more, so that a flow can move when there is no other room.
+        // One spare, so that a flow can move in a full table.
         "linear_rows" if settings.algorithm == FilterSettings::LINEAR => Some(limits.flows + 1),
         "handles" if settings.marker != 0 => Some(HANDLES),
         "flows" => Some(limits.flows),
-        // Each socket that shares a binding has a row in it of its own.
+        // Each socket that shares a binding has a row of its own in it.
         "bindings" | "senders" => Some(limits.bindings),
         "shares" => Some(limits.shared.saturating_mul(SHARE_BUCKETS)),
         "channels" | "losses" | "rings" | "doorbells" | "attentions" => Some(limits.channels),
-        // Some channels have several.
+        // Some channels have several taps.
         "taps" => Some(2 * limits.channels),
         _ => None,
     }
@@ -146,7 +146,7 @@ fn load_packet_filter(limits: &Limits, settings: &FilterSettings) -> libbpf_rs::
     object.load()
 }
 
-/// Loads an object with the maps of the packet filter.
+/// Loads an object that shares the maps of the packet filter.
 fn load_beside(packet_filter: &Object, object: &Aligned<[u8]>) -> libbpf_rs::Result<Object> {
     let mut object = open(object)?;
     for mut map in object.maps_mut() {

@@ -1,4 +1,4 @@
-//! Channels whose maps are on their way out of the tables.
+//! Channels whose maps are being removed from the tables.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,10 +7,10 @@ use portolan_types::ChannelId;
 
 use crate::workers::Workers;
 
-/// What the kernel waits for is the same for all of them.
+/// The kernel's waits of all threads overlap.
 const THREADS: usize = 16;
 
-/// Takes a channel's maps out.
+/// Removes a channel's maps.
 type Remove = Box<dyn Fn(ChannelId) + Send + Sync>;
 
 pub(crate) struct Removals {
@@ -40,7 +40,7 @@ impl Removals {
         self.leaving().contains(&channel)
     }
 
-    /// Returns when nothing of the channel is left in the tables.
+    /// Waits until nothing of the channel is left in the tables.
     pub(crate) fn wait(&self, channel: ChannelId) {
         self.workers.work_off();
         let leaving = self.leaving();

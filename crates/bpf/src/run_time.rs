@@ -1,4 +1,4 @@
-//! What the kernel counts of a program while `kernel.bpf_stats_enabled` is set.
+//! Run time of a program, which the kernel counts while `kernel.bpf_stats_enabled` is set.
 
 use std::fs;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -10,7 +10,7 @@ pub struct RunTime {
 }
 
 impl RunTime {
-    /// All zero where the kernel does not tell.
+    /// All zero if the kernel does not report it.
     pub(crate) fn of(program: BorrowedFd<'_>) -> RunTime {
         let path = format!("/proc/self/fdinfo/{}", program.as_raw_fd());
         RunTime::parse(&fs::read_to_string(path).unwrap_or_default())

@@ -24,14 +24,14 @@ impl<K: IntoBytes + Immutable, V: IntoBytes + Immutable> Table<K, V> {
         })
     }
 
-    /// Adds or replaces a row; lookups see the old one or the new one.
+    /// Adds or replaces a row; concurrent look-ups see the old one or the new one.
     pub(crate) fn set(&self, key: &K, value: &V) -> Result<(), TableError> {
         self.map
             .update(key.as_bytes(), value.as_bytes(), MapFlags::ANY)
             .map_err(|source| self.error(source))
     }
 
-    /// None if there is no such row.
+    /// Returns a row; none if it does not exist.
     pub(crate) fn read(&self, key: &K) -> Option<V>
     where
         V: FromBytes,
@@ -40,7 +40,7 @@ impl<K: IntoBytes + Immutable, V: IntoBytes + Immutable> Table<K, V> {
         V::read_from_bytes(&bytes).ok()
     }
 
-    /// Removes a row; that there is none is no error.
+    /// Removes a row, if it exists.
     pub(crate) fn remove(&self, key: &K) -> Result<(), TableError> {
         match self.map.delete(key.as_bytes()) {
             Err(error) if error.kind() != ErrorKind::NotFound => Err(self.error(error)),
@@ -60,7 +60,7 @@ impl<K: IntoBytes + Immutable, V: IntoBytes + Immutable> Table<K, V> {
 }
 
 impl Table<u32, i32> {
-    /// Puts a map into an array of maps, which takes it by its descriptor.
+    /// Puts a map into an array of maps, which takes its descriptor as the value.
     pub(crate) fn set_map(&self, key: u32, map: &OwnedFd) -> Result<(), TableError> {
         self.set(&key, &map.as_raw_fd())
     }

@@ -1,4 +1,4 @@
-//! Every verdict of both filters as a `BPF_PROG_TEST_RUN` fixture, and the attaching in a network
+//! Every verdict of both filters as a `BPF_PROG_TEST_RUN` fixture, and attaching in a network
 //! namespace of its own. All of it needs root.
 
 mod active;

@@ -1,17 +1,17 @@
-//! Threads for writes to tables of maps. The kernel does such a write at once and then waits, tens of milliseconds, until no
-//! program uses what was there before; the waits of several threads are one.
+//! Threads for writes to maps of maps. The kernel does such a write at once and then waits tens of milliseconds until
+//! no program uses the former entry; the waits of several threads overlap.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-/// A thread without work ends after so long.
+/// How long an idle thread lives.
 const LINGER: Duration = Duration::from_secs(2);
 
 type Job = Box<dyn FnOnce() + Send>;
 
-/// At most so many threads; further jobs wait for one.
+/// A bounded number of threads; further jobs are queued.
 pub(crate) struct Workers {
     most: usize,
     state: Mutex<State>,
@@ -22,7 +22,7 @@ pub(crate) struct Workers {
 struct State {
     jobs: VecDeque<Job>,
     threads: usize,
-    /// Of the threads, those that wait for a job.
+    /// Number of threads that wait for a job.
     idle: usize,
 }
 
@@ -35,7 +35,8 @@ impl Workers {
         })
     }
 
-    /// Never waits. Where the kernel has no thread at all, the job stays until one starts, or for [`Workers::work_off`].
+    /// Queues a job; never blocks. If no thread can be started, it stays queued until one is, or [`Workers::work_off`]
+    /// runs.
     pub(crate) fn begin(self: &Arc<Workers>, job: impl FnOnce() + Send + 'static) {
         let mut state = self.state();
         state.jobs.push_back(Box::new(job));
@@ -48,7 +49,7 @@ impl Workers {
         }
     }
 
-    /// Does in this thread what no thread is there for.
+    /// Runs queued jobs in this thread if there are no workers.
     pub(crate) fn work_off(&self) {
         loop {
             let mut state = self.state();
@@ -69,7 +70,7 @@ impl Workers {
         }
     }
 
-    /// None when the thread is to end.
+    /// Returns the next job; none if the thread should end.
     fn next_job(&self) -> Option<Job> {
         let mut state = self.state();
         if state.jobs.is_empty() {

@@ -1,4 +1,4 @@
-//! `portolan counters`: what was dropped, refused and repeated, by filters, server and sessions.
+//! `portolan counters`: drops, refusals, retransmissions and other events, of filters, server and sessions.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub struct CounterView {
     pub group: String,
     pub name: String,
     pub value: u64,
-    /// Whose it is; null: of all together.
+    /// The holder that counted it; null: the sum over all holders.
     pub holder: Option<HolderView>,
 }
 
@@ -33,7 +33,7 @@ fn view(counter: &CounterReport) -> CounterView {
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// Show counters that are zero, too.
+    /// Include counters that are zero.
     #[arg(short, long)]
     all: bool,
     /// Show the counters of the server and of each process instead of their sum.
@@ -87,14 +87,14 @@ impl Arguments {
     fn wants(&self, counter: &CounterReport) -> bool {
         let whose = match counter.group.as_str() {
             "stack" | "tcp" => counter.holder.is_some() == self.processes,
-            // Their sums say more than what is whose.
+            // Of these the sum is worth reading; of `stack` and `tcp` it hides which holder counted.
             _ => counter.holder.is_none() || self.processes,
         };
         whose && (self.all || counter.value != 0)
     }
 }
 
-/// The differences; a holder that was not there before counts from zero, one that is gone not.
+/// Returns the differences. A holder that is new counts from zero; one that has ended is left out.
 fn since(before: &[CounterReport], now: &[CounterReport]) -> Vec<CounterReport> {
     let same = |one: &CounterReport, other: &CounterReport| {
         (&one.group, &one.name, &one.holder) == (&other.group, &other.name, &other.holder)

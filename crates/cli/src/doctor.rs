@@ -1,5 +1,5 @@
-//! `portolan doctor`: tries what Portolan needs, one line each, and says what to do about what is
-//! missing. It changes nothing: what it must try, it tries in a network namespace of its own.
+//! `portolan doctor`: checks what Portolan needs, prints one line per check, and advises how to fix each failure.
+//! It changes nothing: what must be tried is tried in a network namespace of its own.
 
 mod device;
 mod host;
@@ -23,7 +23,7 @@ pub struct Arguments {
     /// Print JSON.
     #[arg(long)]
     json: bool,
-    /// The device to look at [default: those the server manages, else all].
+    /// The device to check [default: those that the server manages, or all if none is managed].
     #[arg(value_name = "IFACE")]
     interface: Option<String>,
 }
@@ -55,7 +55,7 @@ pub struct Check {
     verdict: Verdict,
     /// What was found.
     detail: String,
-    /// What to do about it.
+    /// How to fix it.
     advice: Option<String>,
 }
 
@@ -63,7 +63,7 @@ pub struct Check {
 #[serde(rename_all = "lowercase")]
 enum Verdict {
     Ok,
-    /// Portolan works, but less well, or doctor could not find out.
+    /// Portolan works, but with restrictions, or doctor could not find out.
     Warn,
     /// Portolan does not work.
     Fail,
@@ -119,7 +119,7 @@ impl fmt::Display for Check {
     }
 }
 
-/// What a tool printed, or why it did not.
+/// Runs a tool and returns its standard output, or the reason why it failed.
 fn output(program: &str, arguments: &[&str]) -> Result<String, String> {
     let output = Command::new(program)
         .args(arguments)

@@ -1,5 +1,5 @@
-//! `portolan enable` and `disable`: a drop-in that puts a systemd service on Portolan, as it is shipped. The socket proxy
-//! comes by LD_PRELOAD: ExecStart, and with it Type=, NoExecPaths= and PIDFile=, stay as they are.
+//! `portolan enable` and `disable`: a drop-in that puts a systemd service on Portolan. It preloads the socket proxy by
+//! LD_PRELOAD, so that ExecStart=, and with it Type=, NoExecPaths= and PIDFile=, stay as they are.
 
 mod unit;
 
@@ -14,17 +14,17 @@ use crate::exit::{Failure, print};
 use crate::ps::Reason;
 use crate::run::find_preload;
 
-/// What the drop-in begins with, so that nobody else's file is taken for it.
+/// The first line of the drop-in, which identifies it as ours.
 const MARK: &str = "# Written by `portolan enable`; `portolan disable` removes it.";
 
 const FILE: &str = "portolan.conf";
 
-/// For PostgreSQL's clusters on Debian: pg_ctlcluster replaces the environment by that of a file of the cluster.
+/// For PostgreSQL's clusters on Debian: pg_ctlcluster replaces the environment with that in a file of the cluster.
 const ENVIRONMENT: &str = "portolan.environment";
 
 #[derive(clap::Args)]
 pub struct Arguments {
-    /// Fail, instead of using the kernel's sockets, while there is no server.
+    /// Fail, instead of using the kernel's sockets, while no server runs.
     #[arg(long)]
     require: bool,
     /// Poll the ring for this many microseconds before a waiting thread sleeps.
@@ -36,7 +36,7 @@ pub struct Arguments {
     /// Print the drop-in instead of writing it.
     #[arg(long)]
     dry_run: bool,
-    /// Where drop-ins are written.
+    /// The directory that drop-ins are written to.
     #[arg(
         long,
         value_name = "DIRECTORY",
@@ -50,7 +50,7 @@ pub struct Arguments {
 
 #[derive(clap::Args)]
 pub struct DisableArguments {
-    /// Where drop-ins were written.
+    /// The directory that drop-ins were written to.
     #[arg(
         long,
         value_name = "DIRECTORY",
@@ -65,7 +65,7 @@ pub struct DisableArguments {
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     let name = service_name(&arguments.unit)?;
     let unit = Unit::find(&name)?;
-    // Found beside this program, by a path with `..` in it.
+    // A preload library beside this program is found by a path that contains `..`.
     let preload = fs::canonicalize(find_preload()?)?;
     let text = arguments.drop_in(&unit, &preload)?;
     if arguments.dry_run {
@@ -92,7 +92,7 @@ pub fn disable(arguments: &DisableArguments) -> Result<(), Failure> {
     ensure_own(&path)?;
     fs::remove_file(&path).with_context(|| path.display().to_string())?;
     let _ = fs::remove_file(directory.join(ENVIRONMENT));
-    // There may be drop-ins of others.
+    // Fails if the directory has other drop-ins.
     let _ = fs::remove_dir(&directory);
     reload();
     print(format!(
@@ -101,7 +101,7 @@ pub fn disable(arguments: &DisableArguments) -> Result<(), Failure> {
     ))
 }
 
-/// `redis-server` as `redis-server.service`.
+/// Completes `redis-server` to `redis-server.service`.
 fn service_name(name: &str) -> anyhow::Result<String> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.@:\\".contains(c);
     ensure!(
@@ -117,7 +117,7 @@ fn service_name(name: &str) -> anyhow::Result<String> {
     }
 }
 
-/// What somebody else has written there stays.
+/// Refuses to replace or remove a file that this command did not write.
 fn ensure_own(path: &Path) -> anyhow::Result<()> {
     match fs::read_to_string(path) {
         Ok(text) => ensure!(text.starts_with(MARK), "{} is not ours", path.display()),
@@ -127,16 +127,16 @@ fn ensure_own(path: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where systemd runs.
+/// Reloads systemd's units, if systemd runs.
 fn reload() {
     if Path::new("/run/systemd/system").is_dir() {
-        // It says on standard error what it cannot do.
+        // systemctl reports errors on standard error itself.
         let _ = Command::new("systemctl").arg("daemon-reload").status();
     }
 }
 
 impl Arguments {
-    /// Variables beside LD_PRELOAD.
+    /// Returns the environment variables to set, except LD_PRELOAD.
     fn settings(&self) -> impl Iterator<Item = (&'static str, String)> {
         let settings = [
             self.require.then(|| ("PORTOLAN", "require".to_owned())),
@@ -146,7 +146,7 @@ impl Arguments {
         settings.into_iter().flatten()
     }
 
-    /// In the words of pg_ctlcluster(1).
+    /// Returns the variables in the syntax of pg_ctlcluster(1).
     fn environment(&self, preload: &Path) -> String {
         let preload = ("LD_PRELOAD", preload.display().to_string());
         let variables = std::iter::once(preload).chain(self.settings());
@@ -195,7 +195,7 @@ impl Arguments {
     }
 }
 
-/// What a drop-in cannot change.
+/// Refuses services with settings that a drop-in cannot make up for.
 fn refuse(unit: &Unit) -> anyhow::Result<()> {
     if unit.is_set("PrivateNetwork") || unit.last("NetworkNamespacePath").is_some() {
         bail!("the service has a network namespace of its own, where this server is not");

@@ -1,18 +1,18 @@
-//! Exit codes, which the end of `portolan --help` lists.
+//! Exit codes, as listed at the end of `portolan --help`.
 
 use std::fmt::Display;
 use std::io;
 use std::process::ExitCode;
 
-/// Why a command did not do what it was asked.
+/// Why a command failed.
 pub enum Failure {
     General(anyhow::Error),
-    /// What went wrong is on the screen already.
+    /// The failure is on the screen already.
     Shown,
-    /// The words of the command line mean nothing.
+    /// The command line is not valid.
     Usage(anyhow::Error),
     NoServer(anyhow::Error),
-    /// The server's own words why.
+    /// The server refused the request, with this reason.
     Refused(String),
     NotTried(anyhow::Error),
     NotExecutable(anyhow::Error),
@@ -20,7 +20,7 @@ pub enum Failure {
 }
 
 impl Failure {
-    /// Tells the user, and the shell.
+    /// Prints the error and returns the exit code.
     pub fn report(self) -> ExitCode {
         let (code, error) = match self {
             Failure::General(error) => (1, error),
@@ -43,7 +43,7 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Prints one line; a reader that went away (`portolan ss | head`) ends the command quietly.
+/// Prints one line. If the reader has closed the pipe (`portolan ss | head`), ends the process without an error.
 pub fn print(line: impl Display) -> Result<(), Failure> {
     use io::Write;
     match writeln!(io::stdout().lock(), "{line}") {

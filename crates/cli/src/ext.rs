@@ -1,5 +1,5 @@
-//! `portolan ext`: installs protocol extensions, and shows those that are. The server admits them;
-//! what it refuses is printed in its words.
+//! `portolan ext`: installs, lists, checks and removes protocol extensions. The server admits them; the reason of a
+//! refusal is printed as the server gave it.
 
 mod install;
 mod show;
@@ -92,7 +92,7 @@ impl Arguments {
     }
 }
 
-/// The verifier's words have lines; nothing else of them moves the cursor.
+/// Keeps the line breaks of the verifier's log, and replaces all other control characters.
 fn readable(reason: &str) -> String {
     let lines: Vec<String> = reason.lines().map(crate::table::printable).collect();
     lines.join("\n")
@@ -113,11 +113,11 @@ fn check(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
     }
 }
 
-/// What an extension takes.
+/// The resources that an extension needs.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct CostView {
     pub instructions: u32,
-    /// Instructions that the kernel's verifier looked at.
+    /// Instructions that the kernel's verifier processed.
     pub verified: u32,
     /// Bytes of its maps.
     pub memory: u64,

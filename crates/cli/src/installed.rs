@@ -1,4 +1,4 @@
-//! Where what belongs to `portolan` lies: beside it after `cargo build`, in `../lib/portolan` after `make install`.
+//! Finds the files that belong to `portolan`: beside it after `cargo build`, in `../lib/portolan` after `make install`.
 
 use std::env;
 use std::path::{Path, PathBuf};

@@ -1,8 +1,8 @@
-//! The one style of JSON that every command prints, and the schema that describes it.
+//! The JSON style of all commands, and the schema that describes their output.
 //!
-//! Keys are in `snake_case`; words of enumerations are lower-case with dashes, but for states of sockets, which are
-//! spelled as ss(8) spells them. Names that may exceed 2^53 are strings of decimal digits. What is not there is null.
-//! Holders are objects with a `kind`.
+//! Keys are in `snake_case`. Enumerators are lower-case with dashes, except states of sockets, which are spelled as by
+//! ss(8). Integers that may exceed 2^53 are strings of decimal digits. A missing value is null. Holders are objects
+//! with a `kind`.
 
 use std::fmt;
 
@@ -20,12 +20,12 @@ pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print(serde_json::to_string_pretty(value)?)
 }
 
-/// Prints one value on a line of its own, for commands that print one after the other.
+/// Prints one value on one line, for commands that print a sequence of values.
 pub fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
     print(serde_json::to_string(value)?)
 }
 
-/// Who holds a session.
+/// The holder of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum HolderView {
@@ -37,7 +37,7 @@ pub enum HolderView {
     Process { pid: u32, program: String },
 }
 
-/// `pid,program`, `server` or `relayed`.
+/// Formats as `pid,program`, `server` or `relayed`.
 impl fmt::Display for HolderView {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -68,27 +68,28 @@ pub fn protocol(protocol: Protocol) -> &'static str {
     }
 }
 
-/// The session's number in decimal digits; null for whoever may not know it.
+/// The session number in decimal digits; null if the caller may not know it.
 pub fn session(id: SessionId) -> Option<String> {
     (id.0 != 0).then(|| id.0.to_string())
 }
 
-/// A rate or a share: to a thousandth, and null where there is none.
+/// Serializes a rate or a share, rounded to a thousandth; null if it is not finite.
 pub fn measure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     let rounded = (value * 1000.0).round() / 1000.0;
-    match rounded.is_finite() {
-        // Adding zero takes the sign off a negative zero.
-        true => serializer.serialize_f64(rounded + 0.0),
-        false => serializer.serialize_none(),
+    if rounded.is_finite() {
+        // Adding zero turns a negative zero into a positive one.
+        serializer.serialize_f64(rounded + 0.0)
+    } else {
+        serializer.serialize_none()
     }
 }
 
-/// What [`measure`] makes.
+/// The schema of values that [`measure`] serializes.
 pub fn measure_schema(generator: &mut SchemaGenerator) -> Schema {
     <Option<f64>>::json_schema(generator)
 }
 
-/// The schema of what each command prints with `--json`, under the command's name in `$defs`.
+/// Returns the schema of each command's `--json` output, by the command's name in `$defs`.
 pub fn schema() -> Value {
     let mut generator = SchemaSettings::draft2020_12()
         .for_serialize()
@@ -178,7 +179,7 @@ mod tests {
         assert_eq!(shown(f64::NAN), "null");
     }
 
-    /// Every key of every schema.
+    /// Collects every key of every schema.
     fn keys(value: &Value, found: &mut Vec<String>) {
         match value {
             Value::Object(object) => {

@@ -1,5 +1,5 @@
-//! Which C library a program is linked to: the proxy takes the place of glibc's symbols, in programs that glibc's loader
-//! loads.
+//! Finds out which C library a program is linked to. The proxy interposes the symbols of glibc, so it works only in
+//! programs that glibc's loader loads.
 
 use std::env;
 use std::ffi::OsStr;
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linkage {
-    /// Or a script, whose interpreter is looked at by nobody.
+    /// Linked to glibc, or a script, whose interpreter is not checked.
     Glibc,
-    /// Its loader knows none of the proxy's glibc and would refuse to start the program.
+    /// Another loader, which lacks glibc's symbols and would refuse to start the program with the proxy.
     Other,
     Static,
 }
 
-/// How the program is linked that the shell would run by this name.
+/// Returns how the program is linked that the shell would run by this name.
 pub fn of_program(name: &OsStr) -> Linkage {
     let path = find(name);
     let bytes = path.and_then(|path| fs::read(path).ok());
@@ -32,9 +32,9 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// By the interpreter that an ELF image of 64 bits asks for (elf(5)).
+/// Decides by the interpreter that a 64-bit ELF image requests (elf(5)).
 fn of_image(image: &[u8]) -> Linkage {
-    /// Types of program headers.
+    /// Types of program headers (`p_type`).
     const PT_LOAD: u32 = 1;
     const PT_INTERP: u32 = 3;
     let Some(headers) = headers(image) else {
@@ -54,7 +54,7 @@ fn of_image(image: &[u8]) -> Linkage {
 }
 
 fn headers(image: &[u8]) -> Option<impl Iterator<Item = &[u8]> + Clone> {
-    /// Bytes of one program header.
+    /// Size of a program header in bytes.
     const HEADER: usize = 56;
     if !image.starts_with(b"\x7fELF\x02") {
         return None;
@@ -78,7 +78,7 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 mod tests {
     use super::*;
 
-    /// An image with one program header and the text behind it.
+    /// Makes an image with one program header, followed by `text`.
     fn image(kind: u32, text: &[u8]) -> Vec<u8> {
         let mut image = vec![0; 64 + 56];
         image[..5].copy_from_slice(b"\x7fELF\x02");

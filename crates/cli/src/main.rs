@@ -1,5 +1,5 @@
 //! The command `portolan`: runs programs on Portolan, shows the state of the server, checks the machine, and
-//! measures. It sends requests to the server; it never touches a session.
+//! measures. It only sends requests to the server; it never holds a session.
 #![forbid(unsafe_code)]
 
 mod counters;
@@ -38,7 +38,7 @@ use portolan_bench_arguments::{Bench, Report};
 #[derive(Parser)]
 #[command(name = "portolan", version = version(), max_term_width = 100, after_long_help = manual::AFTER_OPTIONS)]
 struct Arguments {
-    // Before the command; each command has it, too.
+    // Accepted before the command, and by each command, too.
     #[command(flatten)]
     _server: ServerAddress,
     #[command(subcommand)]
@@ -51,28 +51,28 @@ enum Command {
     ///
     /// Sets LD_PRELOAD to the socket proxy, libportolan_preload.so, and executes the program. Its TCP and UDP
     /// sockets are Portolan's where a server manages the device, and the kernel's everywhere else. No privilege is
-    /// needed. Statically linked programs, programs of another C library than glibc, and set-user-ID programs do
-    /// not load the proxy; they keep the kernel's sockets.
+    /// needed. Programs that are statically linked, linked to a C library other than glibc, or set-user-ID do not
+    /// load the proxy; they keep the kernel's sockets.
     ///
-    /// The proxy reads its variables once, when it is loaded: the program may clear its environment. A value
-    /// without a meaning is reported on standard error and ignored.
+    /// The proxy reads its variables once, when it is loaded: the program may clear its environment. An invalid
+    /// value is reported on standard error and ignored.
     #[command(after_long_help = manual::AFTER_RUN)]
     Run(run::Arguments),
     /// Put a systemd service on Portolan.
     ///
-    /// Writes a drop-in below /etc/systemd/system that preloads the socket proxy; how the service is started stays as
-    /// it is. Adds what the service's own confinement lacks (ExecPaths=, RestrictAddressFamilies=), and refuses
-    /// services that cannot be on Portolan, with the reason. Takes effect when the service is restarted.
+    /// Writes a drop-in below /etc/systemd/system that preloads the socket proxy; how the service is started stays
+    /// as it is. Adds permissions that the service's confinement lacks (ExecPaths=, RestrictAddressFamilies=), and
+    /// refuses services that cannot run on Portolan, with the reason. Takes effect when the service is restarted.
     Enable(enable::Arguments),
     /// Remove the drop-in that `enable` wrote.
     Disable(enable::DisableArguments),
     /// List the sessions of this network namespace.
     ///
     /// Takes the options and filters of ss(8), and prints its columns. Without -a, -l or a state, sessions that
-    /// listen or have ended are left out. Recv-Q and Send-Q of a TCP listener are the connections that wait to be
-    /// accepted, and how many may wait.
+    /// listen or have ended are left out. For a TCP listener, Recv-Q is the number of connections that wait to be
+    /// accepted, and Send-Q the limit of that number.
     ///
-    /// With -p, the column Process has the process that holds the session and its program; `server` for a
+    /// With -p, the column Process shows the process that holds the session and its program; `server` for a
     /// connection during set-up and tear-down; or `relayed` for a session whose data the server moves through the
     /// descriptor. A protocol that a program implements itself is in the state RAW, with what it owns (an EtherType,
     /// an IP protocol, a port) as its local address.
@@ -80,17 +80,17 @@ enum Command {
     /// Show live rates of sessions, processes and guarantees.
     ///
     /// Shows bytes in and out, packets dropped by the packet filter, queues, the CPU time of each process, and
-    /// the use of each guarantee, the busiest first. On a terminal each screen replaces the last one. No
-    /// privilege is needed. CPU times are those of /proc: processes of other PID namespaces have none.
+    /// the use of each guarantee, the busiest first. On a terminal each screen replaces the previous one. No
+    /// privilege is needed. CPU times are read from /proc: processes of other PID namespaces have none.
     ///
     /// The CPU time of a session is that of protocol processing: input, output and their system calls, without
-    /// the copies to and from the program. The library measures one piece of work in 61 and multiplies; after
-    /// 100,000 frames that is right within some percent, and too high by up to 0.2 microseconds for each frame.
+    /// the copies to and from the program. The library measures one in 61 operations and extrapolates; after
+    /// 100,000 frames the figure is accurate to a few percent, and too high by up to 0.2 microseconds per frame.
     Top(top::Arguments),
     /// Show every drop, fallback and event counter.
     ///
-    /// Shows the counters of filters, server and libraries that are not zero. The reference of counters says
-    /// what each of them means.
+    /// Shows the counters of filters, server and libraries that are not zero. The reference of counters explains
+    /// each of them.
     Counters(counters::Arguments),
     /// Print metrics, or serve them to Prometheus.
     ///
@@ -99,51 +99,51 @@ enum Command {
     Metrics(metrics::Arguments),
     /// Show counters since the last call, as nstat(8) does.
     ///
-    /// Counters that the kernel has, too, have the kernel's names, so that its tables and Portolan's can be added up.
-    /// All others are `Portolan` and their name in the reference of counters. The last call is remembered in
-    /// $PORTOLAN_NSTAT_HISTORY, else in $XDG_RUNTIME_DIR, else in /tmp.
+    /// Counters that the kernel has, too, have the kernel's names, so that its figures and Portolan's can be added.
+    /// The names of all others are `Portolan` followed by the name in the reference of counters. The values of the
+    /// last call are kept in $PORTOLAN_NSTAT_HISTORY, else in $XDG_RUNTIME_DIR, else in /tmp.
     Nstat(nstat::Arguments),
-    /// List processes on Portolan, with their sockets on either stack.
+    /// List processes on Portolan, with the number of their sockets on either stack.
     Ps(ps::Arguments),
-    /// Say why a process or a program is on Portolan or not, and what to do.
+    /// Explain why a process or a program is on Portolan or not, and what to do.
     Why(ps::WhyArguments),
     /// Show the server of this network namespace.
     ///
-    /// Shows its version, process, interfaces, processes and sessions, and how the packet filter works; while
-    /// the sysctl kernel.bpf_stats_enabled is 1, also the filter's mean time for a packet. What is wrong is named, and the
-    /// exit status is 1 then.
+    /// Shows its version, process, interfaces, processes and sessions, and the state of the packet filter; while
+    /// the sysctl kernel.bpf_stats_enabled is 1, also the filter's mean time per packet. Faults are listed; if
+    /// there are any, the exit status is 1.
     Status(status::Arguments),
-    /// Have the server take up its configuration file as it is now. Needs root.
+    /// Have the server read its configuration file again. Needs root.
     ///
-    /// All of it or nothing: what takes a restart is named with the reason, and the old configuration stays. What
-    /// programs are told holds for those that start from then on.
+    /// The file is applied as a whole or not at all: if a change needs a restart, it is named with the reason, and
+    /// the old configuration stays. Settings for programs apply to those that start afterwards.
     Reload(reload::Arguments),
     /// Reserve rates and CPU time, limit what is received, and show guarantees.
     ///
-    /// The server admits or refuses each request; a refusal says why.
+    /// The server admits or refuses each request; a refusal states the reason.
     Qos(qos::Arguments),
     /// Install protocol extensions in the packet filter, and show them.
     ///
     /// An extension is an ELF object that clang compiles for BPF. The server checks it, has the kernel verify
     /// it, and runs it for the packets of one port or protocol.
     Ext(ext::Arguments),
-    /// Check whether Portolan can run here, and say what to do.
+    /// Check whether Portolan can run here, and advise what to do.
     ///
-    /// Checks kernel, privileges, devices and server. Each line that is not `ok` says what to do. Nothing is
+    /// Checks kernel, privileges, devices and server. Each line that is not `ok` states a remedy. Nothing is
     /// changed.
     Doctor(doctor::Arguments),
     /// Show unmodified programs on Portolan between two namespaces of this machine. Needs root.
     ///
     /// Runs redis, nginx, curl and iperf3, and compares them with the kernel's stack.
     Demo,
-    /// Measure Portolan beside the kernel's stack. Needs root.
+    /// Compare Portolan's performance with the kernel stack's. Needs root.
     ///
-    /// Runs each case on both stacks in turns, between two network namespaces that it makes.
+    /// Runs each case on both stacks alternately, between two network namespaces that it creates.
     Bench(Bench),
     /// Measure every table and figure of the papers, and write a page. Needs root.
     ///
     /// Puts the papers' own numbers, the kernel's stack, server-based operation and Portolan's forms side by side, as
-    /// index.html and report.json, with each plot as a file in plots/. An interrupted run goes on where it ended.
+    /// index.html and report.json, with each plot as a file in plots/. An interrupted run continues where it stopped.
     Report(Report),
     /// Print the completion script of a shell.
     Completions(manual::Completions),
@@ -160,7 +160,7 @@ struct ServerAddress {
     socket: Option<PathBuf>,
 }
 
-/// Made once: the parser keeps a reference.
+/// Computed once: clap keeps a reference to it.
 fn version() -> &'static str {
     static VERSION: LazyLock<String> =
         LazyLock::new(|| portolan_manual::version(portolan_proto::PROTOCOL));

@@ -1,5 +1,5 @@
-//! `portolan completions` and the hidden `portolan manual`: what is made from the declaration of the command
-//! line itself.
+//! `portolan completions` and the hidden `portolan manual`: output that is generated from the declaration of the
+//! command line.
 
 use std::path::PathBuf;
 
@@ -61,12 +61,12 @@ pub fn complete(arguments: &Completions, mut command: clap::Command) -> Result<(
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
 pub struct Arguments {
-    /// The directory of the pages.
+    /// The directory to write the pages to.
     directory: Option<PathBuf>,
     /// Print the command reference in Markdown instead.
     #[arg(long)]
     markdown: bool,
-    /// Print the schema of what commands print with --json instead.
+    /// Print the schema of the commands' --json output instead.
     #[arg(long)]
     schema: bool,
 }

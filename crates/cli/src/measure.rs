@@ -1,4 +1,4 @@
-//! `portolan bench`, `portolan report` and `portolan demo`: becomes the program that measures, which knows its arguments.
+//! `portolan bench`, `portolan report` and `portolan demo`: execute `portolan-bench`, which parses the arguments.
 
 use std::env;
 use std::os::unix::process::CommandExt;

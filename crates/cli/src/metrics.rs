@@ -1,5 +1,5 @@
-//! `portolan metrics`: what the server reports, as OpenMetrics. It needs no privilege and shares nothing with the
-//! server: a scrape is a few requests on the control socket, as of any other command.
+//! `portolan metrics`: the server's reports as OpenMetrics. It needs no privilege and shares no memory with the
+//! server: like any other command, a scrape sends a few requests on the control socket.
 
 mod families;
 mod text;
@@ -34,7 +34,7 @@ pub struct Arguments {
     unix: Option<PathBuf>,
 }
 
-/// What the server reports at one time.
+/// The server's reports, taken together.
 struct Snapshot {
     status: StatusReport,
     counters: Vec<CounterReport>,
@@ -55,12 +55,12 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     }?;
     loop {
         let request = listener.recv()?;
-        // A client that has gone needs no answer.
+        // The client may have closed the connection.
         let _ = answer(&arguments.server, request);
     }
 }
 
-/// A socket that a dead process left is replaced; anything else in its place is not.
+/// Listens at `path`. Replaces a socket without a listener, which a dead process left; refuses any other file.
 fn listen_at(path: &Path) -> anyhow::Result<Server> {
     if let Ok(metadata) = fs::symlink_metadata(path) {
         ensure!(metadata.file_type().is_socket(), "there is another file");

@@ -1,5 +1,5 @@
-//! `portolan nstat`: counters since the last call, in the manner and by the names of nstat(8) where the kernel has the
-//! same counter.
+//! `portolan nstat`: counters since the last call, in the style of nstat(8), and by the kernel's names where the kernel
+//! has the same counter.
 
 mod history;
 
@@ -20,10 +20,10 @@ use crate::server::unexpected;
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// Show counters since the server's start, not since the last call.
+    /// Show counters since the server's start instead of since the last call.
     #[arg(short, long)]
     absolute: bool,
-    /// Show counters that are zero, too.
+    /// Include counters that are zero.
     #[arg(short, long)]
     zeros: bool,
     /// Forget the last call first.
@@ -46,7 +46,7 @@ pub struct NstatView {
     pub portolan: BTreeMap<String, u64>,
 }
 
-/// The kernel's name, and the counters that add up to it.
+/// The kernel's name of a counter, and those of Portolan's counters whose sum it is.
 const KERNELS: [(&str, &[&str]); 25] = [
     ("TcpActiveOpens", &["server.active_opens"]),
     ("TcpPassiveOpens", &["server.passive_opens"]),
@@ -110,14 +110,16 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     };
     let now = named(&arguments.server.counters()?);
     let server = format!("{} {}", arguments.server.path()?.display(), status.pid);
-    let history = match arguments.reset {
-        true => History::default(),
-        false => History::read(&server),
+    let history = if arguments.reset {
+        History::default()
+    } else {
+        History::read(&server)
     };
     let seconds = history.age();
-    let shown = match arguments.absolute {
-        true => now.clone(),
-        false => history.since(&now),
+    let shown = if arguments.absolute {
+        now.clone()
+    } else {
+        history.since(&now)
     };
     if !arguments.noupdate {
         History::of(server, now).write()?;
@@ -149,7 +151,7 @@ impl Arguments {
     }
 }
 
-/// `*` stands for anything.
+/// Matches a name against a pattern, in which `*` stands for any characters.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {
         return pattern == name;
@@ -168,7 +170,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     name.ends_with(last)
 }
 
-/// Sums over all holders by the kernel's names; what the kernel does not count is `Portolan…`.
+/// Returns the sums over all holders, by the kernel's names where it has the counter, else as `Portolan…`.
 fn named(counters: &[CounterReport]) -> BTreeMap<String, u64> {
     let sums: BTreeMap<String, u64> = counters
         .iter()
@@ -194,7 +196,7 @@ fn named(counters: &[CounterReport]) -> BTreeMap<String, u64> {
     own.chain(kernels).collect()
 }
 
-/// `receive.drop_ring_full` as `PortolanReceiveDropRingFull`.
+/// Turns `receive.drop_ring_full` into `PortolanReceiveDropRingFull`.
 fn own_name(name: &str) -> String {
     let words = name.split(['.', '_', '-']);
     let capital = |word: &str| {

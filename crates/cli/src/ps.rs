@@ -1,5 +1,5 @@
-//! `portolan ps` and `portolan why`: which processes are on Portolan, their sockets on either stack, and what keeps a
-//! process or a program from it.
+//! `portolan ps` and `portolan why`: lists processes on Portolan with their sockets on either stack, and explains why a
+//! process or a program is not on Portolan.
 
 mod reason;
 
@@ -20,7 +20,7 @@ use crate::table::{lines, printable};
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// Show processes without the socket proxy, too, that have sockets of the kernel's.
+    /// Include processes without the socket proxy that have kernel sockets.
     #[arg(short, long)]
     all: bool,
     /// Print JSON.
@@ -34,9 +34,9 @@ pub struct ProcessView {
     pub pid: u32,
     pub program: String,
     pub uid: u32,
-    /// Sessions that it holds.
+    /// Number of sessions that it holds.
     pub sessions: usize,
-    /// TCP and UDP sockets that are the kernel's; null for whoever may not look.
+    /// TCP and UDP sockets of the kernel's stack; null if the caller may not inspect the process.
     pub kernel_sockets: Option<usize>,
     pub stack: Reason,
 }
@@ -94,7 +94,7 @@ fn table(views: &[ProcessView]) -> Vec<String> {
     )
 }
 
-/// Says why a process, or a program, is on Portolan or not, and what to do.
+/// Prints why a process or a program is on Portolan or not, and what to do.
 pub fn why(arguments: &WhyArguments) -> Result<(), Failure> {
     let Ok(pid) = arguments.what.parse::<i32>() else {
         return tell(&arguments.what, Reason::of_program(arguments.what.as_ref()));
@@ -142,7 +142,7 @@ fn sessions_by_pid(sessions: &[SessionReport]) -> BTreeMap<u32, usize> {
     counts
 }
 
-/// The inodes of the kernel's TCP and UDP sockets in this network namespace.
+/// Returns the inodes of the kernel's TCP and UDP sockets in this network namespace.
 fn network_sockets() -> Vec<u64> {
     let tcp = [procfs::net::tcp(), procfs::net::tcp6()];
     let udp = [procfs::net::udp(), procfs::net::udp6()];
@@ -153,7 +153,7 @@ fn network_sockets() -> Vec<u64> {
     inodes
 }
 
-/// None if the process has gone.
+/// Returns None if the process has ended.
 fn view(process: &Process, sessions: &BTreeMap<u32, usize>, inodes: &[u64]) -> Option<ProcessView> {
     let pid = process.pid().unsigned_abs();
     let kernel_sockets = process.fd().ok().map(|descriptors| {

@@ -1,5 +1,5 @@
-//! `portolan qos`: asks the server for guarantees, and shows what there is. The server decides; what it refuses is
-//! printed in its words.
+//! `portolan qos`: requests guarantees from the server, and shows them. The server decides; the reason of a refusal is
+//! printed as the server gave it.
 
 mod arguments;
 mod report;
@@ -24,7 +24,7 @@ use crate::table::printable;
 /// A flow that has joined a group.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct JoinedView {
-    /// What `qos group leave` takes.
+    /// The number that `qos group leave` takes.
     pub member: u32,
 }
 
@@ -43,8 +43,8 @@ pub struct Arguments {
 enum Command {
     /// Show links, transmit reservations, groups, receive budgets and CPU reservations.
     ///
-    /// The column `Kept` says how much of a rate is kept: `yes`; a lower rate, on a link that has become too slow
-    /// for all its reservations; `no`, while the link is down.
+    /// The column `Kept` shows how much of a rate is kept: `yes` for all of it; a lower rate on a link that has become
+    /// too slow for all its reservations; `no` while the link is down.
     Show,
     /// Make or change a guarantee.
     #[command(after_long_help = arguments::SCOPES)]
@@ -54,20 +54,20 @@ enum Command {
     Del(Deletion),
     /// Show the classes of links with their traffic, and the service classes of CPUs.
     ///
-    /// The kernel counts the bytes of a packet that the device segments, but not its segments: `Packets` counts it
-    /// once.
+    /// A packet that the device segments counts with all its bytes, but as one packet: the kernel does not count
+    /// segments.
     Classes,
     /// Tell the server the current rate of a link. Needs root.
     ///
-    /// If it is lower than the sum of the reservations, each of them keeps its proportion. Holds until the server
+    /// If it is lower than the sum of the reservations, all of them are reduced in proportion. Holds until the server
     /// stops.
     Link(LinkArguments),
     /// Share a reserved rate between several flows or processes.
     Group(Group),
     /// Show traffic and CPU time beside the guarantees, every SECONDS seconds.
     ///
-    /// Also shows, as it happens, that a link is down, up again or has another rate, and which guarantees are
-    /// suspended, reduced, or kept in full again (`events` in JSON).
+    /// Also reports when a link goes down, comes up or changes its rate, and when guarantees are suspended, reduced,
+    /// or kept in full again (`events` in JSON).
     Watch {
         /// The interval.
         #[arg(default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
@@ -92,7 +92,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 }
 
 impl Arguments {
-    /// Asks for something that is granted or refused.
+    /// Sends a request that the server grants or refuses.
     fn spec(&self, request: QosRequest) -> Result<(), Failure> {
         let joins = matches!(
             request,

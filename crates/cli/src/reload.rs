@@ -1,4 +1,4 @@
-//! `portolan reload`: has the server take up its configuration file as it is now.
+//! `portolan reload`: has the server read its configuration file again.
 
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::server::unexpected;
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// Configuration file [default: the one that the server was started with]
+    /// Configuration file [default: the one with which the server was started]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 }

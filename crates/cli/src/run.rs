@@ -1,4 +1,4 @@
-//! `portolan run`: puts the socket proxy in front of libc and becomes the program.
+//! `portolan run`: preloads the socket proxy and executes the program.
 
 use std::env;
 use std::ffi::{OsStr, OsString};
@@ -17,7 +17,7 @@ use crate::ps::Reason;
 
 pub const PRELOAD: &str = "libportolan_preload.so";
 
-/// Names the proxy, for installations of another shape.
+/// Overrides the path of the proxy, for installations with other directories.
 const PRELOAD_VARIABLE: &str = "PORTOLAN_PRELOAD";
 
 #[derive(clap::Args)]
@@ -29,7 +29,7 @@ pub struct Arguments {
     spin: Option<u32>,
     /// Perform the handshakes of listeners in the program itself.
     ///
-    /// A flood of SYNs to such a listener costs no other program.
+    /// A flood of SYNs to such a listener then takes no CPU time from other programs.
     #[arg(long)]
     delegate: bool,
     /// Give each session a ring of its own, as long as the server has rings left for the program.
@@ -37,14 +37,14 @@ pub struct Arguments {
     direct: bool,
     /// How packets reach the program: shm, ipc, server or shm-ipf.
     ///
-    /// shm: a ring in shared memory. ipc: each packet by a read of the tap. server: the server runs TCP and
+    /// shm: a ring in shared memory. ipc: a read of the tap for each packet. server: the server runs TCP and
     /// relays the data. shm-ipf: the ring, filled by a filter in the device's driver, where the server has one.
     #[arg(long, value_name = "FORM", value_parser = delivery)]
     delivery: Option<&'static str>,
-    /// Fail, instead of using the kernel's sockets, without a server or for a program that cannot load the
-    /// socket proxy.
+    /// Fail, instead of using the kernel's sockets, if there is no server or the program cannot load the socket
+    /// proxy.
     ///
-    /// The program is not started then, and the exit status is 125. If the server goes later, new sockets
+    /// The program is not started then, and the exit status is 125. If the server ends later, new sockets
     /// fail.
     #[arg(long)]
     require: bool,
@@ -83,7 +83,7 @@ pub fn run(arguments: Arguments) -> Result<(), Failure> {
         }
     }
     if let Some(socket) = &arguments.server.socket {
-        // The program may change its directory.
+        // The program may change its working directory.
         let socket = std::path::absolute(socket).unwrap_or_else(|_| socket.clone());
         command.env("PORTOLAN_SOCKET", socket);
     }
@@ -117,7 +117,7 @@ fn delivery(name: &str) -> Result<&'static str, String> {
     known.ok_or_else(|| format!("there are {}", names.join(", ")))
 }
 
-/// Why the program cannot have the proxy, if it cannot, and what to do.
+/// Returns why the program cannot load the proxy, and what to do about it; None if it can.
 fn without_proxy(program: &OsStr) -> Option<(&'static str, Option<&'static str>)> {
     let reason = Reason::of_program(program);
     let words = reason.words().strip_prefix("kernel: ")?;
@@ -139,7 +139,7 @@ pub fn find_preload() -> anyhow::Result<PathBuf> {
     installed::find(PRELOAD).with_context(|| format!("set {PRELOAD_VARIABLE}"))
 }
 
-/// Our proxy goes first, so that other preloaded libraries see the calls it passes on.
+/// Puts our proxy first, so that other preloaded libraries see the calls that it passes on.
 fn prepend(preload: &Path, others: Option<OsString>) -> OsString {
     let mut value = preload.as_os_str().to_owned();
     if let Some(others) = others.filter(|others| !others.is_empty()) {

@@ -1,4 +1,4 @@
-//! Asks the server: one request, one reply, over its SEQPACKET control socket.
+//! Client of the server: one request, one reply, over the SEQPACKET control socket.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use crate::ServerAddress;
 use crate::exit::Failure;
 
-/// A server that is stuck must not hang the command.
+/// Bounds the wait for a reply, so that a server that hangs does not hang the command.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 const REQUEST_ID: u32 = 1;
@@ -31,7 +31,7 @@ impl ServerAddress {
         }
     }
 
-    /// Does a server listen there?
+    /// Fails if no server listens on the socket.
     pub fn check(&self) -> anyhow::Result<()> {
         let path = self.path()?;
         Connection::connect(&path).with_context(|| path.display().to_string())?;
@@ -43,7 +43,7 @@ impl ServerAddress {
         Ok(self.ask_with_fds(body)?.0)
     }
 
-    /// All sessions that the server knows.
+    /// Returns all sessions that the server knows.
     pub fn sessions(&self) -> Result<Vec<SessionReport>, Failure> {
         self.ask_for(RequestBody::ListSessions, |reply| match reply {
             ReplyBody::Sessions(list) => Some(list),
@@ -51,7 +51,7 @@ impl ServerAddress {
         })
     }
 
-    /// All protocols that programs run themselves.
+    /// Returns all protocols that programs implement themselves.
     pub fn raw_flows(&self) -> Result<Vec<RawReport>, Failure> {
         self.ask_for(RequestBody::ListRawFlows, |reply| match reply {
             ReplyBody::RawFlows(list) => Some(list),
@@ -59,7 +59,7 @@ impl ServerAddress {
         })
     }
 
-    /// All counters: of all together, then of each holder of sessions.
+    /// Returns all counters: the sums first, then those of each holder.
     pub fn counters(&self) -> Result<Vec<CounterReport>, Failure> {
         self.ask_for(RequestBody::ReadCounters, |reply| match reply {
             ReplyBody::Counters(list) => Some(list),
@@ -67,7 +67,7 @@ impl ServerAddress {
         })
     }
 
-    /// Asks for something long, which `blob` finds in the reply.
+    /// Sends a request for a long answer, which `blob` takes from the reply.
     pub fn ask_for<T: DeserializeOwned>(
         &self,
         body: RequestBody,
@@ -77,7 +77,7 @@ impl ServerAddress {
         unpack(blob(reply).ok_or_else(unexpected)?, &mut fds)
     }
 
-    /// Everything that is guaranteed.
+    /// Returns all guarantees.
     pub fn guarantees(&self) -> Result<QosReport, Failure> {
         self.ask_for(RequestBody::Qos(QosRequest::Show), |reply| match reply {
             ReplyBody::Qos(QosReply::State(report)) => Some(report),
@@ -85,7 +85,7 @@ impl ServerAddress {
         })
     }
 
-    /// As [`ServerAddress::ask`], of a request that brings descriptors.
+    /// As [`ServerAddress::ask`], for a request with descriptors.
     pub fn ask_showing(
         &self,
         body: RequestBody,
@@ -151,7 +151,7 @@ fn exchange(
     }
 }
 
-/// The reply is not one that the request has.
+/// The error for a reply that does not belong to the request.
 pub fn unexpected() -> Failure {
     Failure::NoServer(anyhow::anyhow!(
         "the server's answer is not one to this question; is it of another version?"

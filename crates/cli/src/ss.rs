@@ -1,4 +1,4 @@
-//! `portolan ss`: the sessions, and protocols of programs' own, with the options, filters and columns of ss(8).
+//! `portolan ss`: sessions and protocols of programs' own, with the options, filters and columns of ss(8).
 
 mod filter;
 mod kernel;
@@ -32,10 +32,10 @@ pub struct Arguments {
     /// Show UDP sessions.
     #[arg(short, long)]
     udp: bool,
-    /// Show protocols that programs implement themselves: of an EtherType, of an IP protocol, or at a port.
+    /// Show protocols that programs implement themselves: by EtherType, by IP protocol, or at a port.
     #[arg(short = 'w', long)]
     raw: bool,
-    /// Show UNIX sockets: there are none, they are all the kernel's.
+    /// Show UNIX sockets: always none, since all of them are the kernel's.
     #[arg(short = 'x', long)]
     unix: bool,
     /// Show sessions in all states.
@@ -58,48 +58,48 @@ pub struct Arguments {
     processes: bool,
     /// Show windows, times and event counts of each session.
     ///
-    /// cwnd and ssthresh are in segments, as those of ss(8); an ssthresh that nothing has set yet is left out.
+    /// cwnd and ssthresh are in segments, as in ss(8); an ssthresh that has not been set yet is left out.
     ///
-    /// Of a listener, shows floods of SYNs: whether there is one now (`flooded`), how many there were (`floods`),
-    /// SYNs that the packet filter answered by cookies (`syns_answered`) and dropped because the number of
-    /// connections in set-up was at its limit (`syns_dropped`), cookies that the performer of the handshakes
-    /// sent (`cookies_sent`), and acknowledgements of cookies that were valid (`cookies_good`) or not
+    /// For a listener, shows floods of SYNs: whether there is one now (`flooded`), how many there were (`floods`),
+    /// SYNs that the packet filter answered with cookies (`syns_answered`) or dropped because the number of
+    /// connections in set-up was at its limit (`syns_dropped`), cookies sent by the process that performs the
+    /// handshakes (`cookies_sent`), and acknowledgements of cookies that were valid (`cookies_good`) or not
     /// (`cookies_bad`). Zeros are left out, except in JSON. Listeners that share a port each show the filter's
-    /// counts of all of them. The counts of a program that performs its own handshakes are its claim, up to a
-    /// second old.
+    /// counts of all of them. The counts of a program that performs its own handshakes are reported by the program,
+    /// unverified and up to a second old.
     #[arg(short, long)]
     info: bool,
     /// Show user, session number and holder of each session.
     #[arg(short, long)]
     extended: bool,
-    /// Show the memory that each session's data takes.
+    /// Show the memory that the data of each session takes.
     #[arg(short, long)]
     memory: bool,
     /// Show the timer of each session.
     #[arg(short, long)]
     options: bool,
-    /// Show how many sessions there are, instead of listing them.
+    /// Show the numbers of sessions instead of a list.
     #[arg(short, long)]
     summary: bool,
-    /// Leave out the head line.
+    /// Leave out the header line.
     #[arg(short = 'H', long)]
     no_header: bool,
     /// Show each session on one line.
     #[arg(short = 'O', long)]
     oneline: bool,
-    /// Show the kernel's own TCP and UDP sockets, too.
+    /// Include the kernel's own TCP and UDP sockets.
     ///
-    /// A socket by which Portolan keeps a port is shown as `portolan:reservation`, with the process whose port it
-    /// is. The processes of other users' sockets are shown to root only.
+    /// A socket by which Portolan reserves a port is shown as `portolan:reservation`, with the process that has the
+    /// port. The processes of other users' sockets are shown to root only.
     #[arg(long)]
     kernel: bool,
-    /// Print JSON: every figure, whatever the options that choose columns say.
+    /// Print JSON: all figures, whatever columns are selected.
     #[arg(long)]
     json: bool,
-    /// Show what this admits only, in the language of ss(8).
+    /// Show only sockets that match this filter, in the language of ss(8).
     ///
-    /// First states (`state established`, `exclude time-wait`), then conditions on addresses and ports
-    /// (`src 10.0.0.0/8`, `dst 192.0.2.1:443`, `sport = :80`, `dport gt 1024`), joined by `and`, `or`, `not` and
+    /// States come first (`state established`, `exclude time-wait`), then conditions on addresses and ports
+    /// (`src 10.0.0.0/8`, `dst 192.0.2.1:443`, `sport = :80`, `dport gt 1024`), combined by `and`, `or`, `not` and
     /// parentheses.
     #[arg(value_name = "FILTER")]
     filter: Vec<String>,
@@ -112,50 +112,90 @@ pub struct SocketView {
     pub stack: &'static str,
     /// `tcp`, `udp`, `ethernet` or `ip`.
     pub protocol: &'static str,
-    /// As ss(8) spells it; `RAW` for protocols of a program's own.
+    /// As spelled by ss(8); `RAW` for protocols of a program's own.
     pub state: String,
-    /// Bytes that nobody has read; of a TCP listener connections that nobody has accepted.
+    /// Unread bytes; for a TCP listener, the connections that wait to be accepted.
     pub receive_queue: u64,
-    /// Bytes that the peer has not acknowledged; of a TCP listener how many connections may wait.
+    /// Unacknowledged bytes; for a TCP listener, how many connections may wait to be accepted.
     pub send_queue: u64,
-    /// Address and port; null where EtherType or IP protocol alone is one's own.
+    /// Address and port; null for a protocol that is identified by EtherType or IP protocol alone.
     pub local: Option<String>,
-    /// Null: none yet, or any.
+    /// Null: none yet, or any peer.
     pub remote: Option<String>,
     /// Null for the kernel's sockets.
     pub holder: Option<HolderView>,
     pub uid: u32,
-    /// Null for whoever may not know it.
+    /// Null if the caller may not know it.
     pub session: Option<String>,
-    /// How often it went to a process or came back from one.
+    /// How often it migrated to or from a process.
     pub migrations: Option<u32>,
-    /// By which ring its frames reach its process: `shared`, `direct`.
+    /// The ring that its frames arrive by: `shared` or `direct`.
     pub mapping: Option<&'static str>,
-    /// Why it has no ring of its own, although it wanted one.
+    /// Why it was refused a ring of its own.
     pub mapping_refused: Option<String>,
-    /// How they reach it: `shm`, `ipc`, `server`, `shm-ipf`.
+    /// The delivery form: `shm`, `ipc`, `server`, `shm-ipf`.
     pub delivery: Option<&'static str>,
-    /// Why they do not reach it as they should.
+    /// Why the requested delivery form is not used.
     pub delivery_refused: Option<&'static str>,
     pub figures: Option<session::FiguresView>,
     pub listener: Option<session::ListenerView>,
     pub raw: Option<raw::RawView>,
-    /// The kernel's number of the socket.
+    /// The inode number of a kernel socket.
     pub inode: Option<String>,
-    /// It keeps a port for Portolan.
+    /// A kernel socket by which Portolan reserves a port.
     pub reservation: bool,
     #[serde(skip)]
     place: Place,
 }
 
-/// What filters and columns need beside the text.
+/// The fields that filters and columns need in binary form.
 #[derive(Clone, Copy, Debug, Default)]
 struct Place {
     local: Option<SocketAddr>,
     peer: Option<SocketAddr>,
     protocol: Option<Protocol>,
-    /// Listens for both families.
+    /// The local address is an IPv6 address.
     is_ipv6: bool,
+}
+
+impl SocketView {
+    /// Returns a row with these fields only.
+    fn bare(stack: &'static str, protocol: &'static str, state: &str, place: Place) -> SocketView {
+        SocketView {
+            stack,
+            protocol,
+            state: state.to_owned(),
+            receive_queue: 0,
+            send_queue: 0,
+            local: place.local.map(|local| local.to_string()),
+            remote: place.peer.map(|peer| peer.to_string()),
+            holder: None,
+            uid: 0,
+            session: None,
+            migrations: None,
+            mapping: None,
+            mapping_refused: None,
+            delivery: None,
+            delivery_refused: None,
+            figures: None,
+            listener: None,
+            raw: None,
+            inode: None,
+            reservation: false,
+            place,
+        }
+    }
+}
+
+impl Place {
+    fn of(protocol: Protocol, local: SocketAddr, peer: Option<SocketAddr>) -> Place {
+        Place {
+            local: Some(local),
+            peer,
+            protocol: Some(protocol),
+            is_ipv6: local.is_ipv6(),
+        }
+    }
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
@@ -179,7 +219,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Everything there is.
+/// Returns all rows, before the filter.
 fn sockets(arguments: &Arguments) -> Result<Vec<SocketView>, Failure> {
     let sessions = arguments.server.sessions()?;
     let flows = arguments.server.raw_flows()?;
@@ -196,7 +236,7 @@ impl Arguments {
     fn wants(&self, socket: &SocketView, filter: &Filter) -> bool {
         let state = States::of_socket(&socket.state);
         let states = filter.states.unwrap_or(match socket.raw {
-            // Whoever has a protocol of his own listens; who asks for those alone wants to see them.
+            // A protocol of a program's own has the state of a listener; --raw shows these whatever the state.
             Some(_) if self.raw => States::ALL,
             _ if self.all => States::ALL,
             _ if self.listening => States::LISTENING,

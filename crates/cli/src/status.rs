@@ -1,4 +1,4 @@
-//! `portolan status`: what the server says about itself.
+//! `portolan status`: the server's state.
 
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::report::{FilterReport, StatusReport};
@@ -28,17 +28,18 @@ pub fn status(arguments: &Arguments) -> Result<(), Failure> {
     } else {
         print(describe(&status))?;
     }
-    match status.faults.is_empty() {
-        true => Ok(()),
-        false => Err(Failure::Shown),
+    if status.faults.is_empty() {
+        Ok(())
+    } else {
+        Err(Failure::Shown)
     }
 }
 
-/// What the server says of itself.
+/// The server's state.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct StatusView {
     pub version: String,
-    /// In hexadecimal; libraries must have the same.
+    /// In hexadecimal; libraries must have the same version.
     pub protocol: String,
     pub pid: u32,
     /// The configuration file.
@@ -50,11 +51,11 @@ pub struct StatusView {
     pub direct: u32,
     pub uptime_s: u64,
     pub filter: FilterView,
-    /// What is wrong at this moment, a sentence each.
+    /// Present faults, one sentence each.
     pub faults: Vec<String>,
 }
 
-/// How the packet filter works, and what it took while the kernel counted.
+/// How the packet filter works, and its run time while the kernel counted it.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct FilterView {
     pub algorithm: String,
@@ -67,7 +68,7 @@ pub struct FilterView {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct DriverHookView {
     pub interface: String,
-    /// `native`, `generic`, or `none` and why.
+    /// `native`, `generic`, or `none` with the reason.
     pub state: String,
 }
 
@@ -130,7 +131,7 @@ fn describe_sessions(status: &StatusReport) -> String {
     }
 }
 
-/// Its time only where somebody has the kernel count it, drivers only where they are to have it.
+/// Shows the run time only if the kernel counts it, and drivers only where a filter in them is configured.
 fn describe_filter(filter: &FilterReport) -> String {
     let hooks = filter.driver_hooks.iter();
     hooks.fold(describe_algorithm(filter), |text, hook| {

@@ -1,6 +1,6 @@
-//! Tables in the manner of ss(8): columns as wide as their widest cell.
+//! Tables in the style of ss(8): columns as wide as their widest cell.
 
-/// The head and the rows, aligned.
+/// Returns the head and the rows, aligned.
 pub fn lines(head: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let head: Vec<String> = head.iter().map(|&name| name.to_owned()).collect();
     let width = |column: usize| {
@@ -24,7 +24,7 @@ fn align(row: &[String], widths: &[usize]) -> String {
     cells.join(" ").trim_end().to_owned()
 }
 
-/// A name that somebody else chose must not move the cursor of who looks at it.
+/// Replaces control characters in a name that somebody else chose, which could move the reader's cursor.
 pub fn printable(name: &str) -> String {
     name.chars()
         .map(|c| if c.is_control() { '?' } else { c })

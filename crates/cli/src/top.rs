@@ -1,5 +1,5 @@
-//! `portolan top`: what sessions and processes do right now, and how guarantees are used. Rates are differences of two
-//! looks; all figures of sessions are their holders' claims.
+//! `portolan top`: live rates of sessions and processes, and the use of guarantees. Rates are differences of two
+//! snapshots; all figures of sessions are as claimed by their holders.
 
 mod show;
 mod view;
@@ -17,20 +17,20 @@ use crate::json::print_json_line;
 use crate::server::unexpected;
 pub use crate::top::view::View;
 
-/// Home, and clear what is below: a terminal shows the new screen in the old one's place.
+/// Cursor home, and erase below: a terminal shows the new screen in place of the old one.
 const CLEAR: &str = "\x1b[H\x1b[J";
 
 #[derive(clap::Args)]
 pub struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
-    /// Time between two screens, from 0.1 to 3600.
+    /// Interval between two screens, from 0.1 to 3600.
     #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = delay)]
     delay: Duration,
     /// End after N screens.
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     iterations: Option<u64>,
-    /// Print the screens one below the other, uncut, for files and programs.
+    /// Print the screens below each other and in full, for files and programs.
     #[arg(short, long)]
     batch: bool,
     /// Print a line of JSON for each screen.
@@ -40,20 +40,21 @@ pub struct Arguments {
 
 fn delay(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    match (0.1..=3600.0).contains(&seconds) {
-        true => Ok(Duration::from_secs_f64(seconds)),
-        false => Err("between 0.1 and 3600".to_owned()),
+    if (0.1..=3600.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("between 0.1 and 3600".to_owned())
     }
 }
 
-/// Everything at one time.
+/// A snapshot of all figures.
 struct Look {
     at: Instant,
     sessions: Vec<SessionReport>,
     counters: Vec<CounterReport>,
     guarantees: QosReport,
     server: u32,
-    /// CPU time of each process that holds something, and of the server.
+    /// CPU time of each process that holds a session, and of the server.
     cpu: Vec<(u32, Duration)>,
 }
 
@@ -81,7 +82,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lines that the terminal has, but for the cursor's.
+/// Returns the number of the terminal's lines, less the one with the cursor.
 fn rows() -> usize {
     let size = rustix::termios::tcgetwinsize(std::io::stdout());
     size.map_or(24, |size| usize::from(size.ws_row)).max(2) - 1
@@ -111,16 +112,16 @@ impl Look {
     }
 }
 
-/// What a process has used, by all its threads. None if it has gone, or is of another namespace.
+/// Returns the CPU time of all threads of a process. None if it has ended, or is in another PID namespace.
 fn cpu_time(pid: u32) -> Option<Duration> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     ticks(&stat).map(|ticks| Duration::from_secs(ticks) / TICKS_PER_SECOND)
 }
 
-/// `USER_HZ`, which is 100 on every machine of today.
+/// `USER_HZ`, which is 100 on all present architectures.
 const TICKS_PER_SECOND: u32 = 100;
 
-/// User and system time of a line of proc_pid_stat(5), behind a name that may contain anything.
+/// Parses user and system time from proc_pid_stat(5), after the program's name, which may contain any characters.
 fn ticks(stat: &str) -> Option<u64> {
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(11);
     let user: u64 = fields.next()?.parse().ok()?;

@@ -4,12 +4,13 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use portolan_stack::passive::Queueing;
 use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot};
 
 use crate::control::{Control, Effect, Effects};
 use crate::errno::Errno;
 use crate::legality::SessionPhase;
-use crate::listener::{Listener, Queueing};
+use crate::listener::Listener;
 use crate::session::{Holder, Life, SessionEntry};
 use crate::timer::Deadline;
 
@@ -30,7 +31,8 @@ impl Control {
     /// bytes, or when the time is over.
     pub(crate) fn on_handshake(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         let listener = self.listener_of(id);
-        let seconds = listener.and_then(|(_, listener)| listener.options.defer_accept_seconds);
+        let seconds =
+            listener.and_then(|(_, listener)| listener.opens.options.defer_accept_seconds);
         let Some(seconds) = seconds else {
             return self.on_readable_handshake(id, out);
         };
@@ -62,7 +64,7 @@ impl Control {
         let Some(listener) = self.registry.listener_mut(listener_id) else {
             return self.abort(id, out);
         };
-        match listener.handshake_done(id) {
+        match listener.opens.queue.handshake_done(id) {
             Queueing::Queued => {
                 session_offered(self.registry.session_mut(id));
                 out.extend([
@@ -78,7 +80,7 @@ impl Control {
     /// A handshake came to nothing.
     pub(crate) fn on_failed_handshake(&mut self, id: SessionId, out: &mut Effects) {
         if let Some((_, listener)) = self.listener_of(id) {
-            listener.handshake_failed(id);
+            listener.opens.queue.handshake_failed(id);
         }
         self.forget(id, out);
     }
@@ -86,7 +88,7 @@ impl Control {
     /// The accept queue may have room for those that it had none for.
     pub(crate) fn admit_crowded_out(&mut self, listener_id: SessionId, out: &mut Effects) {
         while let Some(listener) = self.registry.listener_mut(listener_id)
-            && let Some(id) = listener.admit_crowded_out()
+            && let Some(id) = listener.opens.queue.admit_crowded_out()
         {
             session_offered(self.registry.session_mut(id));
             let announced = Effect::Announce(listener_id);
@@ -104,7 +106,7 @@ impl Control {
         out: &mut Effects,
     ) {
         if let Some((listener_id, listener)) = self.listener_of(id) {
-            listener.has_accepted(id);
+            listener.opens.queue.accepted(id);
             out.push(Effect::ReviewFloods(listener_id));
             self.admit_crowded_out(listener_id, out);
             self.admit_local_open(listener_id, out);
@@ -150,7 +152,7 @@ impl Control {
             return;
         };
         out.push(Effect::ReviewFloods(id));
-        for unaccepted in listener.unaccepted() {
+        for unaccepted in listener.opens.queue.unaccepted() {
             self.abort(unaccepted, out);
         }
         for opener in listener.local_opens {
@@ -199,7 +201,7 @@ impl Control {
         let Some((_, listener)) = accepter.and_then(|id| self.listener_of(id)) else {
             return self.refuse_local_open(opener, Errno::CONNREFUSED, out);
         };
-        if listener.has_room() {
+        if listener.opens.queue.has_room() {
             return out.push(Effect::TellLocalOpener(opener));
         }
         listener.local_opens.push_back(opener);
@@ -236,7 +238,7 @@ impl Control {
     /// The next of those that wait may be let in; those after it follow when it is.
     fn admit_local_open(&mut self, listener_id: SessionId, out: &mut Effects) {
         if let Some(listener) = self.registry.listener_mut(listener_id)
-            && listener.has_room()
+            && listener.opens.queue.has_room()
             && let Some(opener) = listener.local_opens.pop_front()
         {
             self.disarm(opener, Deadline::LocalConnect);

@@ -7,8 +7,7 @@ use std::time::Duration;
 use portolan_proto::control::AcceptQueue;
 use portolan_proto::filter::{BindingKey, Flood, FloodSeen};
 use portolan_proto::report::FloodCounts;
-use portolan_stack::CookieUse;
-use portolan_stack::passive::flood;
+use portolan_stack::passive::{CookieUse, flood};
 use portolan_tcp::Config;
 use portolan_tcp::isn::Secret;
 use portolan_types::{FlowKey, Instant, Protocol, SessionId};
@@ -58,8 +57,8 @@ impl Control {
         now: Instant,
     ) -> Option<BindingKey> {
         let listener = self.registry.listener_mut(id)?;
-        listener.flood_detector.note(now);
-        if !listener.flood_detector.is_flood(now) {
+        listener.opens.flood_detector.note(now);
+        if !listener.opens.flood_detector.is_flood(now) {
             return None;
         }
         let mut bindings = self.bindings_of(id).into_iter();
@@ -163,13 +162,13 @@ impl Control {
                 listener.lent_secret.as_ref()?,
                 delegate.queue == AcceptQueue::HasRoom,
             ),
-            None => (&answering.secret, listener.has_room()),
+            None => (&answering.secret, listener.opens.queue.has_room()),
         };
         let exempt = listener.exempt.as_ref();
         if exempt.is_some_and(|exempt| exempt.is_incomplete) {
             return None;
         }
-        let mut flood = flood(&answering.config, &listener.options, secret);
+        let mut flood = flood(&answering.config, &listener.opens.options, secret);
         if !has_room {
             flood.flags |= Flood::FULL;
         }

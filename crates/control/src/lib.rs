@@ -31,7 +31,7 @@ pub use control::{Control, ControlLimits, Effect, Effects, Input, Progress};
 pub use errno::Errno;
 pub use flooding::Answering;
 pub use legality::{Command, SessionPhase};
-pub use listener::{Delegate, Listener, Queueing};
+pub use listener::{Delegate, Listener};
 pub use listener_table::ListenerTable;
 pub use opens::{Fallback, LocalPeer, Way};
 pub use orphans::OrphanLimits;

@@ -71,7 +71,7 @@ impl Control {
         else {
             return false;
         };
-        let options = &listener.options;
+        let options = &listener.opens.options;
         let is_plain = options.fast_open_queue.is_none() && options.defer_accept_seconds.is_none();
         self.listeners.is_alone(session.local.port())
             && is_plain

@@ -94,7 +94,12 @@ impl Control {
             remote: SocketAddr::new(path.source?, 0),
         };
         let listener = self.listeners.choose(&flow, |id| hash(&flow, id))?;
-        let queue = self.registry.listener(listener)?.options.fast_open_queue;
+        let queue = self
+            .registry
+            .listener(listener)?
+            .opens
+            .options
+            .fast_open_queue;
         Some(LocalPeer {
             remote,
             path,
@@ -191,7 +196,7 @@ impl Control {
         };
         let joined = self.ports.join(claim, flow.remote);
         opening.flow_claim = Some(joined.map_err(ClaimError::errno)?);
-        let options = self.registry.listener(listener).map(|it| it.options);
+        let options = self.registry.listener(listener).map(|it| it.opens.options);
         let id = self.enter(None, opening, random)?;
         if let (Some(session), Some(options)) = (self.registry.session_mut(id), options) {
             session.choose(&options);

@@ -1,5 +1,5 @@
-//! One end of a local session. What this end has done it keeps to itself and publishes; what the
-//! peer claims to have done is looked at once, checked, and only then used.
+//! One end of a local session. The end keeps its own progress in private memory and publishes it;
+//! the peer's claims are read once, checked, and only then used.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
@@ -21,35 +21,35 @@ use crate::stream::Stream;
 use crate::tests::pause;
 use crate::wake_word;
 
-/// Where the peer may come in between; tests stay for a while.
+/// A point where the peer may interleave; tests pause here.
 #[cfg(not(test))]
 fn pause() {}
 
-/// What a segment over Linux's loopback device holds.
+/// Size of a segment on Linux's loopback device.
 const SEGMENT: u32 = 65_483;
 
-/// How long Linux holds back a piece short of a segment: until its timer for a closed window.
+/// How long Linux holds back data short of a segment: until its timer for a closed window.
 const HOLDS_BACK: Duration = Duration::from_millis(200);
 
-/// However small the buffers, so much fits.
+/// Minimum capacity, however small the buffers.
 const LEAST_ROOM: u64 = 4096;
 
-/// Buffers whose sizes nobody has chosen: what Linux's grow to over loopback if the peer does not read (the last value of
-/// `tcp_wmem`), and what it begins with to receive.
+/// Default buffer sizes: what Linux's send buffer grows to over loopback if the peer does not read
+/// (the last value of `tcp_wmem`), and the initial size of its receive buffer.
 const SEND_BUFFER: u64 = 4 << 20;
 const RECEIVE_BUFFER: u64 = 128 << 10;
 
-/// What a writer may be ahead of a reader that reads: it stays in a processor's cache.
+/// How far a writer may be ahead of an active reader, so that the data stays in a processor's cache.
 #[cfg(not(test))]
 const CYCLE: u64 = 2 << 20;
 #[cfg(test)]
 pub(crate) const CYCLE: u64 = 4 << 10;
 
-/// How long Linux stays in FIN-WAIT-2 without a user (`tcp_fin_timeout`), and the most that a program may ask for.
+/// How long Linux stays in FIN-WAIT-2 without a user (`tcp_fin_timeout`), and the maximum that a program may choose.
 const FIN_WAIT: Duration = Duration::from_secs(60);
 const FIN_WAIT_MOST: Duration = Duration::from_secs(120);
 
-/// What was sent, or taken as sent. Of the peer's bytes those that it holds back do not show.
+/// Bytes sent and taken, published or as seen. Bytes that the peer holds back are not visible.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Progress {
     sent: u64,
@@ -58,33 +58,40 @@ struct Progress {
     flags: u32,
 }
 
-/// The urgent byte that the peer named last.
+/// The last urgent byte of the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Mark {
     at: u64,
-    /// The program took the byte out of band.
+    /// The program has received the byte out of band.
     taken: bool,
+}
+
+/// For a writer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Room {
+    New,
+    More,
 }
 
 /// In which state a TCP connection would be left by an end that was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remains {
     Nothing,
-    /// FIN-WAIT-2, for so long.
+    /// FIN-WAIT-2, for this time.
     FinWait(Duration),
     TimeWait,
 }
 
-/// One end, and what it knows of the other.
+/// One end, and its knowledge of the other.
 #[derive(Debug)]
 pub struct Local {
     rings: Arc<Rings>,
     side: Side,
     own: Progress,
     published: Progress,
-    /// The position that lies first in the ring.
+    /// The position at the start of the ring.
     base: u64,
-    /// After so many bytes the ring begins again.
+    /// Number of bytes after which the ring wraps.
     cycle: u64,
     urgent_out: u64,
     peer: Progress,
@@ -97,36 +104,40 @@ pub struct Local {
     receive_shut: bool,
     /// A writer found no room.
     is_blocked: bool,
-    /// The receive buffer has, and with it the peer's room.
+    /// The receive buffer has grown, and with it the peer's room.
     has_grown: bool,
-    /// What happened in a call of this end.
+    /// Events caused by calls of this end.
     events: Events,
+    /// When what the last look has found arose.
+    news_at: Instant,
     send_limit: u64,
     options: Options,
     /// Nothing is held back, whatever the options say.
     is_pushed: bool,
-    /// Since when something has been.
+    /// Since when data has been held back.
     held_since: Instant,
     last_in: Instant,
     last_out: Instant,
-    /// The program answers what comes, before an acknowledgement by itself would be due: what Linux's `TCP_QUICKACK` shows.
+    /// The program replies to received data before an acknowledgement by itself would be due: shown as Linux's
+    /// `TCP_QUICKACK`.
     is_answering: bool,
     writes: u64,
     reads: u64,
 }
 
-/// No stream gets so far. A peer that writes more into this end's own words has it reset; all sums of positions fit.
+/// No stream gets this far. An end whose words a peer has set beyond it is reset, so that sums of positions cannot
+/// overflow.
 const POSITION_MAX: u64 = 1 << 62;
 
 impl Local {
-    /// Takes up an end as its last holder left it; a new one is as new.
+    /// Opens an end as its last holder left it, or a new one.
     pub fn new(rings: Arc<Rings>, side: Side) -> Local {
         let own = rings.ends().of(side);
         let kept = &own.kept.0;
         let mut progress = Progress {
             sent: own.sent.0.bytes.load(Acquire),
             shown: own.sent.0.shown.load(Acquire),
-            taken: own.taken.0.load(Acquire),
+            taken: own.taken.0.bytes.load(Acquire),
             flags: own.sent.0.flags.load(Acquire),
         };
         let is_possible = progress.sent.max(progress.taken) <= POSITION_MAX;
@@ -157,6 +168,7 @@ impl Local {
             is_blocked: false,
             has_grown: false,
             events: Events::NONE,
+            news_at: Instant::ZERO,
             send_limit: u64::from(kept.send_limit.load(Relaxed)),
             options: Options::default(),
             is_pushed: false,
@@ -185,13 +197,13 @@ impl Local {
         end
     }
 
-    /// What `send` takes now goes with the opening (RFC 7413).
+    /// Queues data like `send`, to go with the opening (RFC 7413).
     pub fn open_with(&mut self, now: Instant, text: &[u8]) -> usize {
         self.mine().kept.0.early.store(1, Relaxed);
         self.send(now, text)
     }
 
-    /// Its holder has it from now on: times count from there.
+    /// Called when a holder takes the end over: times count from then on.
     pub fn begin(&mut self, now: Instant) {
         self.last_in = self.last_in.max(now);
         self.last_out = self.last_out.max(now);
@@ -209,27 +221,28 @@ impl Local {
         self.rings.ends().of(self.side.other())
     }
 
-    // ---- what the peer does ----
+    // ---- the peer's progress ----
 
-    /// Whether a look would find nothing: the least there is to do for who looks all the time.
+    /// Would a check find nothing? The cheapest test, for callers that poll continuously.
     pub fn is_still(&self) -> bool {
         let theirs = self.theirs();
         theirs.sent.0.shown.load(Relaxed) == self.peer.sent
             && theirs.sent.0.flags.load(Relaxed) == self.peer.flags
     }
 
-    /// Takes note of what the peer has done since the last look, and tells what it means here.
+    /// Reads the peer's progress since the last check. Returns the resulting events.
     pub fn look(&mut self, now: Instant) -> Events {
+        self.news_at = now;
         let mut events = std::mem::take(&mut self.events);
         let theirs = self.rings.ends().of(self.side.other());
-        // The end of the stream is told after its last byte: looked at in the other order, the
-        // bytes are there when the end is.
+        // The end of the stream is published after its last byte. Read in the opposite order, the
+        // bytes are visible when the end is.
         let flags = theirs.sent.0.flags.load(Acquire);
         let shown = theirs.sent.0.shown.load(Acquire);
         let seen = Progress {
             sent: shown,
             shown,
-            taken: theirs.taken.0.load(Acquire),
+            taken: theirs.taken.0.bytes.load(Acquire),
             flags,
         };
         if self.has_failed {
@@ -243,6 +256,8 @@ impl Local {
         let base = theirs.sent.0.base.load(Relaxed);
         let cycle = theirs.sent.0.cycle.load(Relaxed);
         let urgent = theirs.sent.0.urgent.load(Relaxed);
+        let shown_at = [&theirs.sent.0.first_at, &theirs.sent.0.last_at];
+        let shown_at = shown_at.map(|at| Instant::from_nanos(at.load(Relaxed)));
         if !self.is_possible(&seen) {
             self.own.flags |= flags::RESET;
             return events | self.fail(Error::Aborted);
@@ -250,6 +265,9 @@ impl Local {
         let before = std::mem::replace(&mut self.peer, seen);
         self.peer_base = base;
         self.peer_cycle = checked_cycle(&self.rings, cycle);
+        if (seen.sent, seen.flags) != (before.sent, before.flags) {
+            self.note_news(shown_at);
+        }
         if seen.sent != before.sent {
             events = events | Events::READABLE;
             self.last_in = now;
@@ -264,7 +282,24 @@ impl Local {
             return Events::NONE;
         }
         self.is_blocked = false;
+        let room_at = self.theirs().taken.0.room_at.load(Relaxed);
+        self.news_at = self.news_at.min(Instant::from_nanos(room_at));
         Events::WRITABLE
+    }
+
+    /// What the peer showed for the first time since this end was empty may have been seen by a look before: then the last
+    /// it has shown says more.
+    fn note_news(&mut self, [first_at, last_at]: [Instant; 2]) {
+        let arose = match first_at < self.last_in {
+            true => last_at,
+            false => first_at,
+        };
+        self.news_at = self.news_at.min(arose);
+    }
+
+    /// When what the last look has found arose, as the peer says: a claim that is good for nothing but an order.
+    pub fn news_at(&self) -> Instant {
+        self.news_at
     }
 
     /// May an honest peer have come to that?
@@ -300,7 +335,7 @@ impl Local {
         events
     }
 
-    /// Linux's `tcp_reset`: after the peer's end it says that the pipe is broken.
+    /// As in Linux's `tcp_reset`: after the peer's end the error is a broken pipe.
     fn reset_error(&self) -> Error {
         if self.peer.flags & flags::FIN != 0 {
             Error::BrokenPipe
@@ -317,7 +352,7 @@ impl Local {
             let at = urgent - 1;
             if self.mark.is_none_or(|mark| at > mark.at) {
                 if self.is_at_mark() && !self.options.urgent_inline && self.queued() > 0 {
-                    // The byte of the earlier mark, if nobody has taken it, is lost.
+                    // The byte of the earlier mark is lost if it was not read.
                     self.own.taken += 1;
                 }
                 self.mark = Some(Mark { at, taken: false });
@@ -336,7 +371,7 @@ impl Local {
         self.own.flags & flags::RESET != 0
     }
 
-    /// What is left of a connection whose end was closed, as the flags of both ends have it.
+    /// Returns what is left of a connection whose end was closed, by the flags of both ends.
     pub fn remains(&self) -> Remains {
         let either = self.own.flags | self.peer.flags;
         let seconds = self.mine().kept.0.fin_wait.load(Relaxed);
@@ -364,10 +399,10 @@ impl Local {
         Events::ERROR | Events::CLOSED
     }
 
-    // ---- what the peer is told ----
+    // ---- publishing ----
 
     /// Lets the peer see what this end has done, and wakes it, but for its notifier, if it sleeps and waits for it.
-    pub fn publish(&mut self) -> Option<Wake> {
+    pub fn publish(&mut self, now: Instant) -> Option<Wake> {
         self.own.shown = self.own.sent - self.held_back();
         let before = std::mem::replace(&mut self.published, self.own);
         let has_grown = std::mem::take(&mut self.has_grown);
@@ -375,23 +410,33 @@ impl Local {
             return None;
         }
         let own = &self.own;
+        let shows = own.shown != before.shown || own.flags != before.flags;
+        let leaves_room = self.leaves_room(&before, has_grown);
         pause();
         let mine = self.mine();
+        if shows {
+            let at = now.as_nanos();
+            if self.is_first_unseen(&before) {
+                mine.sent.0.first_at.store(at, Relaxed);
+            }
+            mine.sent.0.last_at.store(at, Relaxed);
+        }
+        if leaves_room == Some(Room::New) {
+            mine.taken.0.room_at.store(now.as_nanos(), Relaxed);
+        }
         mine.sent.0.base.store(self.base, Relaxed);
         mine.sent.0.cycle.store(self.cycle, Relaxed);
         mine.sent.0.urgent.store(self.urgent_out, Relaxed);
         mine.sent.0.bytes.store(own.sent, Relaxed);
         mine.sent.0.shown.store(own.shown, Release);
-        mine.taken.0.store(own.taken, Release);
+        mine.taken.0.bytes.store(own.taken, Release);
         mine.sent.0.flags.store(own.flags, Release);
         pause();
         let mut due = 0;
-        if own.shown != before.shown || own.flags != before.flags {
+        if shows {
             due |= wants::INPUT;
         }
-        if own.flags != before.flags
-            || (own.taken != before.taken || has_grown) && self.has_left_room()
-        {
+        if own.flags != before.flags || leaves_room.is_some() {
             due |= wants::OUTPUT;
         }
         if due == 0 {
@@ -400,7 +445,7 @@ impl Local {
         self.wake(due)
     }
 
-    /// Bytes that are not to be shown yet: a piece short of a segment whose writer has more.
+    /// Returns how many bytes must not be published yet: data short of a segment whose writer has more.
     fn held_back(&self) -> u64 {
         let is_corked = self.options.cork || self.options.more;
         if !is_corked || self.is_pushed || self.own.flags & flags::FIN != 0 {
@@ -409,20 +454,35 @@ impl Local {
         self.own.sent.saturating_sub(self.own.shown) % u64::from(SEGMENT)
     }
 
-    /// When to call [`Local::push`]: bytes are held back.
+    /// When to call [`Local::push`]; `None` if no bytes are held back.
     pub fn pushes_at(&self) -> Option<Instant> {
         (self.own.shown < self.own.sent && self.held_back() > 0)
             .then(|| self.held_since + HOLDS_BACK)
     }
 
-    /// Is a good deal of what this end reads from free for its writer?
-    fn has_left_room(&self) -> bool {
+    /// Has what this end has taken since `before`, or have its grown buffers, left a good deal free for the writer?
+    fn leaves_room(&self, before: &Progress, has_grown: bool) -> Option<Room> {
+        if self.own.taken == before.taken && !has_grown {
+            return None;
+        }
         let sender = u64::from(self.theirs().kept.0.send_limit.load(Relaxed));
         let limit = self.limit_of(sender, self.mine()).min(self.peer_cycle);
-        self.queued() * 3 <= limit * 2
+        let is_room = |taken| (self.peer.sent - taken) * 3 <= limit * 2;
+        is_room(self.own.taken).then(|| match has_grown || !is_room(before.taken) {
+            true => Room::New,
+            false => Room::More,
+        })
     }
 
-    /// Takes the peer's request away and says what fulfils it.
+    /// Is what is shown now the first that the peer has not seen: has it read all, or slept, since what was shown `before`?
+    fn is_first_unseen(&self, before: &Progress) -> bool {
+        let theirs = self.theirs();
+        before.shown == self.peer.taken
+            || before.shown == theirs.taken.0.bytes.load(Relaxed)
+            || theirs.notifier.0.wants.load(Relaxed) & wants::INPUT != 0
+    }
+
+    /// Clears the peer's request, and returns how to wake it.
     fn wake(&self, due: u32) -> Option<Wake> {
         let notifier = &self.theirs().notifier.0;
         let wished = wake_word::take(&notifier.wants, due)?;
@@ -437,8 +497,8 @@ impl Local {
         }
     }
 
-    /// Wakes the peer whatever its word says, but for its notifier: for an end whose last holder may have written anything
-    /// there.
+    /// Wakes the peer, whatever its word says, except by its notifier: for an end whose last holder
+    /// may have written anything there.
     pub fn wake_peer(&self) {
         let wants = &self.theirs().notifier.0.wants;
         wants.store(0, SeqCst);
@@ -447,14 +507,15 @@ impl Local {
 
     // ---- sleeping ----
 
-    /// Asks to be woken for what this end waits for; who then looks and finds nothing may sleep.
+    /// Requests a wake-up for what this end waits for. The caller must check once more, and may sleep if it finds
+    /// nothing.
     pub fn arm(&self, by: WakeBy) {
         pause();
         let wants = &self.mine().notifier.0.wants;
         wake_word::ask(wants, self.wanted() | by.bits());
     }
 
-    /// What [`Local::arm`] has requested for who sleeps on words.
+    /// Returns the request made by [`Local::arm`], for a thread that sleeps on words.
     pub fn wake_request(&self) -> WakeRequest {
         WakeRequest {
             rings: Arc::clone(&self.rings),
@@ -469,7 +530,7 @@ impl Local {
         self.mine().notifier.0.wants.load(Relaxed) & wanted != wanted
     }
 
-    /// Says whose notifier is this end's; the server's affair.
+    /// Sets the notifier that wakes this end's holder; called by the server.
     pub fn give_to(&self, number: u64) {
         self.mine().notifier.0.number.store(number, Release);
     }
@@ -484,17 +545,17 @@ impl Local {
 
     // ---- bytes ----
 
-    /// Bytes that came and were not taken.
+    /// Bytes that were received and not taken yet.
     fn queued(&self) -> u64 {
         self.peer.sent - self.own.taken
     }
 
-    /// Bytes that were sent and that the peer has not taken.
+    /// Bytes that were sent and that the peer has not taken yet.
     fn unread(&self) -> u64 {
         self.own.sent - self.peer.taken
     }
 
-    /// The most that may lie in a ring: the writer's buffer and the reader's.
+    /// Maximum fill of a ring: the writer's buffer and the reader's.
     fn limit_of(&self, send_limit: u64, reader: &End) -> u64 {
         let size = self.rings.size() as u64;
         let send_limit = given(send_limit, SEND_BUFFER);
@@ -502,25 +563,26 @@ impl Local {
         (send_limit + receive_limit).clamp(LEAST_ROOM, size)
     }
 
-    /// The most that may lie in the ring now.
+    /// Maximum fill of the ring now.
     fn limit(&self) -> u64 {
         let limit = self.limit_of(self.send_limit, self.theirs());
         let limit = match self.options.unsent_low_water {
             Some(unsent) => limit.min(self.share(limit) + u64::from(unsent)),
             None => limit,
         };
-        match self.may_grow() {
-            true => limit,
-            false => limit.min(self.cycle),
+        if self.may_grow() {
+            limit
+        } else {
+            limit.min(self.cycle)
         }
     }
 
-    /// Has the peer taken nothing since the ring was empty? All bytes lie in their first cycle then.
+    /// Has the peer taken nothing since the ring was empty? Then all bytes are in their first cycle.
     fn may_grow(&self) -> bool {
         self.peer.taken <= self.base
     }
 
-    /// What of the ring is the reader's buffer: bytes in it have arrived.
+    /// The part of the ring that is the reader's buffer: bytes in it have arrived.
     fn share(&self, limit: u64) -> u64 {
         let receive_limit = self.theirs().kept.0.receive_limit.load(Relaxed);
         given(receive_limit, RECEIVE_BUFFER).min(limit)
@@ -541,7 +603,7 @@ impl Local {
         limit.saturating_sub(self.unread()) * 3 >= limit
     }
 
-    /// Is there what a writer waits for: room, or after the end that all has arrived?
+    /// Is the writer's condition met: room, or after the end of the stream, that all bytes have arrived?
     fn is_unblocked(&self) -> bool {
         if self.own.flags & flags::FIN == 0 {
             self.has_room()
@@ -554,8 +616,8 @@ impl Local {
         self.own.flags & flags::FIN == 0 && !self.has_failed
     }
 
-    /// The bytes that a read may return: how many to leave out before, and how many there are. It
-    /// ends at the mark, and shows the urgent byte only if its place is there.
+    /// Returns the bytes that a read may return: how many to skip before, and how many there are. A
+    /// read ends at the mark, and includes the urgent byte only with `urgent_inline`.
     fn span(&self) -> (u64, u64) {
         let queued = self.queued();
         let Some(before) = self
@@ -582,7 +644,7 @@ impl Local {
     }
 }
 
-/// A size that somebody has chosen, or what holds otherwise.
+/// Returns a chosen size, or the default.
 fn given<T: Into<u64>>(chosen: T, default: u64) -> u64 {
     match chosen.into() {
         0 => default,
@@ -590,11 +652,12 @@ fn given<T: Into<u64>>(chosen: T, default: u64) -> u64 {
     }
 }
 
-/// Anything that was written there is some cycle.
+/// Any value written there is interpreted as a valid cycle.
 fn checked_cycle(rings: &Rings, claimed: u64) -> u64 {
     let size = rings.size() as u64;
-    match claimed.is_power_of_two() && claimed <= size {
-        true => claimed,
-        false => size,
+    if claimed.is_power_of_two() && claimed <= size {
+        claimed
+    } else {
+        size
     }
 }

@@ -1,6 +1,6 @@
-//! What a TCP connection and an end of a local session have in common: all that the socket layer
-//! asks of a stream. The call contract is [`Connection`]'s: what `send`, `recv`, `shutdown_send`,
-//! `close` and `abort` do, the peer sees once the owner has had it sent.
+//! The common interface of a TCP connection and an end of a local session: all that the socket
+//! layer needs of a stream. The call contract is [`Connection`]'s: the peer sees the effect of
+//! `send`, `recv`, `shutdown_send`, `close` and `abort` once the owner has sent the output.
 
 use portolan_tcp::{
     Connection, EVENTS_MAX, Error, Options, OutOfBand, RunningTimer, SendSpace, StateName, TcpInfo,
@@ -8,7 +8,7 @@ use portolan_tcp::{
 use portolan_types::Instant;
 
 /// Declares the trait, and implements it for [`Connection`] by its methods of the same names. A
-/// receiver is `mut self` or `ref self`.
+/// receiver is written `mut self` or `ref self`.
 macro_rules! streams {
     ($($(#[$doc:meta])* fn $name:ident(
         $(mut $changed:ident)? $(ref $read:ident)? $(, $argument:ident: $type:ty)*
@@ -28,31 +28,31 @@ macro_rules! streams {
 }
 
 streams! {
-    /// Queues bytes; returns how many were taken.
+    /// Queues bytes. Returns how many were accepted.
     fn send(mut self, now: Instant, data: &[u8]) -> usize;
-    /// The last byte that was sent is urgent.
+    /// Marks the last sent byte as urgent.
     fn mark_urgent(mut self);
-    /// It ends a record.
+    /// Ends a record with the last sent byte.
     fn end_record(mut self);
-    /// Sends what waits for more, also where it is corked.
+    /// Sends data that waits for more, even if the stream is corked.
     fn push(mut self);
-    /// Bytes that `send` would take now.
+    /// Returns how many bytes `send` would accept now.
     fn send_space(ref self) -> usize;
-    /// Moves bytes that have come to `out`; returns how many.
+    /// Moves received bytes to `out`. Returns how many.
     fn recv(mut self, now: Instant, out: &mut [u8]) -> usize;
-    /// Copies bytes from `offset` on, and leaves them.
+    /// Copies bytes from `offset` on, without consuming them.
     fn peek(ref self, offset: usize, out: &mut [u8]) -> usize;
-    /// Bytes that `recv` would return.
+    /// Returns how many bytes `recv` would return.
     fn readable(ref self) -> usize;
-    /// Are there as many bytes as `receive_low_water` asks for?
+    /// Are at least `receive_low_water` bytes readable?
     fn is_readable(ref self) -> bool;
-    /// What `FIONREAD` tells.
+    /// The value of `FIONREAD`.
     fn inquiry(ref self) -> usize;
-    /// Is a good deal of the send buffer free? If not, an event will tell when it is.
+    /// Is a good part of the send buffer free? If not, an event will report when it is.
     fn poll_writable(mut self) -> bool;
-    /// Is there something that the peer has not been told?
+    /// Is there output that the peer has not received?
     fn has_output(ref self) -> bool;
-    /// When text came last.
+    /// When payload arrived last.
     fn last_text_at(ref self) -> Instant;
 
     fn is_at_mark(ref self) -> bool;
@@ -72,7 +72,7 @@ streams! {
     fn is_send_closed(ref self) -> bool;
     fn is_receive_shut(ref self) -> bool;
     fn is_receive_finished(ref self) -> bool;
-    /// Has the peer's end of sending been read?
+    /// Has the end of the peer's stream been read?
     fn has_read_end(ref self) -> bool;
     fn is_closed(ref self) -> bool;
     fn is_flushed(ref self) -> bool;

@@ -1,5 +1,4 @@
-//! Two ends over one memory: TCP's semantics, an oracle, a hostile peer, and sleepers that are
-//! never left asleep.
+//! Two ends over one memory: TCP's semantics, an oracle, a hostile peer, and lost wake-ups.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -26,7 +25,7 @@ thread_local! {
     static CHANCE: Cell<u32> = const { Cell::new(0x9e37_79b9) };
 }
 
-/// Nothing, or about as long as a cache line takes from one processor to another.
+/// Does nothing, or spins for about as long as a cache line takes between processors.
 pub(crate) fn pause() {
     CHANCE.with(|chance| {
         // Marsaglia's xorshift.
@@ -54,9 +53,9 @@ fn pair() -> (Local, Local) {
     )
 }
 
-/// What the peer sees of a change.
+/// Publishes the changes of one end, and returns the events that the peer sees.
 fn tell(from: &mut Local, to: &mut Local) -> Events {
-    let _ = from.publish();
+    let _ = from.publish(NOW);
     to.look(NOW)
 }
 
@@ -65,6 +64,61 @@ fn read_all(end: &mut Local) -> Vec<u8> {
     let count = end.recv(NOW, &mut bytes);
     bytes.truncate(count);
     bytes
+}
+
+/// When what `to` finds now arose, after `from` has shown it at `at` milliseconds.
+fn found_after(at: &[u64], from: &mut Local, to: &mut Local) -> Duration {
+    for at in at.iter().map(|at| NOW + Duration::from_millis(*at)) {
+        from.send(at, b"x");
+        let _ = from.publish(at);
+    }
+    let last = at.last().copied().unwrap_or_default();
+    to.look(NOW + Duration::from_millis(last + 1));
+    to.news_at().since(NOW)
+}
+
+#[test]
+fn news_is_as_old_as_the_first_that_was_not_seen() {
+    let ms = Duration::from_millis;
+    let (mut a, mut b) = pair();
+    assert_eq!(found_after(&[10, 20], &mut a, &mut b), ms(10));
+    // What was seen is not news, read or not.
+    assert_eq!(found_after(&[30], &mut a, &mut b), ms(30));
+    assert_eq!(read_all(&mut b), b"xxx");
+    tell(&mut b, &mut a);
+    assert_eq!(found_after(&[40, 50], &mut a, &mut b), ms(40));
+    // Who has slept in between has seen what was there.
+    b.arm(WakeBy::Notifier);
+    assert_eq!(found_after(&[60, 70], &mut a, &mut b), ms(60));
+    a.shutdown_send(NOW);
+    let _ = a.publish(NOW + ms(80));
+    b.look(NOW + ms(90));
+    assert_eq!(b.news_at(), NOW + ms(80));
+}
+
+#[test]
+fn room_is_as_old_as_its_first() {
+    let ms = Duration::from_millis;
+    let (mut a, mut b) = pair();
+    a.send(NOW, &[1; 2 * RING_MIN]);
+    tell(&mut a, &mut b);
+    // A good deal is there after the second of three.
+    for at in [10, 20, 30] {
+        b.recv(NOW, &mut [0; RING_MIN / 4]);
+        let _ = b.publish(NOW + ms(at));
+    }
+    assert_eq!(a.look(NOW + ms(40)), Events::WRITABLE);
+    assert_eq!(a.news_at(), NOW + ms(20));
+}
+
+#[test]
+fn times_that_a_peer_makes_up_are_not_later_than_now() {
+    let (mut a, mut b) = pair();
+    let now = NOW + Duration::from_secs(1);
+    a.send(now, b"x");
+    let _ = a.publish(Instant::from_nanos(u64::MAX));
+    b.look(now);
+    assert_eq!(b.news_at(), now);
 }
 
 #[test]
@@ -202,7 +256,7 @@ fn a_close_with_bytes_unread_resets_and_what_was_sent_before_can_be_read() {
     a.send(NOW, b"kept");
     b.send(NOW, b"never read");
     tell(&mut a, &mut b);
-    assert_eq!(b.publish(), None);
+    assert_eq!(b.publish(NOW), None);
     a.close(NOW);
     assert_eq!(tell(&mut a, &mut b), Events::ERROR | Events::CLOSED);
     assert_eq!(read_all(&mut b), b"kept");
@@ -272,7 +326,7 @@ fn the_next_holder_goes_on_where_the_last_one_stopped() {
     b.recv(NOW, &mut [0; 1]);
     assert_eq!(b.take_urgent(), OutOfBand::Byte(b'e'));
     b.shutdown_receive();
-    let _ = b.publish();
+    let _ = b.publish(NOW);
 
     let mut b = Local::new(Arc::clone(&rings), Side::Accepter);
     assert_eq!(b.peek_urgent(), OutOfBand::Nothing);
@@ -281,7 +335,7 @@ fn the_next_holder_goes_on_where_the_last_one_stopped() {
     assert!(b.is_receive_finished());
     tell(&mut b, &mut a);
     a.send(NOW, b"more");
-    let _ = a.publish();
+    let _ = a.publish(NOW);
     let mut a = Local::new(rings, Side::Opener);
     a.send(NOW, b"!");
     tell(&mut a, &mut b);
@@ -304,14 +358,14 @@ fn a_reader_that_reads_is_not_left_far_behind() {
     let cycle = CYCLE as usize;
     let bytes: Vec<u8> = (0..RING_MIN).map(|index| (index % 251) as u8).collect();
     let (mut a, mut b) = pair();
-    // Nothing was taken: all that the buffers hold.
+    // Nothing was read: as much as the buffers hold.
     assert_eq!(a.send(NOW, &bytes[..cycle - 10]), cycle - 10);
     tell(&mut a, &mut b);
     assert_eq!(a.send(NOW, &bytes[cycle - 10..]), RING_MIN - cycle + 10);
     tell(&mut a, &mut b);
     assert!(read_all(&mut b) == bytes, "in the places of a larger cycle");
     tell(&mut b, &mut a);
-    // Some was: no more than a cycle.
+    // Data was read: no more than a cycle.
     assert_eq!(a.send(NOW, &bytes[..100]), 100);
     tell(&mut a, &mut b);
     assert_eq!(b.recv(NOW, &mut [0; 1]), 1);
@@ -338,10 +392,10 @@ fn a_buffer_that_grows_wakes_who_waits_for_room() {
             a.set_send_buffer(9000);
         } else {
             b.set_receive_buffer(2000);
-            assert_eq!(b.publish(), None, "the same");
+            assert_eq!(b.publish(NOW), None, "the same");
             b.set_receive_buffer(8000);
             assert!(b.has_output());
-            assert_eq!(b.publish(), Some(Wake::Notifier(7)));
+            assert_eq!(b.publish(NOW), Some(Wake::Notifier(7)));
         }
         assert_eq!(a.look(NOW), Events::WRITABLE);
         assert_eq!(a.send(NOW, &[1; 9000]), 6000);
@@ -427,17 +481,17 @@ fn a_sleeper_is_rung_for_once() {
     b.arm(WakeBy::Notifier);
     assert!(!b.was_rung());
     a.send(NOW, b"x");
-    assert_eq!(a.publish(), Some(Wake::Notifier(7)));
+    assert_eq!(a.publish(NOW), Some(Wake::Notifier(7)));
     assert!(b.was_rung());
     a.send(NOW, b"y");
-    assert_eq!(a.publish(), None, "it knows");
+    assert_eq!(a.publish(NOW), None, "it knows");
     b.give_to(holder::NONE);
     b.arm(WakeBy::Notifier);
     a.send(NOW, b"z");
-    assert_eq!(a.publish(), None, "nobody is there");
+    assert_eq!(a.publish(NOW), None, "nobody is there");
 }
 
-/// Any sequence of calls on two ends moves bytes as two queues would.
+/// Any sequence of calls on two ends moves bytes like two queues.
 #[test]
 fn two_ends_behave_like_two_queues() {
     check!(2000)
@@ -466,7 +520,7 @@ fn two_ends_behave_like_two_queues() {
                         assert_eq!(got[..count], expected);
                     }
                     2 => {
-                        let _ = ends[own].publish();
+                        let _ = ends[own].publish(NOW);
                     }
                     _ => {
                         ends[own].look(NOW);
@@ -480,24 +534,25 @@ fn two_ends_behave_like_two_queues() {
         });
 }
 
-/// Whatever the peer writes into its words, this end neither panics nor reads outside, and either
-/// goes on or has failed for good.
+/// Whatever the peer writes into its words, this end neither panics nor reads outside its memory;
+/// it either continues or fails permanently.
 #[test]
 fn impossible_positions_of_its_own_reset_the_stream() {
     for word in [u64::MAX, u64::MAX - 1, 1 << 63, (1 << 62) + 1] {
         for is_sent in [false, true] {
             let rings = memory(RING_MIN);
             let own = &rings.ends().opener;
-            match is_sent {
-                true => own.sent.0.bytes.store(word, Relaxed),
-                false => own.taken.0.store(word, Relaxed),
+            if is_sent {
+                own.sent.0.bytes.store(word, Relaxed);
+            } else {
+                own.taken.0.bytes.store(word, Relaxed);
             }
             let mut end = Local::new(Arc::clone(&rings), Side::Opener);
             let _ = end.tcp_info();
             assert_eq!(end.send(NOW, b"text"), 0);
             assert_eq!(end.take_error(), Some(Error::Aborted));
             assert!(end.is_closed());
-            let _ = end.publish();
+            let _ = end.publish(NOW);
         }
     }
 }
@@ -515,12 +570,12 @@ fn a_hostile_peer_harms_only_the_stream() {
                 match call % 16 {
                     0 => peer.sent.0.shown.store(word, Relaxed),
                     1 => peer.sent.0.shown.store(word % RING_MIN as u64, Relaxed),
-                    2 => peer.taken.0.store(word, Relaxed),
+                    2 => peer.taken.0.bytes.store(word, Relaxed),
                     3 => peer.sent.0.flags.store(word as u32, Relaxed),
                     4 => peer.sent.0.base.store(word, Relaxed),
                     5 => peer.sent.0.urgent.store(word, Relaxed),
                     6 => own.sent.0.bytes.store(word, Relaxed),
-                    7 => own.taken.0.store(word, Relaxed),
+                    7 => own.taken.0.bytes.store(word, Relaxed),
                     8 => peer.kept.0.receive_limit.store(word as u32, Relaxed),
                     9 => own.notifier.0.wants.store(word as u32, Relaxed),
                     10 => {
@@ -536,7 +591,7 @@ fn a_hostile_peer_harms_only_the_stream() {
                         end.take_urgent();
                     }
                     13 => {
-                        let _ = end.publish();
+                        let _ = end.publish(NOW);
                     }
                     14 => end = Local::new(Arc::clone(&rings), Side::Opener),
                     _ => end.options().urgent_inline = word & 1 != 0,
@@ -564,7 +619,7 @@ fn a_peer_that_claims_the_impossible_ends_the_stream_with_an_error() {
     assert!(end.is_closed() && end.readable() == 0);
 }
 
-/// One side of the stress test: a thread whose notifier is a channel of one ring.
+/// One side of the stress test: a thread whose notifier is a channel with room for one message.
 struct Sleeper {
     end: Local,
     rings: Receiver<()>,
@@ -572,12 +627,12 @@ struct Sleeper {
 }
 
 impl Sleeper {
-    /// Does a call until it succeeds; sleeps only when a look after the request finds nothing.
+    /// Repeats a call until it succeeds; sleeps only if a look after the request finds nothing.
     fn until<T>(&mut self, mut call: impl FnMut(&mut Local) -> Option<T>) -> T {
         loop {
             self.end.look(NOW);
             let done = call(&mut self.end);
-            if self.end.publish().is_some() {
+            if self.end.publish(NOW).is_some() {
                 // Full: it rings already.
                 let _ = self.other.try_send(());
             }
@@ -611,7 +666,7 @@ fn who_sleeps_on_its_word_needs_no_notifier() {
             }
         });
         a.send(NOW, b"x");
-        let wake = a.publish();
+        let wake = a.publish(NOW);
         assert_eq!(wake, Some(Wake::Word(7)));
         assert_eq!(wake.and_then(Wake::notifier), None);
         sleeper.join().unwrap();
@@ -628,7 +683,7 @@ fn the_next_holder_wake_requests_anew() {
     b.give_to(8);
     b.arm(WakeBy::Notifier);
     a.send(NOW, b"x");
-    assert_eq!(a.publish(), Some(Wake::Notifier(8)));
+    assert_eq!(a.publish(NOW), Some(Wake::Notifier(8)));
 }
 
 /// Sleeps on the word of `end` unless a look after the request finds something.
@@ -652,7 +707,7 @@ fn no_wake_up_is_lost_on_words() {
         loop {
             if is_turn {
                 end.send(NOW, b"x");
-                let _ = end.publish();
+                let _ = end.publish(NOW);
             }
             if got == ROUNDS {
                 return;
@@ -703,7 +758,7 @@ fn no_wake_up_is_lost() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut sent = 0;
-            // Sizes that make either side wait for the other, and answers in between.
+            // Sizes that make both sides wait for each other, with replies in between.
             for round in 0.. {
                 let size = [1, 700, RING_MIN, 3 * RING_MIN][round % 4].min(BYTES - sent);
                 let bytes: Vec<u8> = (sent..sent + size).map(|i| (i % 253) as u8).collect();
@@ -745,7 +800,7 @@ fn no_wake_up_is_lost() {
     assert!(is_done.load(SeqCst));
 }
 
-/// A notifier that is as fast as memory, so that every order of asking and publishing comes about.
+/// A notifier as fast as memory, so that every order of requests and publications occurs.
 fn sleep_until_rung(notifier: &AtomicBool) {
     let start = std::time::Instant::now();
     for turn in 1_u32.. {
@@ -772,7 +827,7 @@ fn a_peer_sees_the_spec_or_the_wisher_what_was_sent() {
     let notifiers = [AtomicBool::new(false), AtomicBool::new(false)];
     let play = |mut end: Local, own: &AtomicBool, other: &AtomicBool, mut is_turn: bool| {
         let ring = |end: &mut Local| {
-            if end.publish().is_some() {
+            if end.publish(NOW).is_some() {
                 other.store(true, SeqCst);
             }
         };

@@ -1,11 +1,11 @@
-//! The word by which an end asks its peer to be woken (`portolan_proto::local::wants`). Between asking and a last look on the
-//! one side, publishing and a look at the word on the other, lies a full fence: so that either the peer sees the request,
-//! or the end what was published.
+//! The word by which an end requests a wake-up from its peer (`portolan_proto::local::wants`). On one side a
+//! full fence lies between the request and a last look at the data, on the other between publishing data and
+//! a look at the word: so either the peer sees the request, or the end sees the published data.
 
 use std::sync::atomic::Ordering::{AcqRel, Relaxed, SeqCst};
 use std::sync::atomic::{AtomicU32, fence};
 
-/// An atomic of the standard library's, or of a checker of interleavings.
+/// An atomic: the standard library's, or loom's.
 pub(crate) trait WakeWord {
     fn load(&self) -> u32;
     fn store(&self, wants: u32);
@@ -31,7 +31,7 @@ impl WakeWord for AtomicU32 {
     }
 }
 
-/// Asks to be woken; who then looks and finds nothing may sleep.
+/// Requests a wake-up. The caller must check once more, and may sleep if it finds nothing.
 pub(crate) fn ask<W: WakeWord>(word: &W, wants: u32) {
     if word.load() != wants {
         word.store(wants);
@@ -39,7 +39,7 @@ pub(crate) fn ask<W: WakeWord>(word: &W, wants: u32) {
     W::fence();
 }
 
-/// Takes away what has been fulfilled by what was just published: the word as it was, if any of `due` was asked for.
+/// Clears the requests that the data just published fulfils. Returns the former word if any of `due` was requested.
 pub(crate) fn take<W: WakeWord>(word: &W, due: u32) -> Option<u32> {
     W::fence();
     if word.load() & due == 0 {

@@ -1,4 +1,4 @@
-//! Manual pages and the command reference, made from the declaration of a command line.
+//! Manual pages and the command reference, generated from the declaration of a command line.
 //!
 //! The text after the options of `--help` ([`Command::after_long_help`]) becomes sections of the manual
 //! page: a line without indentation that ends with a colon is a heading, and an indented line is an entry,
@@ -21,8 +21,8 @@ pub use version::{release, version};
 /// A page that manual pages refer to, such as `("portoland", 8)`.
 pub type Reference = (&'static str, u8);
 
-/// Writes `NAME.SECTION` for a command and each of its visible subcommands into a directory, which is made
-/// if it is not there.
+/// Writes `NAME.SECTION` for a command and each of its visible subcommands into a directory, which is created
+/// if it does not exist.
 pub fn write_pages(
     command: Command,
     section: u8,
@@ -54,7 +54,7 @@ fn write_with_subcommands(
         .try_for_each(|sub| write_with_subcommands(sub, Some(name), section, see_also, directory))
 }
 
-/// The page of one command.
+/// Renders the page of one command.
 fn render(command: &Command, section: u8, related: &[(&str, u8)]) -> io::Result<Vec<u8>> {
     let man = Man::new(command.clone())
         .section(section.to_string())
@@ -78,7 +78,7 @@ fn render(command: &Command, section: u8, related: &[(&str, u8)]) -> io::Result<
     Ok(page)
 }
 
-/// What `--help` shows after the options.
+/// Renders the text that `--help` shows after the options.
 fn sections(command: &Command) -> Roff {
     let mut page = Roff::new();
     let text = command
@@ -116,18 +116,18 @@ fn references(related: &[(&str, u8)]) -> Roff {
     page
 }
 
-/// The command reference in Markdown.
+/// Returns the command reference in Markdown.
 pub fn markdown(command: &Command) -> String {
     let options = clap_markdown::MarkdownOptions::new()
         .show_footer(false)
         .show_table_of_contents(false);
     let text = clap_markdown::help_markdown_command_custom(command, &options);
-    // Before the first command there is only a title.
+    // The text before the first command is only a title.
     let introduction = text.find("## ").unwrap_or(0);
     with_code_blocks(text[introduction..].trim_end())
 }
 
-/// Markdown takes indented lines for a code block only after an empty line.
+/// Inserts empty lines before indented lines, which Markdown needs to take them for a code block.
 fn with_code_blocks(text: &str) -> String {
     let mut page = String::new();
     let mut after_heading = false;
@@ -142,7 +142,7 @@ fn with_code_blocks(text: &str) -> String {
     page
 }
 
-/// The command with the full names of its subcommands, without the subcommands `help` that clap would add.
+/// Returns the command with the full names of its subcommands, without the `help` subcommands that clap would add.
 fn built(command: Command) -> Command {
     fn without_help(command: Command) -> Command {
         command

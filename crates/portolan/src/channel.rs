@@ -1,13 +1,12 @@
-//! The channel of this process: frames in by the receive ring (or the tap, while asleep on it), or by the rings of sessions
-//! that have one of their own,
-//! frames out by the tap, and by the taps of sessions that have transmit queues of their own. Nothing that was
-//! handed to [`Channel::transmit`] is lost: what a tap does not take at once waits in its backlog, and
-//! the transmit queue is full until it is gone.
+//! The channel of this process. Frames arrive by the receive ring, by the tap while the process
+//! sleeps on it, or by the ring of a directly mapped session. They leave by the tap, or by the tap
+//! of a session's own transmit queue. No frame passed to [`Channel::transmit`] is lost: frames that
+//! a tap does not accept at once wait in its backlog, and the transmit queue counts as full until
+//! the backlog is empty.
 
 pub(crate) mod accounts;
 pub mod layers;
 pub(crate) mod rings;
-pub(crate) mod tx_queues;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSlice;
@@ -26,27 +25,28 @@ use rustix::io::Errno;
 use crate::channel::accounts::Accounts;
 use crate::channel::layers::Layer;
 use crate::channel::rings::{OwnRing, Rings};
-use crate::socket::table::{self, InternalFd};
+use crate::descriptors::{self, InternalFd};
 
 pub(crate) struct Channel {
     main: TapQueue<OwnedFd>,
     others: BTreeMap<TxQueueId, TapQueue<InternalFd>>,
-    /// Those to come: full until then.
+    /// Announced by the server but not open yet; they count as full.
     awaited: BTreeSet<TxQueueId>,
     chosen: TxQueueId,
     rx_path: RxPath,
     ring_fd: OwnedFd,
     rings: Rings,
-    /// Counts the servers whose rings these were.
+    /// Number of times the channel was renewed for another server.
     renewals: u32,
     pub(crate) accounts: Accounts,
-    /// The tap takes a UDP payload whole that is to become several datagrams.
+    /// The tap segments a large UDP payload into datagrams (USO).
     pub(crate) cuts_datagrams: bool,
 }
 
-/// What becomes of frames where some of them stay in their ring.
+/// Processes received frames of which some may stay in their ring.
 pub(crate) trait Lend {
-    /// Takes a frame in. Returns which part of it is to stay where it lies; none unless it may.
+    /// Processes a received frame. Returns the range of the frame to leave in the ring; always `None` unless
+    /// `may_lend`.
     fn deliver(
         &mut self,
         record: &RecordHeader,
@@ -54,17 +54,17 @@ pub(crate) trait Lend {
         may_lend: bool,
     ) -> Option<Range<usize>>;
 
-    /// That part, of the frame that was delivered last.
+    /// Takes over that range of the frame that was delivered last.
     fn keep(&mut self, loan: Loan);
 }
 
-/// A tap and what it did not take.
+/// A tap and the frames that it has not accepted yet.
 struct TapQueue<F> {
     tap: TapIo<F>,
     backlog: VecDeque<Vec<u8>>,
 }
 
-/// TxQueues that are full.
+/// The set of transmit queues that are full.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Full(u64);
 
@@ -81,7 +81,7 @@ impl Full {
         self.0 != 0
     }
 
-    /// Is one full that is not in `other`?
+    /// Is a queue full that is not full in `other`?
     pub(crate) fn exceeds(self, other: Full) -> bool {
         self.0 & !other.0 != 0
     }
@@ -103,15 +103,15 @@ impl Channel {
         }
     }
 
-    /// Goes on by what another server has given: `tap` and `ring_fd` take the numbers of those before, and what these were
-    /// to transmit is lost.
+    /// Switches to the channel of another server: `tap` and `ring_fd` take the descriptor numbers
+    /// of their predecessors. Frames in the backlogs are lost.
     pub(crate) fn renew(
         &mut self,
         (tap, ring_fd): (BorrowedFd<'_>, BorrowedFd<'_>),
         rx_path: RxPath,
     ) -> Result<(), Errno> {
-        table::renumber(tap, self.main.tap.as_fd())?;
-        table::renumber(ring_fd, self.ring_fd.as_fd())?;
+        descriptors::renumber(tap, self.main.tap.as_fd())?;
+        descriptors::renumber(ring_fd, self.ring_fd.as_fd())?;
         self.main.backlog.clear();
         self.rx_path = rx_path;
         self.others.clear();
@@ -126,24 +126,25 @@ impl Channel {
         self.renewals
     }
 
-    /// Has one more transmit queue from now on.
+    /// Adds an open transmit queue.
     pub(crate) fn open_tx_queue(&mut self, tx_queue: TxQueueId, tap: OwnedFd) {
         let tap = TapIo::new(InternalFd::new(tap));
         self.others.insert(tx_queue, TapQueue::new(tap));
         self.awaited.remove(&tx_queue);
     }
 
-    /// Will have one more transmit queue.
+    /// Announces a transmit queue that will be opened later.
     pub(crate) fn await_tx_queue(&mut self, tx_queue: TxQueueId) {
         self.awaited.insert(tx_queue);
     }
 
-    /// That one does not come: who waits for it goes by the main one. False if it is there.
+    /// Withdraws the announcement of a transmit queue: its sessions use the main one. Returns false if it is open
+    /// already.
     pub(crate) fn stop_awaiting(&mut self, tx_queue: TxQueueId) -> bool {
         self.awaited.remove(&tx_queue)
     }
 
-    /// Nothing goes through that transmit queue any more; false if something still waits there.
+    /// Closes a transmit queue. Returns false, and leaves it open, while its backlog is not empty.
     pub(crate) fn close_tx_queue(&mut self, tx_queue: TxQueueId) -> bool {
         let is_idle = |tx_queue: &TapQueue<InternalFd>| tx_queue.backlog.is_empty();
         let may_go = self.others.get(&tx_queue).is_none_or(is_idle);
@@ -153,13 +154,13 @@ impl Channel {
         may_go
     }
 
-    /// Has one more ring from now on.
+    /// Adds the ring of a directly mapped session.
     pub(crate) fn add_ring(&mut self, ring: OwnRing) {
         self.rings.add(ring);
     }
 
-    /// Hands the next received frames, at most `most` of them and of each ring that is a session's own, to `deliver`. Those
-    /// come first: they wait for nobody else's.
+    /// Passes received frames to `deliver`: at most `most` from each session's own ring, then at most `most`
+    /// from the channel. Own rings come first, so that they never wait behind other sessions' frames.
     pub(crate) fn receive(
         &mut self,
         now: Instant,
@@ -176,9 +177,10 @@ impl Channel {
             let Some(record) = self.rx_path.next(&self.main.tap, now) else {
                 break;
             };
-            match record.header.is_raw() {
-                true => self.accounts.end(),
-                false => self.accounts.begin(Slot(record.header.slot)),
+            if record.header.is_raw() {
+                self.accounts.end()
+            } else {
+                self.accounts.begin(Slot(record.header.slot))
             }
             deliver(&record.header, record.frame);
         }
@@ -186,7 +188,7 @@ impl Channel {
         self.rx_path.release();
     }
 
-    /// As [`Channel::receive`], where some frames may stay in their ring.
+    /// As [`Channel::receive`], but some frames may stay in their ring.
     pub(crate) fn receive_lending(&mut self, now: Instant, most: usize, lend: &mut impl Lend) {
         let _ring = layers::enter(Layer::Ring);
         self.rings.receive_lending(most, &mut self.accounts, lend);
@@ -194,9 +196,10 @@ impl Channel {
             let Some((record, may_lend)) = self.rx_path.next_lendable(&self.main.tap, now) else {
                 break;
             };
-            match record.header.is_raw() {
-                true => self.accounts.end(),
-                false => self.accounts.begin(Slot(record.header.slot)),
+            if record.header.is_raw() {
+                self.accounts.end()
+            } else {
+                self.accounts.begin(Slot(record.header.slot))
             }
             if let Some(range) = lend.deliver(&record.header, record.frame, may_lend) {
                 lend.keep(self.rx_path.lend(&self.ring_fd, range));
@@ -206,52 +209,52 @@ impl Channel {
         self.rx_path.release();
     }
 
-    /// What is lent is copied: a child of `fork` has it, too, and the rings are free of it.
+    /// Replaces lent memory by copies: a child of `fork` can read them, too, and the rings are free of loans.
     pub(crate) fn detach_loans(&mut self) {
         self.rx_path.detach_loans();
         self.rings.detach_loans();
     }
 
-    /// Are there frames to take?
+    /// Are received frames pending?
     pub(crate) fn has_received(&self) -> bool {
         self.rx_path.has_received() || self.rings.has_received()
     }
 
-    /// Are there frames to take, or may some be on their way by the tap?
+    /// Are received frames pending, or may some be on their way by the tap?
     pub(crate) fn may_have_received(&self) -> bool {
         self.rx_path.is_settling() || self.has_received()
     }
 
-    /// From now on frames come by the tap, or notify by their ring. False if there are frames to take first; then
-    /// [`Channel::wake_up`] is due.
+    /// Prepares for sleep: from now on frames come by the tap, or notify by their ring. Returns
+    /// false if frames are pending; then call [`Channel::wake_up`].
     pub(crate) fn fall_asleep(&mut self) -> bool {
         self.rx_path.fall_asleep() && self.rings.fall_asleep()
     }
 
-    /// Frames come by the ring again.
+    /// Has frames come by the ring again.
     pub(crate) fn wake_up(&mut self, now: Instant) {
         self.rx_path.wake_up(now);
         self.rings.wake_up(now);
     }
 
-    /// Is the filter to wake whoever polls the rings for frames that nobody looks at for a while?
+    /// Sets whether the filter wakes the thread that waits for the rings when frames stay unread for a while.
     pub(crate) fn want_attention(&self, is_wanted: bool) {
         self.doorbells()
             .for_each(|doorbell| doorbell.want_attention(is_wanted));
     }
 
-    /// Somebody looks at the rings.
+    /// Records that the rings are being read.
     pub(crate) fn note_look(&self, now: Instant) {
         self.doorbells()
             .for_each(|doorbell| doorbell.note_look(now));
     }
 
-    /// Somebody looks at them again and again, and without a clock.
+    /// Records that the rings are being read continuously, without a clock.
     pub(crate) fn note_looks(&self) {
         self.doorbells().for_each(Doorbell::note_looks);
     }
 
-    /// Was there more to send than the windows let through?
+    /// Records whether the windows held back data that was ready to be sent.
     pub(crate) fn note_awaited_window(&self, is_awaited: bool) {
         self.doorbells()
             .for_each(|doorbell| doorbell.note_awaited_window(is_awaited));
@@ -261,17 +264,17 @@ impl Channel {
         std::iter::once(self.rx_path.doorbell()).chain(self.rings.doorbells())
     }
 
-    /// Readable when an ICMP error, or a frame that just missed the tap, has come while asleep.
+    /// Readable when an ICMP error, or a frame that just missed the tap, has arrived during sleep.
     pub(crate) fn ring_fd(&self) -> BorrowedFd<'_> {
         self.ring_fd.as_fd()
     }
 
-    /// The same of rings that are sessions' own.
+    /// As [`Channel::ring_fd`], for the sessions' own rings.
     pub(crate) fn own_ring_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.rings.fds()
     }
 
-    /// Readable when frames have come while asleep, writable when the tap takes frames again.
+    /// Readable when frames have arrived during sleep, writable when the tap accepts frames again.
     pub(crate) fn tap_fd(&self) -> BorrowedFd<'_> {
         self.main.tap.as_fd()
     }
@@ -280,7 +283,7 @@ impl Channel {
         self.main.is_full()
     }
 
-    /// The other taps that are full: writable when they take frames again.
+    /// The other taps that are full: writable when they accept frames again.
     pub(crate) fn full_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let full = self.others.values().filter(|tx_queue| tx_queue.is_full());
         full.map(|tx_queue| tx_queue.tap.as_fd())
@@ -297,17 +300,17 @@ impl Channel {
         })
     }
 
-    /// Does a tap owe frames to the device?
+    /// Do frames wait for a tap to accept them?
     pub(crate) fn has_backlog(&self) -> bool {
         self.main.is_full() || self.others.values().any(TapQueue::is_full)
     }
 
-    /// Sends what is of no session.
+    /// Sends a frame that belongs to no session.
     pub(crate) fn transmit_raw(&mut self, frame: &Frame<'_>) {
         self.main.transmit(frame);
     }
 
-    /// Tries the frames that the taps did not take.
+    /// Retries the frames that the taps have not accepted.
     pub(crate) fn flush(&mut self) {
         self.main.flush();
         self.others.values_mut().for_each(TapQueue::flush);
@@ -331,7 +334,7 @@ impl<F: AsFd> TapQueue<F> {
             if let Err(WriteError::Blocked) = self.tap.write(&[IoSlice::new(frame)]) {
                 return;
             }
-            // What the tap refuses for another reason it would never take.
+            // A frame refused for another reason would be refused again.
             self.backlog.pop_front();
         }
     }

@@ -2,8 +2,8 @@
 //! its own sockets. They are written in C against `<portolan/extension.h>` and compiled by clang;
 //! the server admits and links them.
 //!
-//! An extension lives until it is dropped here, its socket is closed, or the program ends. Its maps
-//! are shared with the program by [`Map`].
+//! An extension is removed when it is dropped here, when its socket is closed, or when the program
+//! ends. The program shares its maps through [`Map`].
 
 mod object;
 mod port;
@@ -22,28 +22,29 @@ use rustix::io::Errno;
 
 pub use self::object::ObjectError;
 pub use self::port::Port;
+use crate::descriptors;
 use crate::posix::attach;
 use crate::qos::{Refused, ask_server, unexpected};
 use crate::socket::table;
 
-/// An object file that was read.
+/// A parsed object file.
 #[derive(Clone, Debug)]
 pub struct Object {
     code: Code,
 }
 
 impl Object {
-    /// Reads what clang made.
+    /// Parses an object file compiled by clang.
     pub fn parse(bytes: &[u8]) -> Result<Object, ObjectError> {
         object::parse(bytes).map(|code| Object { code })
     }
 
-    /// Is it for what comes, or for what is sent?
+    /// Does the handler see received or sent packets?
     pub(crate) fn direction(&self) -> Direction {
         self.code.direction
     }
 
-    /// What the server is sent.
+    /// Returns the code that is sent to the server.
     pub fn into_code(self) -> Code {
         self.code
     }
@@ -54,13 +55,13 @@ impl Object {
 pub struct Extension {
     number: u16,
     cost: Cost,
-    /// By their names.
+    /// By name.
     maps: Vec<(String, Map)>,
 }
 
-/// Has the handler of an object called for what comes to the ports of some sockets, which are all of
-/// UDP, or all listeners of TCP; or for what this program sends from there, if it is written for
-/// that. Of several handlers the one with the lowest `priority` comes first.
+/// Installs the handler of an object for packets received on the ports of some sockets, which must
+/// be all UDP, or all TCP listeners; or, if it is a send handler, for packets that this program
+/// sends from there. Handlers are called in ascending order of `priority`.
 pub fn install(
     sockets: &[RawFd],
     name: &str,
@@ -72,7 +73,7 @@ pub fn install(
     install_on(event, guards, (name, priority), object)
 }
 
-/// Has the server admit the handler of an object as [`install`] does, and forget it again.
+/// Has the server admit the handler of an object as [`install`] does, without installing it.
 pub fn check(object: Object) -> Result<Cost, Refused> {
     match ask(ExtensionRequest::Check(object.code))? {
         (ExtensionReply::Checked(cost), _) => Ok(cost),
@@ -104,7 +105,8 @@ pub(crate) fn install_on(
         _ => return Err(unexpected()),
     };
     let maps = shapes.into_iter().zip(fds);
-    let maps = maps.map(|((name, key, value), fd)| (name, Map::new(table::hide(fd), key, value)));
+    let maps =
+        maps.map(|((name, key, value), fd)| (name, Map::new(descriptors::hide(fd), key, value)));
     Ok(Extension {
         number,
         cost,
@@ -113,7 +115,7 @@ pub(crate) fn install_on(
 }
 
 impl Extension {
-    /// As `portolan ext list` shows it.
+    /// The number that `portolan ext list` shows.
     pub fn number(&self) -> u16 {
         self.number
     }
@@ -122,7 +124,7 @@ impl Extension {
         self.cost
     }
 
-    /// One of its maps; those of global variables are called `.data`, `.bss` and `.rodata`.
+    /// Returns a map by name; those of global variables are `.data`, `.bss` and `.rodata`.
     pub fn map(&self, name: &str) -> Option<&Map> {
         let found = self.maps.iter().find(|(known, _)| known == name);
         found.map(|(_, map)| map)
@@ -131,7 +133,7 @@ impl Extension {
 
 impl Drop for Extension {
     fn drop(&mut self) {
-        // One that is gone already needs no removal.
+        // Fails if the extension is gone already, which is harmless.
         let _ = ask(ExtensionRequest::Remove {
             number: self.number,
         });
@@ -142,7 +144,7 @@ fn guards_of(sockets: &[RawFd]) -> Result<(Protocol, Vec<Guard>), Refused> {
     let mut protocol = Protocol::Udp;
     let mut guards = Vec::new();
     for &fd in sockets {
-        if !table::is_ours(fd) {
+        if !descriptors::is_ours(fd) {
             attach(fd);
         }
         let socket = table::socket(fd);
@@ -159,8 +161,8 @@ fn guards_of(sockets: &[RawFd]) -> Result<(Protocol, Vec<Guard>), Refused> {
     Ok((protocol, guards))
 }
 
-/// Tells the server of a handler in a thread, which `portolan ext list` shows from then on. Answers its number, and the
-/// row in which to say what it did.
+/// Announces a handler that runs in a thread to the server, so that `portolan ext list` shows it.
+/// Returns its number, and the row for its statistics.
 fn announce(socket: RawFd, name: &str, priority: u8) -> Result<(u16, u8), Refused> {
     let (protocol, guards) = guards_of(&[socket])?;
     let Some(&guard) = guards.first() else {

@@ -1,16 +1,17 @@
 //! The protocol library: sockets whose TCP and UDP run in the application's address space.
 //!
-//! [`net`] has sockets in the shape of the standard library's, and shared buffers, for programs that are written for Portolan.
-//! They rest on [`posix`], the surface: BSD socket calls on descriptor numbers. Beneath it lie `process` (one channel, one server
-//! connection), `socket` (what stands behind a descriptor), `wait` (who sleeps, and who polls for the others), `runtime`
-//! (the sessions, under one lock) and `channel` (tap and rings). [`qos`] asks for guarantees, [`raw`] is for protocols of a
-//! program's own, [`extension`] puts handlers into the packet filter.
+//! [`net`] has sockets in the shape of the standard library's, and shared buffers, for programs that are written for
+//! Portolan. They build on [`posix`]: BSD socket calls on descriptor numbers. Below are `process` (one channel, one
+//! server connection), `socket` (the state behind a descriptor), `wait` (which threads sleep, and which one polls for
+//! them), `runtime` (the sessions, under one lock) and `channel` (tap and rings). [`qos`] requests guarantees, [`raw`]
+//! is for a program's own protocols, and [`extension`] installs handlers in the packet filter.
 //!
 //! Lock order: a socket's `setup` → `Core` → a socket's `watchers` → an epoll set's state. No
 //! system call that can block is made with `Core` held.
 #![deny(unsafe_code)]
 
 mod channel;
+mod descriptors;
 pub mod extension;
 pub mod net;
 pub mod posix;
@@ -18,6 +19,7 @@ mod process;
 pub mod qos;
 pub mod raw;
 mod runtime;
+mod settings;
 mod socket;
 mod wait;
 

@@ -1,9 +1,10 @@
 //! Sockets in the shape of [`std::net`], for programs that are written for Portolan, and [shared buffers](buf). No library needs
 //! to be preloaded: the first socket registers the process with the server of its network namespace.
 //!
-//! What Portolan does not serve is the kernel's: without a server, or where `PORTOLAN=off`, these types are `std::net`'s under
-//! another name. With `PORTOLAN=require` there are no sockets then ([`ErrorKind::NetworkDown`]). A session that the server
-//! relays (one that is shared with a program without the library) is used through its descriptor.
+//! Sockets that Portolan does not serve are the kernel's: without a server, or with `PORTOLAN=off`, these types behave
+//! like `std::net`'s. Without a server and with `PORTOLAN=require`, opening a socket fails
+//! ([`ErrorKind::NetworkDown`]). A session that the server relays (one that is shared with a program without the
+//! library) is used through its descriptor.
 //!
 //! ```no_run
 //! use std::io::{Read, Write};
@@ -18,10 +19,11 @@
 //! ```
 //!
 //! # Limits
-//! The descriptor of a socket ([`AsFd`]) is one end of a UNIX socket pair, as that of any Portolan socket: the kernel's `poll`
-//! on it says nothing. [`posix::poll`](crate::posix::poll) and [`posix::epoll_wait`](crate::posix::epoll_wait) do. Do not close it
-//! behind the library's back. A child of `fork` has the sockets; the session goes to the process that uses it.
-//! Signal handlers must not call in here, unless the preload library runs the program.
+//! The descriptor of a socket ([`AsFd`]) is one end of a UNIX socket pair, as for any Portolan socket: the kernel's
+//! `poll` does not report its state. Use [`posix::poll`](crate::posix::poll) and
+//! [`posix::epoll_wait`](crate::posix::epoll_wait) instead. Do not close the descriptor behind the library's back. A
+//! child of `fork` inherits the sockets; each session moves to the process that uses it. Signal handlers must not call
+//! into this module, unless the program runs under the preload library.
 //!
 //! [`AsFd`]: std::os::fd::AsFd
 //! [`ErrorKind::NetworkDown`]: std::io::ErrorKind::NetworkDown

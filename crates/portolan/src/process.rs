@@ -1,13 +1,12 @@
-//! This process as Portolan sees it: one connection to the server, one channel, its sessions.
+//! This process as a client of Portolan: one connection to the server, one channel, its sessions.
 //!
-//! Made when the program opens its first socket. A forked child starts anew, when it needs to.
+//! Created when the program opens its first socket. A forked child registers anew when it needs to.
 
 pub(crate) mod cancel;
 pub(crate) mod control;
 pub(crate) mod inside;
 pub(crate) mod limit;
 pub(crate) mod report;
-pub(crate) mod settings;
 pub(crate) mod successor;
 
 use std::net::SocketAddr;
@@ -35,45 +34,46 @@ use rustix::io::Errno;
 use crate::channel::Channel;
 use crate::channel::layers;
 use crate::channel::rings::OwnRing;
+use crate::descriptors;
 use crate::posix;
 use crate::process::control::{Control, Lost};
-use crate::process::settings::{Mode, complain, complain_of, settings};
 use crate::runtime::locals::Locals;
 use crate::runtime::{Alarm, Core};
+use crate::settings::{Mode, complain, complain_of, settings};
 use crate::socket::table;
 use crate::wait::helper;
 use crate::wait::spin::Spinner;
 
-/// After a failed attempt, how long sockets are the kernel's before the server is tried again.
+/// After a failed attempt, sockets are the kernel's for this time before the server is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
 pub(crate) struct Process {
     pub(crate) control: Control,
-    /// Of the server that it is registered with.
+    /// Incarnation of the server that the process is registered with.
     incarnation: AtomicU64,
-    /// Held while another server takes the place of one that has gone.
+    /// Held while the process registers with the successor of a lost server.
     renewal: Mutex<()>,
-    /// Becomes readable when the server wants sessions back.
+    /// Readable when the server recalls sessions.
     pub(crate) recall_event: WakeReceiver,
-    /// Held while what it was set for is fetched and done.
+    /// Held while pending recalls are fetched and handled.
     pub(crate) recall_lock: Mutex<()>,
     pub(crate) helper: helper::BackgroundThread,
-    /// Who holds it runs with the priority of who waits (ADR 2).
+    /// Its holder runs with the priority of its waiters (ADR 2).
     core: PiMutex<Core>,
     pub(crate) spinner: Spinner,
     defaults: Mutex<Defaults>,
-    /// That the server has gone was said.
+    /// The loss of the server has been reported.
     has_warned: AtomicBool,
-    /// Something here besides sockets needs this connection to the server.
+    /// Something other than sockets needs this connection to the server.
     stays: AtomicBool,
 }
 
-/// Why this process is not registered.
+/// The reason why this process is not registered.
 #[derive(Debug)]
 pub(crate) enum NotRegistered {
-    /// No server listens, or it went at this moment.
+    /// No server listens, or it went away during the attempt.
     Absent(String),
-    /// The server does not take this process.
+    /// The server refused this process.
     Refused(String),
 }
 
@@ -85,7 +85,7 @@ impl From<NotRegistered> for String {
     }
 }
 
-/// What sessions have that choose nothing.
+/// Defaults for sessions that do not choose themselves.
 #[derive(Clone, Copy, Debug)]
 struct Defaults {
     congestion: CongestionKind,
@@ -96,7 +96,7 @@ struct Defaults {
 impl Defaults {
     fn of(parameters: &Parameters) -> Defaults {
         Defaults {
-            // A name that this library does not know is not its own server's.
+            // Only a server of another version could name an unknown algorithm.
             congestion: CongestionKind::from_name(&parameters.congestion).unwrap_or_default(),
             delivery: settings().delivery.unwrap_or(parameters.delivery),
             mapping: settings().mapping.unwrap_or(parameters.mapping),
@@ -104,7 +104,7 @@ impl Defaults {
     }
 }
 
-/// What a server gives to a process that registers.
+/// The server's reply to a registering process.
 struct Registration {
     incarnation: u64,
     tap: OwnedFd,
@@ -117,17 +117,17 @@ struct Registration {
     parameters: Parameters,
 }
 
-/// Why there is no Portolan for this process.
+/// How to proceed without Portolan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Absent {
     /// Use the kernel's sockets.
     UseKernel,
-    /// The user forbade that.
+    /// Fail: the user forbade kernel sockets.
     Refuse,
 }
 
 static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
-/// This process does without Portolan from now on.
+/// This process no longer uses Portolan.
 static IS_RENOUNCED: AtomicBool = AtomicBool::new(false);
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
 static STARTING: Mutex<Option<Instant>> = Mutex::new(None);
@@ -136,34 +136,34 @@ static STARTING: Mutex<Option<Instant>> = Mutex::new(None);
 #[derive(Clone)]
 struct Server {
     path: PathBuf,
-    /// None without `/proc`.
+    /// `None` without `/proc`.
     namespace: Option<u64>,
 }
 
-/// The server of the sockets that this process has: it registered there, or its parent did.
+/// The server of this process's sockets: the one where it, or its parent, registered.
 static SERVER: Mutex<Option<Server>> = Mutex::new(None);
-/// The network namespace before a thread first changed its own: `PORTOLAN_SOCKET` is meant for that one.
+/// The network namespace before a thread first changed its own; `PORTOLAN_SOCKET` applies to this one.
 static FIRST_NAMESPACE: OnceLock<u64> = OnceLock::new();
 /// A thread of this process, or of a parent, has changed its network namespace.
 static HAS_MOVED: AtomicBool = AtomicBool::new(false);
-/// How often this process has left its server for that of another namespace.
+/// How often this process has left its server for one of another namespace.
 static RESTARTS: AtomicU32 = AtomicU32::new(0);
 
-/// What a process leaves behind in its memory each time is bounded so.
+/// Limits the memory that a process leaks by such restarts.
 const RESTARTS_MAX: u32 = 16;
 
 impl Process {
-    /// The process if it has been started.
+    /// Returns the process if it is registered.
     pub(crate) fn running() -> Option<&'static Process> {
         portolan_sys::leak::load(&CURRENT)
     }
 
-    /// The process, started now if it has to be.
+    /// Returns the process; registers it first if necessary.
     pub(crate) fn start() -> Result<&'static Process, Absent> {
         Process::start_after(RETRY)
     }
 
-    /// The same, if the last attempt that failed was so long ago.
+    /// As [`Process::start`], if the last failed attempt was at least `pause` ago.
     pub(crate) fn start_after(pause: Duration) -> Result<&'static Process, Absent> {
         if let Some(process) = Process::running() {
             return if process.control.is_lost() {
@@ -197,8 +197,8 @@ impl Process {
         }
     }
 
-    /// As [`Process::start`], but notices that the server has gone, however quietly.
-    /// It is the server of the network namespace that the calling thread is in.
+    /// As [`Process::start`], but checks whether the server has hung up. Uses the server of the
+    /// calling thread's network namespace.
     pub(crate) fn for_new_socket() -> Result<&'static Process, Absent> {
         if HAS_MOVED.load(Ordering::Relaxed) {
             Process::follow_namespace()?;
@@ -206,7 +206,7 @@ impl Process {
         if let Some(process) = Process::running()
             && process.control.has_hung_up()
         {
-            // There may be another by now.
+            // There may be a successor by now.
             return match process.renew() {
                 Ok(()) => Ok(process),
                 Err(_) => process.without_server(),
@@ -215,7 +215,7 @@ impl Process {
         Process::start()
     }
 
-    /// As [`Process::start`], for what lasts as long as the process's connection to the server does.
+    /// As [`Process::start`], for objects that last as long as the connection to the server.
     pub(crate) fn start_to_stay() -> Result<&'static Process, Absent> {
         let process = Process::start()?;
         process.stays.store(true, Ordering::Relaxed);
@@ -228,14 +228,14 @@ impl Process {
         known.is_some()
     }
 
-    /// The calling thread, or a child that it forks, is about to change its network namespace.
+    /// Called before the calling thread, or a child that it forks, changes its network namespace.
     pub(crate) fn before_move() {
         if let Ok(inode) = namespace::inode() {
             FIRST_NAMESPACE.get_or_init(|| inode);
         }
     }
 
-    /// What was found in one network namespace says nothing of the next.
+    /// Called after that change: a failed attempt in another network namespace no longer counts.
     pub(crate) fn after_move() {
         HAS_MOVED.store(true, Ordering::Relaxed);
         if Process::running().is_none() {
@@ -243,11 +243,11 @@ impl Process {
         }
     }
 
-    /// The sockets of one process have one server. In another namespace than that server's, a process without sockets
-    /// starts anew; one that has sockets gets the kernel's.
+    /// All sockets of a process belong to one server. In another namespace than that server's, a
+    /// process without sockets starts anew; one that has sockets gets kernel sockets.
     fn follow_namespace() -> Result<(), Absent> {
         let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without `/proc` it cannot be told, and who has moved is not to get out of where it is.
+        // Without `/proc` the namespace is unknown, and a thread that has moved must not reach out of its new one.
         let is_here = known.as_ref().is_none_or(|server| {
             namespace::inode().is_ok_and(|here| server.namespace == Some(here))
         });
@@ -271,7 +271,7 @@ impl Process {
         Ok(())
     }
 
-    /// The sessions that are here go on; new sockets are the kernel's. Says so once.
+    /// Existing sessions continue; new sockets are the kernel's. Warns once.
     fn without_server<T>(&self) -> Result<T, Absent> {
         let mode = settings().mode;
         successor::watch();
@@ -281,7 +281,7 @@ impl Process {
         absent(mode)
     }
 
-    /// One request for which nobody has to be registered.
+    /// Makes a request that does not need registration.
     pub(crate) fn ask(
         request: RequestBody,
         descriptor: BorrowedFd<'_>,
@@ -292,7 +292,7 @@ impl Process {
         }
     }
 
-    /// The same on a connection of its own.
+    /// As [`Process::ask`], on a connection of its own.
     pub(crate) fn ask_briefly(
         request: RequestBody,
         descriptor: BorrowedFd<'_>,
@@ -304,20 +304,20 @@ impl Process {
         control.call(request, &[descriptor]).ok()
     }
 
-    /// Does no filter send packets here any more? A server that stops takes its filter along and
-    /// removes its socket. A server that died has left both, and the sessions go on until another
-    /// answers: who listens meanwhile may be the one that dies.
+    /// Does no filter deliver packets to this process any more? A server that stops removes its
+    /// filter and its socket. A server that died has left both, and the sessions continue until
+    /// another one answers: a server that still listens may be the dying one.
     pub(crate) fn is_cut_off(&self) -> bool {
         server().is_ok_and(|Server { path, .. }| !path.exists())
     }
 
-    /// What the process has here is left to itself, and nothing more is opened.
+    /// Gives up Portolan: existing sockets are left alone, and no more are opened.
     pub(crate) fn renounce() {
         IS_RENOUNCED.store(true, Ordering::Relaxed);
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
     }
 
-    /// In a child of fork, before it has asked for a channel of its own.
+    /// Is this a child of fork that has not requested a channel of its own yet?
     pub(crate) fn is_new_child() -> bool {
         IS_FORKED.load(Ordering::Relaxed) && Process::running().is_none()
     }
@@ -326,7 +326,7 @@ impl Process {
         IS_FORKED.store(true, Ordering::Relaxed);
     }
 
-    /// In a forked child: the parent's channel is not ours.
+    /// Called in a forked child, which must not use the parent's channel.
     pub(crate) fn forget() {
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
         *STARTING.lock().unwrap_or_else(PoisonError::into_inner) = None;
@@ -343,8 +343,8 @@ impl Process {
         Ok(process)
     }
 
-    /// Registers anew, with the server that listens where the one listened that has gone. Connections have
-    /// ended with that; whoever calls has the other sockets opened again (`posix::open_again`).
+    /// Registers with the server that listens in place of the lost one. This ends connections; the
+    /// caller has the other sockets reopened (`posix::open_again`).
     pub(crate) fn renew(&'static self) -> Result<(), NotRegistered> {
         let _renewal = self.renewal.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.control.is_lost() {
@@ -367,15 +367,15 @@ impl Process {
         core.renew(clock::now(), ends, new.rx_path, new.shown)?;
         core.channel.cuts_datagrams = new.cuts_datagrams;
         core.locals.renew(new.notifier.0, new.notifier.1);
-        table::renumber(new.recall_event.as_fd(), self.recall_event.as_fd())?;
+        descriptors::renumber(new.recall_event.as_fd(), self.recall_event.as_fd())?;
         *self.defaults() = Defaults::of(&new.parameters);
         self.incarnation.store(new.incarnation, Ordering::Release);
         drop(core);
-        // From here on calls go to that server.
+        // From here on calls go to the new server.
         self.control.renew(control)
     }
 
-    /// The server that this process is registered with.
+    /// Returns the incarnation of the server that this process is registered with.
     pub(crate) fn incarnation(&self) -> u64 {
         self.incarnation.load(Ordering::Acquire)
     }
@@ -396,7 +396,7 @@ impl Process {
             cuts_datagrams,
             parameters,
         } = registration;
-        let (tap, ring_fd) = (table::hide(tap), table::hide(ring_fd));
+        let (tap, ring_fd) = (descriptors::hide(tap), descriptors::hide(ring_fd));
         let channel = Channel::new(TapIo::new(tap), rx_path, ring_fd);
         let locals = Locals::new(notifier, number);
         let mut core = Core::new(clock::now(), channel, locals, shown);
@@ -411,7 +411,7 @@ impl Process {
             renewal: Mutex::new(()),
             spinner: Spinner::new(Duration::from_micros(spin_us.into())),
             defaults: Mutex::new(Defaults::of(&parameters)),
-            recall_event: WakeReceiver::from_fd(table::hide(recall_event)),
+            recall_event: WakeReceiver::from_fd(descriptors::hide(recall_event)),
             recall_lock: Mutex::new(()),
             helper: helper::BackgroundThread::new().map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
@@ -420,43 +420,43 @@ impl Process {
         })
     }
 
-    /// Has the program a single thread?
+    /// Does the program have a single thread?
     pub(crate) fn has_one_thread(&self) -> bool {
         let own = usize::from(self.helper.is_started()) + usize::from(successor::is_watching());
         thread::count() <= 1 + own
     }
 
-    /// Shows the server that this program may bind `local`'s port. The socket that shows it is closed on both sides when this
-    /// returns: the port is free.
+    /// Shows the server that this program may bind `local`'s port. The socket that proves it is
+    /// closed on both sides when this returns, so that the port is free.
     pub(crate) fn show_right_to(&self, local: SocketAddr) -> Result<(), Errno> {
-        let right = table::InternalFd::new(port_right::show(local)?);
+        let right = descriptors::InternalFd::new(port_right::show(local)?);
         self.show_right_by(right.as_fd());
         Ok(())
     }
 
-    /// The same by a socket that shows it.
+    /// As [`Process::show_right_to`], by a socket that proves it.
     pub(crate) fn show_right_by(&self, socket: BorrowedFd<'_>) {
-        // If the server has gone, the next request says so.
+        // If the server is gone, the next request fails.
         let _ = self.control.call(RequestBody::ShowRight, &[socket]);
     }
 
-    /// What sockets start with that choose nothing.
+    /// Returns the default congestion control.
     pub(crate) fn congestion(&self) -> CongestionKind {
         self.defaults().congestion
     }
 
-    /// How packets reach sessions that choose nothing.
+    /// Returns the default delivery form.
     pub(crate) fn delivery(&self) -> Delivery {
         self.defaults().delivery
     }
 
-    /// By which ring the frames of sessions come that choose nothing.
+    /// Returns the default receive ring.
     pub(crate) fn mapping(&self) -> MappingChoice {
         self.defaults().mapping
     }
 
-    /// Has the frames of a session that is here come by a ring of its own. If there is none they go on coming by the
-    /// channel's, and the server shows why.
+    /// Requests a receive ring of its own for a session that is held here. If it gets none, its
+    /// frames keep coming by the channel's ring, and the server shows the reason.
     pub(crate) fn map_directly(&self, session: SessionId) {
         let Ok((
             ReplyBody::Direct {
@@ -479,7 +479,7 @@ impl Process {
         }
     }
 
-    /// Whether listeners that do not say perform their handshakes here (`portolan run --delegate`).
+    /// Whether listeners that do not choose perform their handshakes here (`portolan run --delegate`).
     pub(crate) fn wants_delegation(&self) -> Option<bool> {
         settings().delegates
     }
@@ -491,14 +491,14 @@ impl Process {
         }
     }
 
-    /// Has a thread the lock at the moment?
+    /// Does a thread hold the lock at the moment?
     pub(crate) fn is_locked(&self) -> bool {
         self.core.is_held()
     }
 
     /// Notifies the peer of a local session whose notifier is not known here yet.
     fn notify_stranger(&self, session: SessionId, slot: Slot) {
-        // Without a server the peer sleeps on until something else wakes it.
+        // Without a server the peer sleeps until something else wakes it.
         if let Ok((ReplyBody::PeerNotifier { number }, fds)) = self
             .control
             .call(RequestBody::PeerNotifier { session }, &[])
@@ -509,9 +509,9 @@ impl Process {
     }
 }
 
-/// The lock on `Core`. What the sessions have to tell the server goes out when it is released.
+/// The lock on `Core`. Messages of the sessions to the server are sent when it is released.
 pub(crate) struct CoreGuard<'a> {
-    /// Always there until dropped.
+    /// `Some` until dropped.
     guard: Option<PiGuard<'a, Core>>,
     process: &'a Process,
 }
@@ -549,7 +549,7 @@ impl Drop for CoreGuard<'_> {
             }
         }
         for message in outbox {
-            // Without a server there is nobody to tell; the sessions go on.
+            // Without a server the message is dropped; the sessions continue.
             let _ = self.process.control.tell(message, &[]);
         }
         for (session, slot) in strangers {
@@ -559,7 +559,7 @@ impl Drop for CoreGuard<'_> {
 }
 
 impl Registration {
-    /// Says hello on a connection to the server that listens at `path`.
+    /// Registers over a connection to the server that listens at `path`.
     fn with(control: &Control, path: &Path) -> Result<Registration, NotRegistered> {
         let hello = RequestBody::Hello {
             version: PROTOCOL,
@@ -637,7 +637,7 @@ fn absent<T>(mode: Mode) -> Result<T, Absent> {
     })
 }
 
-/// The server of the sockets that are here, or else that of the calling thread's network namespace.
+/// Returns the server of the existing sockets, or else that of the calling thread's network namespace.
 fn server() -> Result<Server, String> {
     let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
     known.clone().map_or_else(server_here, Ok)
@@ -658,18 +658,20 @@ fn server_here() -> Result<Server, String> {
     })
 }
 
-/// As ps(1) and ss(8) name it. A command line may have been rewritten; it has the end of a name that was cut.
+/// Returns the program's name as shown by ps(1) and ss(8). The command line may have been rewritten; it completes a
+/// truncated name.
 fn program() -> String {
-    /// Bytes of a task's name.
+    /// Maximum length of a task's name, in bytes.
     const LONGEST: usize = 15;
     let called = called();
     let Ok(name) = std::fs::read_to_string("/proc/self/comm") else {
         return called;
     };
     let name = name.trim_end();
-    match called.starts_with(name) && name.len() == LONGEST {
-        true => called,
-        false => name.to_owned(),
+    if called.starts_with(name) && name.len() == LONGEST {
+        called
+    } else {
+        name.to_owned()
     }
 }
 

@@ -1,7 +1,8 @@
-//! Guarantees for this program: rates for what it sends, budgets for what it receives, time for its threads, and groups
-//! that share a reserved rate. Each call is one question to the server, which grants or refuses; nothing is kept here.
+//! Guarantees for this program: rates for what it sends, budgets for what it receives, CPU time for its threads, and
+//! groups that share a reserved rate. Each call is one request to the server, which grants or refuses it; this side
+//! keeps no state.
 //!
-//! `<portolan/qos.h>` is the same for C.
+//! `<portolan/qos.h>` is the same interface for C.
 
 use std::fmt;
 use std::os::fd::{OwnedFd, RawFd};
@@ -12,26 +13,27 @@ use portolan_proto::qos::{Algorithm, GroupAction, QosReply, QosRequest, Refusal,
 use portolan_types::FlowKey;
 use rustix::io::Errno;
 
+use crate::descriptors;
 use crate::posix::{attach, local_address, peer_address};
 use crate::process::Process;
 use crate::process::control::Lost;
 use crate::socket::table;
 
-/// Longest name of a device or service class.
+/// Maximum length of a device's or service class's name.
 const NAME_MAX: usize = 255;
 
-/// Who is to have a guarantee.
+/// The subject of a guarantee.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whom {
-    /// All that this process has.
+    /// All sessions and threads of this process.
     Process,
-    /// The connection of a socket; of one without a peer, its port.
+    /// The connection of a socket; without a peer, its port.
     Socket(RawFd),
-    /// The calling thread; for time on a CPU.
+    /// The calling thread; for CPU time.
     Thread,
 }
 
-/// What is wanted.
+/// The requested guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Guarantee {
     Transmit(Transmit),
@@ -62,7 +64,7 @@ impl From<Cpu> for Guarantee {
 pub struct Refused {
     /// The closest error number.
     pub errno: Errno,
-    /// Which test failed and what would have passed it, in the server's words.
+    /// The failed check and the value that would have passed it, in the server's words.
     pub reason: String,
 }
 
@@ -89,7 +91,7 @@ impl fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Makes a guarantee, or changes the one of this kind that is there.
+/// Makes a guarantee, or changes the existing one of this kind.
 pub fn reserve(whom: Whom, spec: impl Into<Guarantee>) -> Result<(), Refused> {
     let scope = scope(whom)?;
     let request = match spec.into() {
@@ -112,8 +114,8 @@ pub fn release(whom: Whom, kind: Kind) -> Result<(), Refused> {
     ask(QosRequest::Delete { scope, kind }).map(drop)
 }
 
-/// A group of flows that share a reserved rate, named by a key that is unique on this host (MS Table I). It is the
-/// server's: dropping this changes nothing.
+/// A group of flows that share a reserved rate, named by a key that is unique on this host (MS
+/// Table I). The server keeps the group: dropping this value does not delete it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MultiplexGroup {
     key: u32,
@@ -124,8 +126,8 @@ pub struct MultiplexGroup {
 pub struct Member(pub u32);
 
 impl MultiplexGroup {
-    /// Makes a group with `bits` per second of a link. `mode` is as a file's: who may join (execute), look (read) and
-    /// change it (write).
+    /// Makes a group with `bits` per second of a link. `mode` has the form of a file's mode: the
+    /// right to join (execute), inspect (read) and change the group (write).
     pub fn create(
         key: u32,
         bits: u64,
@@ -145,29 +147,29 @@ impl MultiplexGroup {
         Ok(group)
     }
 
-    /// The group of this key, if there is one: its calls will tell.
+    /// Names a group without checking that it exists; later calls fail if it does not.
     pub fn named(key: u32) -> MultiplexGroup {
         MultiplexGroup { key }
     }
 
-    /// A group that is there, and that this process may join.
+    /// Opens an existing group, which this process must have the right to join.
     pub fn open(key: u32) -> Result<MultiplexGroup, Refused> {
         let group = MultiplexGroup::named(key);
         group.ask(GroupAction::Open)?;
         Ok(group)
     }
 
-    /// All options at once.
+    /// Replaces all options.
     pub fn set_options(&self, options: GroupOptions) -> Result<(), Refused> {
         self.ask(GroupAction::SetOptions(options)).map(drop)
     }
 
-    /// Changes the rate of all together, which is admitted like a new one.
+    /// Changes the group's rate, which is admitted like that of a new group.
     pub fn set_rate(&self, bits: u64) -> Result<(), Refused> {
         self.ask(GroupAction::SetRate { bits }).map(drop)
     }
 
-    /// Adds a flow, or all of this process, with `bits` per second of its own.
+    /// Adds a flow, or all flows of this process, with `bits` per second for the member itself.
     pub fn join(&self, whom: Whom, bits: u64) -> Result<Member, Refused> {
         let scope = scope(whom)?;
         match self.ask(GroupAction::Join { scope, bits })? {
@@ -180,7 +182,7 @@ impl MultiplexGroup {
         self.ask(GroupAction::Leave { member }).map(drop)
     }
 
-    /// Ends the group, and the rates of its members with it.
+    /// Deletes the group, and with it the rates of its members.
     pub fn delete(self) -> Result<(), Refused> {
         self.ask(GroupAction::Delete).map(drop)
     }
@@ -193,7 +195,7 @@ impl MultiplexGroup {
 
 fn scope(whom: Whom) -> Result<Scope, Refused> {
     match whom {
-        // The server knows our number, whatever it is in our own namespace.
+        // 0: the server knows the caller's pid, which may be another one in the caller's namespace.
         Whom::Process => Ok(Scope::Process { pid: 0 }),
         Whom::Thread => Ok(Scope::Thread {
             tid: portolan_sys::thread::number().unsigned_abs(),
@@ -203,7 +205,7 @@ fn scope(whom: Whom) -> Result<Scope, Refused> {
 }
 
 fn scope_of_socket(fd: RawFd) -> Result<Scope, Refused> {
-    if !table::is_ours(fd) {
+    if !descriptors::is_ours(fd) {
         attach(fd);
     }
     let socket = table::socket(fd).ok_or_else(|| {
@@ -235,7 +237,7 @@ fn scope_of_socket(fd: RawFd) -> Result<Scope, Refused> {
     })
 }
 
-/// What no message could carry would cost the connection to the server.
+/// Refuses names that no message can carry; sending one would cost the connection to the server.
 fn is_short(name: Option<&str>) -> Result<(), Refused> {
     match name {
         Some(name) if name.len() > NAME_MAX => {
@@ -253,7 +255,7 @@ fn ask(request: QosRequest) -> Result<QosReply, Refused> {
     }
 }
 
-/// What the server answers, with the descriptors that come along.
+/// Sends a request to the server. Returns the reply with its descriptors.
 pub(crate) fn ask_server(request: RequestBody) -> Result<(ReplyBody, Vec<OwnedFd>), Refused> {
     let process = Process::start_to_stay()
         .map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))?;

@@ -1,11 +1,11 @@
-//! Raw flows: protocols of a program's own, above Ethernet, above IP, or at a port of TCP or UDP, beside TCP and UDP of
-//! the same host (PX §2).
+//! Raw flows: a program's own protocols, above Ethernet, above IP, or at a TCP or UDP port, beside TCP and
+//! UDP of the same host (PX §2).
 //!
-//! A flow has all frames that its [`Guard`] tells from others, and sends such frames; the filters in the kernel see to
-//! both. What goes through it are whole Ethernet frames. [`layers`] has the pieces to build and to read them with, and
-//! those that a transport is made of: checksums, timers, congestion control, or the TCP machine itself.
+//! A flow receives all frames that match its [`Guard`], and may send only such frames; the filters in the
+//! kernel enforce both. Whole Ethernet frames are passed. [`layers`] has the building blocks to compose and
+//! parse them, and those of a transport: checksums, timers, congestion control, or the TCP machine itself.
 //!
-//! A flow ends with its process. A forked child does not have it.
+//! A flow ends with its process. A forked child does not inherit it.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -31,7 +31,7 @@ use crate::runtime::Core;
 pub use crate::socket::inboxes::Received;
 use crate::wait::{Sleep, Waiter, Woken};
 
-/// The library's own layers, for use in others.
+/// The library's own layers, for use in other protocols.
 pub mod layers {
     pub use portolan_sys::clock::now;
     pub use portolan_tcp as tcp;
@@ -40,27 +40,27 @@ pub mod layers {
     pub use portolan_wire as wire;
 }
 
-/// A header that asks nothing of the device.
+/// A virtio-net header that requests no offload.
 const PLAIN: [u8; layers::wire::vnet::HEADER_LEN] = [0; layers::wire::vnet::HEADER_LEN];
 
-/// How often a next hop that nobody knows is looked for again.
+/// Interval of retries while the next hop's address is unknown.
 const LOOK_EVERY: Duration = Duration::from_millis(1);
 
-/// One protocol of this program's own.
+/// A protocol of this program.
 pub struct RawFlow {
     process: &'static Process,
     guard: Guard,
     slot: Slot,
 }
 
-/// The first part of the way to a destination.
+/// The first hop of a path to a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hop {
     /// Index of the device.
     pub interface: u32,
-    /// Of this host, as the route has it.
+    /// The host's address that the route prefers.
     pub source: IpAddr,
-    /// Bytes behind the Ethernet header.
+    /// In bytes, without the Ethernet header.
     pub mtu: u32,
     pub own_mac: MacAddr,
     /// Of the destination, or of the gateway.
@@ -68,13 +68,13 @@ pub struct Hop {
 }
 
 impl RawFlow {
-    /// Takes a protocol for this program.
+    /// Claims a protocol for this program.
     ///
     /// # Errors
-    /// `INVAL`: the stacks of this host live by it. `PERM`: this user may not have it (`[[raw]]` in the server's
+    /// `INVAL`: the host's own stacks need it. `PERM`: this user may not have it (`[[raw]]` in the server's
     /// configuration). `ADDRINUSE`: another program has it, or the kernel has the port. `ACCES`: the port is below
-    /// `ip_unprivileged_port_start`, and this program may not bind such. `ADDRNOTAVAIL`: the address is none of a device that Portolan
-    /// serves. `NOBUFS`: this program has too many. `NETDOWN`: there is no server.
+    /// `ip_unprivileged_port_start`, and this program may not bind such. `ADDRNOTAVAIL`: the address is not on a device
+    /// that Portolan serves. `NOBUFS`: this program has too many. `NETDOWN`: there is no server.
     pub fn open(guard: Guard) -> Result<RawFlow, Errno> {
         let _inside = inside::enter();
         let process = Process::start_to_stay().map_err(|_| Errno::NETDOWN)?;
@@ -96,7 +96,7 @@ impl RawFlow {
             )),
         ) = (guard, &answer)
         {
-            // A privileged port: the kernel says who may bind it.
+            // A privileged port: the kernel decides who may bind it.
             process.show_right_to(local)?;
             answer = process.control.call(request(), &[]);
         }
@@ -111,15 +111,16 @@ impl RawFlow {
         }
     }
 
-    /// What it has: a port with its number.
+    /// Returns the guard; a port guard has its port number.
     pub fn guard(&self) -> Guard {
         self.guard
     }
 
-    /// The next frame, if one has come.
+    /// Returns the next received frame.
     ///
     /// # Errors
-    /// `AGAIN`: none has. `BADF`: it is the parent's. `CONNRESET`: the server has gone, and with it whatever delivers frames.
+    /// `AGAIN`: none is pending. `BADF`: the flow is the parent's. `CONNRESET`: the server is gone, and frames are no
+    /// longer delivered.
     pub fn try_recv(&self) -> Result<Received, Errno> {
         let _inside = inside::enter();
         self.check_owner()?;
@@ -128,10 +129,10 @@ impl RawFlow {
         self.take(&mut core).unwrap_or(Err(Errno::AGAIN))
     }
 
-    /// The next frame; waits for it as long as `timeout`, or forever.
+    /// Returns the next frame. Waits for it at most as long as `timeout`; `None` means without limit.
     ///
     /// # Errors
-    /// `AGAIN`: none came in time. `INTR`: a signal was handled. `CONNRESET`: as of [`RawFlow::try_recv`].
+    /// `AGAIN`: no frame arrived in time. `INTR`: a signal was handled. `CONNRESET`: as [`RawFlow::try_recv`].
     pub fn recv(&self, timeout: Option<Duration>) -> Result<Received, Errno> {
         let _inside = inside::enter();
         self.check_owner()?;
@@ -140,7 +141,7 @@ impl RawFlow {
         self.wait(until, |core| reading.flow.take(core))?
     }
 
-    /// Frames that came while too many were unread.
+    /// Returns the number of frames dropped because too many were unread.
     pub fn dropped(&self) -> u64 {
         let _inside = inside::enter();
         if self.check_owner().is_err() {
@@ -152,12 +153,12 @@ impl RawFlow {
             .map_or(0, |inbox| inbox.dropped())
     }
 
-    /// Sends a frame: its Ethernet header with what else belongs to the head, and a payload. The source's MAC address
-    /// must be that of a device that Portolan serves, and the source address of a packet one of this host, its source port
-    /// the flow's; else the kernel drops the frame and counts it. Waits while the device is busy.
+    /// Sends a frame: a head, which begins with the Ethernet header, and a payload. The source MAC address
+    /// must be that of a device that Portolan serves, the source IP address one of this host, and the source
+    /// port the flow's; else the kernel drops the frame and counts it. Waits while the device is busy.
     ///
     /// # Errors
-    /// `INVAL`: the head is no Ethernet header.
+    /// `INVAL`: the head is shorter than an Ethernet header.
     pub fn send(&self, head: &[u8], payload: &[u8]) -> Result<(), Errno> {
         if head.len() < layers::wire::ethernet::HEADER_LEN {
             return Err(Errno::INVAL);
@@ -180,11 +181,12 @@ impl RawFlow {
         Ok(())
     }
 
-    /// Has the handler of an object called for what comes, or for what this flow sends: PacketRecv or PacketSend of
-    /// Ethernet, of IP, or at a port of TCP or UDP. The flow gets what handlers leave to it. Of several handlers the one with the lowest `priority` comes first.
+    /// Installs the handler of an object for frames that this flow receives, or that it sends: PacketRecv or PacketSend
+    /// of Ethernet, of IP, or at a TCP or UDP port. The flow gets the frames that handlers pass. Handlers are called in
+    /// ascending order of `priority`.
     ///
     /// # Errors
-    /// What the server or the kernel's verifier says; `BADF`: it is the parent's.
+    /// The server's or the kernel verifier's; `BADF`: the flow is the parent's.
     pub fn install(&self, name: &str, priority: u8, object: Object) -> Result<Extension, Refused> {
         if let Err(errno) = self.check_owner() {
             return Err(Refused::new(errno, "the flow is another process's"));
@@ -194,12 +196,12 @@ impl RawFlow {
         install_on(event, guards, (name, priority), object)
     }
 
-    /// Where packets to `destination` go first, as the kernel's routes and neighbours say; waits until the neighbour
-    /// is known, as long as `timeout`.
+    /// Returns the first hop towards `destination`, by the kernel's routes and neighbours. Waits
+    /// until the neighbour is known, at most as long as `timeout`.
     ///
     /// # Errors
-    /// `NETUNREACH`: there is no route by a device that Portolan serves. `HOSTUNREACH`: the next hop did not answer in
-    /// time.
+    /// `NETUNREACH`: there is no route through a device that Portolan serves. `HOSTUNREACH`: the
+    /// next hop did not answer in time.
     pub fn hop(&self, destination: IpAddr, timeout: Duration) -> Result<Hop, Errno> {
         let _inside = inside::enter();
         self.check_owner()?;
@@ -222,7 +224,7 @@ impl RawFlow {
         }
     }
 
-    /// The channel of a forked child's parent is not the child's to use.
+    /// Fails in a forked child, which must not use the parent's channel.
     fn check_owner(&self) -> Result<(), Errno> {
         let is_ours = Process::running().is_some_and(|running| ptr::eq(running, self.process));
         is_ours.then_some(()).ok_or(Errno::BADF)
@@ -272,7 +274,7 @@ impl Drop for RawFlow {
         }
         self.process.lock().inboxes.close(self.slot);
         let (guard, slot) = (self.guard, self.slot);
-        // Without a server there is nobody who would keep it.
+        // Fails only without a server, which would have kept the claim.
         let _ = self
             .process
             .control
@@ -305,7 +307,7 @@ impl Drop for Reading<'_> {
 }
 
 impl Core {
-    /// The way to a destination, or the neighbour that has to be asked for first.
+    /// Returns the first hop to a destination, or the neighbour to be resolved first.
     fn hop(&self, destination: IpAddr) -> Result<Result<Hop, NextHop>, Errno> {
         let path = self
             .routes
@@ -331,7 +333,8 @@ impl Core {
     }
 }
 
-/// Where the server can read it: a program with nothing but raw flows has no thread that does so for all.
+/// Publishes the flow's statistics to the server: a program with only raw flows has no thread that does so for all
+/// sessions.
 fn publish(core: &Core, row: Option<(usize, RawRow)>) {
     if let Some((row, figures)) = row {
         core.statistics.publish_raw(row, &figures);

@@ -1,9 +1,11 @@
 //! The sessions of this process and the channel that feeds them, behind one lock.
 
+mod arrivals;
 pub(crate) mod delegations;
 pub(crate) mod lending;
 pub(crate) mod locals;
 pub(crate) mod migrated_flows;
+mod tx_queues;
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -11,24 +13,23 @@ use std::time::Duration;
 
 use portolan_local::{Local, WakeBy};
 use portolan_proto::control::RequestBody;
-use portolan_proto::filter::RecordHeader;
-use portolan_stack::{DelegateInput, Input, NextHop, Reassembled, Routes, Session, Stack};
+use portolan_stack::{NextHop, Routes, Session, Stack};
 use portolan_sys::clock;
 use portolan_sys::owner::IoEvent;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_tcp::Events;
-use portolan_types::{FlowKey, Instant, SessionId, Slot};
+use portolan_types::{Instant, SessionId, Slot};
 use rustix::io::Errno;
 
 use crate::channel::Channel;
 use crate::channel::layers::{self, Layer};
 use crate::channel::rings::OwnRing;
-use crate::channel::tx_queues::TxQueueMap;
 use crate::runtime::delegations::Delegations;
 use crate::runtime::lending::Lending;
 use crate::runtime::locals::Locals;
 use crate::runtime::migrated_flows::MigratedFlows;
+use crate::runtime::tx_queues::TxQueueMap;
 use crate::socket::Socket;
 use crate::socket::inboxes::Inboxes;
 use crate::wait::Waiter;
@@ -36,16 +37,13 @@ use crate::wait::openings::{Openings, Taker};
 use crate::wait::spin::Spread;
 use crate::wait::watch::{Leader, Needs, Role, SleepsOn, Watch};
 
-/// Frames taken from the ring before sessions may answer: bounds how long a reader holds the lock.
-const BATCH: usize = 64;
-
-/// Times that many frames taken for a session that leaves.
+/// Maximum number of batches processed for a session that leaves.
 const LAST_BATCHES: usize = 32;
 
-/// How long frames may come for a session that has left.
+/// How long frames may arrive for a session that has left.
 const WIRE_LINGERS: Duration = Duration::from_secs(1);
 
-/// Messages to the server that wait for the lock to be released; more are dropped, like packets.
+/// Messages to the server that may wait for the lock to be released; more are dropped, like packets.
 const OUTBOX_MAX: usize = 256;
 
 pub(crate) struct Core {
@@ -60,30 +58,30 @@ pub(crate) struct Core {
     metastate: MetastateReader,
     pub(crate) statistics: StatisticsWriter,
     sockets: Vec<Option<Arc<Socket>>>,
-    /// Sessions of closed sockets that no server took over: they end here.
+    /// Sessions of closed sockets that no server took over; they are finished here.
     pub(crate) orphans: Vec<Slot>,
     migrated_flows: MigratedFlows,
     pub(crate) watch: Watch<Arc<Waiter>>,
     pub(crate) openings: Openings,
-    /// Counts what was added to the descriptors that a leader polls.
+    /// Counts additions to the descriptors that a leader polls.
     additions: u64,
-    /// Streams with bytes whose way is watched.
+    /// Streams with bytes that are tracked for time stamps.
     stamped: Vec<Slot>,
     pub(crate) outbox: Vec<RequestBody>,
-    /// Signals that owners of sockets get.
+    /// Signals to be sent to owners of sockets.
     pending_signals: Vec<(Arc<Socket>, Alarm)>,
-    /// Until when frames are expected at least.
+    /// Until when, at least, frames are expected.
     wire_until: Instant,
-    /// Counts the times somebody attended to the channel.
+    /// Counts how often a thread has polled the channel.
     pub(crate) attended: u64,
-    /// A thread spins: nobody else is to be asked to look at frames.
+    /// A thread spins: no other thread has to be asked to read frames.
     is_spinning: bool,
-    /// Counts what watchers of sockets were told.
+    /// Counts the notifications of sockets' watchers.
     pub(crate) notify_seq: u64,
     pub(crate) spread: Spread,
 }
 
-/// What a signal tells the owner of a socket.
+/// The signal that a socket's owner gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Alarm {
     /// SIGURG
@@ -105,7 +103,7 @@ impl Alarm {
     }
 }
 
-/// A session that comes here.
+/// A session that moves to this process.
 pub(crate) enum NewSession {
     Session(Session),
     Local(SessionId, Box<Local>),
@@ -149,7 +147,7 @@ impl Core {
         }
     }
 
-    /// Puts a session at a slot that was promised to it.
+    /// Inserts a session at the slot that was promised to it.
     pub(crate) fn put(&mut self, now: Instant, slot: Slot, arrival: NewSession) {
         self.channel.accounts.clear(slot);
         match arrival {
@@ -171,7 +169,7 @@ impl Core {
         }
     }
 
-    /// The session at `slot` goes elsewhere, and may come back.
+    /// Removes the session at `slot`, which moves elsewhere and may come back.
     pub(crate) fn release(&mut self, slot: Slot) {
         self.detach(slot);
         if let Some(Session::Tcp(session)) = self.stack.remove(slot) {
@@ -179,20 +177,21 @@ impl Core {
         }
     }
 
-    /// An owner of sockets, or a local session, is new here: the helper may have to listen for signals.
+    /// Called for a new owner of sockets, or a new local session: the background thread may have to listen for signals.
     pub(crate) fn note_owner(&self) {
         if Socket::has_owner() {
             wake(self.watch.call_helper());
         }
     }
 
-    /// A session came with something to read, of which no frame will tell: the helper, if it sleeps as the leader, is to
-    /// see whether the program waits for it where nobody shows (`wait/unseen.rs`).
+    /// Called when a session arrives with unread data, which no frame will announce: the background thread, if it
+    /// sleeps as the leader, must check whether the program waits for it by calls that the library does not see
+    /// (`wait/unseen.rs`).
     pub(crate) fn call_helper(&self) {
         wake(self.watch.call_helper());
     }
 
-    /// The socket whose session lies at `slot`.
+    /// Records the socket whose session is at `slot`.
     pub(crate) fn attach(&mut self, slot: Slot, socket: Arc<Socket>) {
         let index = slot.0 as usize;
         if self.sockets.len() <= index {
@@ -201,7 +200,7 @@ impl Core {
         self.sockets[index] = Some(socket);
     }
 
-    /// All sockets whose sessions are here.
+    /// Returns all sockets whose sessions are here.
     pub(crate) fn sockets(&self) -> impl Iterator<Item = &Arc<Socket>> {
         self.sockets.iter().flatten()
     }
@@ -213,7 +212,7 @@ impl Core {
         }
     }
 
-    /// Takes in what has arrived and runs due timers, without answering yet.
+    /// Processes received frames and due timers, without sending yet.
     pub(crate) fn poll_rx(&mut self, now: Instant) {
         self.attended += 1;
         self.channel.note_look(now);
@@ -224,35 +223,8 @@ impl Core {
         self.look_at_locals(now);
     }
 
-    fn receive(&mut self, now: Instant) {
-        if !self.channel.may_have_received() {
-            return;
-        }
-        if self.lending.is_active() {
-            return self.receive_lending(now);
-        }
-        let Core {
-            stack,
-            channel,
-            outbox,
-            inboxes,
-            delegations,
-            migrated_flows,
-            routes,
-            ..
-        } = self;
-        channel.receive(now, BATCH, |record, frame| match record.is_raw() {
-            true => inboxes.deliver(record, frame),
-            false => {
-                let _input = layers::enter(Layer::InputHeaders);
-                let others = (&mut *delegations, &*migrated_flows, &mut *outbox);
-                input((stack, routes), others, now, record, frame);
-            }
-        });
-    }
-
-    /// Would a look at everything bring nothing for a reader of `socket`? What programs that poll
-    /// by `recv` ask most of the time, so it must cost little: no look at the exact clock.
+    /// Returns whether polling would bring nothing for a reader of `socket`. Programs that poll by `recv` ask
+    /// this most of the time, so that it must be cheap: it does not read the exact clock.
     pub(crate) fn has_nothing_for(&mut self, socket: &Socket) -> bool {
         if let Some(has_nothing) = self.local_has_nothing(socket.slot()) {
             return has_nothing && !socket.has_error();
@@ -292,7 +264,7 @@ impl Core {
             }
     }
 
-    /// Sends what sessions have to send.
+    /// Sends the pending output of the sessions.
     pub(crate) fn poll_tx(&mut self, now: Instant) {
         if self.stack.awaits_output(&self.routes) || self.channel.has_backlog() {
             self.send(now);
@@ -323,7 +295,7 @@ impl Core {
         }
     }
 
-    /// Watches the way of what the stream at `slot` was given last.
+    /// Tracks the last byte that was given to the stream at `slot`.
     pub(crate) fn stamp(&mut self, now: Instant, slot: Slot, flags: u32) {
         let Some(edges) = self.stream(slot).map(|stream| stream.edges()) else {
             return;
@@ -359,7 +331,7 @@ impl Core {
         }
     }
 
-    /// What a leader has to watch now.
+    /// Returns what a leader has to watch now.
     fn needs(&self) -> Needs {
         Needs {
             timer: self.deadline(),
@@ -370,7 +342,7 @@ impl Core {
         }
     }
 
-    /// Before the lock is released: whoever sleeps as the leader watches what there is to watch now.
+    /// Called before the lock is released: makes the sleeping leader watch what is needed now.
     pub(crate) fn settle_watch(&mut self) {
         if self.is_attended() {
             self.rearm_locals();
@@ -378,7 +350,7 @@ impl Core {
         wake(self.watch.settle(|| self.needs()));
     }
 
-    /// The outcome of an active open will come on the descriptor `fd` of a socket.
+    /// Registers an active open, whose outcome arrives on the descriptor `fd` of the socket.
     pub(crate) fn add_opening(&mut self, socket: &Arc<Socket>, fd: RawFd, taker: Taker) {
         self.openings.add(socket, fd, taker);
         if taker == Taker::Leader {
@@ -386,28 +358,28 @@ impl Core {
         }
     }
 
-    /// A thread that waited itself for the outcome of an open waits no more.
+    /// Called by a thread that no longer waits itself for the outcome of an open.
     pub(crate) fn leave_opening(&mut self, socket: &Arc<Socket>) {
         if self.openings.leave(socket) {
             self.additions += 1;
         }
     }
 
-    /// A session's frames come by a ring of its own from now on. Whoever sleeps on the others has to hear of it.
+    /// Adds a ring for the frames of one session. A leader that sleeps on the others has to watch it, too.
     pub(crate) fn add_ring(&mut self, now: Instant, ring: OwnRing) {
         self.channel.add_ring(ring);
         self.additions += 1;
         self.poll(now);
     }
 
-    /// Puts a session back whose socket is closed: nobody else would finish it.
+    /// Inserts a session whose socket is closed, to finish it here.
     pub(crate) fn keep_orphan(&mut self, now: Instant, slot: Slot, session: Session) {
         self.stack.insert_at(now, slot, session);
         self.orphans.push(slot);
         self.poll_tx(now);
     }
 
-    /// No packet reaches the sessions any more: they end as if the peers had reset them.
+    /// Ends all connections as if the peers had reset them, because packets no longer reach them.
     pub(crate) fn end_all(&mut self, now: Instant) {
         self.delegations = Delegations::default();
         for (socket, slot) in self.sockets.iter().zip(0..) {
@@ -427,9 +399,9 @@ impl Core {
         self.bury_orphans();
     }
 
-    /// Goes on with another server. Connections have ended with the one before, and their resets have been sent
-    /// by its filter, if that is still there. Unconnected sessions stay where they are, and get
-    /// nothing before that server knows them.
+    /// Switches to another server. Connections end, and their resets are sent through the filter of
+    /// the previous server, if that is still there. Unconnected sessions stay, and receive nothing
+    /// until the new server knows them.
     pub(crate) fn renew(
         &mut self,
         now: Instant,
@@ -448,12 +420,12 @@ impl Core {
         self.routes = read_routes(&self.metastate).unwrap_or_default();
         self.statistics = statistics;
         self.outbox.clear();
-        // Whoever sleeps polls what is no more.
+        // A sleeping leader polls descriptors that were replaced.
         self.additions += 1;
         Ok(())
     }
 
-    /// Removes orphans that have ended, and said so to their peers.
+    /// Removes orphans that have ended, once their last segments are sent.
     fn bury_orphans(&mut self) {
         if self.orphans.is_empty() || self.stack.has_output() {
             return;
@@ -468,21 +440,21 @@ impl Core {
         });
     }
 
-    /// Both: everything that is due.
+    /// Does everything that is due: [`Core::poll_rx`], then [`Core::poll_tx`].
     pub(crate) fn poll(&mut self, now: Instant) {
         self.poll_rx(now);
         self.poll_tx(now);
     }
 
-    /// As [`Core::poll`], for a thread that has nothing to send: acknowledgements wait for it no longer.
+    /// As [`Core::poll`], for a thread that has nothing to send: acknowledgements no longer wait for its data.
     pub(crate) fn poll_idle(&mut self, now: Instant) {
         self.poll_rx(now);
         self.stack.settle_acknowledgements();
         self.poll_tx(now);
     }
 
-    /// As [`Core::poll_rx`], for a session that leaves: what lies on the ring or the tap goes into it,
-    /// and not after it by way of the server.
+    /// As [`Core::poll_rx`], for a session that leaves: frames on the ring or the tap are processed
+    /// before, instead of following it through the server.
     pub(crate) fn take_in_all(&mut self, now: Instant) {
         self.stop_leading(now);
         for _ in 0..LAST_BATCHES {
@@ -493,7 +465,7 @@ impl Core {
         }
     }
 
-    /// Is there anything to tell once the lock is released?
+    /// Is there anything to send once the lock is released?
     pub(crate) fn has_messages(&self) -> bool {
         !self.outbox.is_empty()
             || !self.pending_signals.is_empty()
@@ -501,7 +473,7 @@ impl Core {
             || self.stack.has_released()
     }
 
-    /// Messages for the server, to be sent once the lock is released.
+    /// Takes the messages to the server, to be sent once the lock is released.
     pub(crate) fn take_outbox(&mut self) -> Vec<RequestBody> {
         for frame in self.stack.released() {
             if self.outbox.len() < OUTBOX_MAX {
@@ -511,7 +483,7 @@ impl Core {
         std::mem::take(&mut self.outbox)
     }
 
-    /// Signals to be sent once the lock is released: a handler may want it.
+    /// Takes the signals to be sent once the lock is released, which their handlers may need.
     pub(crate) fn take_alarms(&mut self) -> Vec<(Arc<Socket>, Alarm)> {
         std::mem::take(&mut self.pending_signals)
     }
@@ -524,7 +496,7 @@ impl Core {
         }
     }
 
-    /// Tells whoever watches a socket that its session changed.
+    /// Notifies the watchers of sockets whose sessions have changed.
     fn dispatch(&mut self) {
         if !self.stack.has_changed() {
             return;
@@ -539,7 +511,7 @@ impl Core {
         }
     }
 
-    /// Tells whoever watches the socket at `slot` what has happened.
+    /// Notifies the watchers of the socket at `slot`.
     pub(crate) fn tell(&mut self, slot: Slot, events: Events) {
         if events != Events::NONE
             && let Some(Some(socket)) = self.sockets.get(slot.0 as usize)
@@ -559,8 +531,8 @@ impl Core {
         }
     }
 
-    /// Assigns a role to an application thread that is about to sleep; `None` if frames came and
-    /// it has to look again. While it sleeps nobody but [`Core::wake`] takes the role back.
+    /// Assigns a role to an application thread that is about to sleep. Returns `None` if frames have arrived
+    /// and it must poll again. While it sleeps only [`Core::wake`] takes the role back.
     pub(crate) fn fall_asleep(
         &mut self,
         now: Instant,
@@ -589,15 +561,15 @@ impl Core {
         }
     }
 
-    /// A thread spins from now on, and looks at frames as they come.
+    /// Called by a thread that begins to spin, and reads frames as they come.
     pub(crate) fn begin_spin(&mut self) {
         if !std::mem::replace(&mut self.is_spinning, true) {
             self.channel.want_attention(false);
         }
     }
 
-    /// The thread that spun is about to do something else. True if something came in the last moment, which was taken
-    /// in.
+    /// Called by the thread that spun. Returns true if something arrived at the last moment, which
+    /// has been processed.
     pub(crate) fn end_spin(&mut self, now: Instant) -> bool {
         if !std::mem::replace(&mut self.is_spinning, false) {
             return false;
@@ -610,18 +582,18 @@ impl Core {
         has_come
     }
 
-    /// Called by a thread that waited, and goes back to its application.
+    /// Called by a thread that has waited, before it returns to its application.
     pub(crate) fn leave_wait(&mut self, now: Instant) {
         self.end_spin(now);
         self.hand_over();
     }
 
-    /// Called by a thread that goes back to its application: somebody else has to lead.
+    /// Called by a thread that returns to its application: another one has to lead.
     pub(crate) fn hand_over(&mut self) {
         wake(self.watch.hand_over());
     }
 
-    /// The helper leads if no application thread does and nothing has come.
+    /// Makes the background thread the leader, if no application thread leads and no frame is pending.
     pub(crate) fn helper_leads(&mut self, now: Instant, waiter: &Arc<Waiter>) -> bool {
         !self.is_attended() && self.lead(now, Leader::Helper, waiter, SleepsOn::Descriptors)
     }
@@ -656,12 +628,12 @@ impl Core {
         true
     }
 
-    /// Is there anything that frames come for?
+    /// Is there anything that frames may arrive for?
     fn has_wire(&self) -> bool {
         !(self.stack.is_empty() && self.inboxes.is_empty() && self.delegations.is_empty())
     }
 
-    /// May frames come? Also for a while after the last session of packets has left. Where all
+    /// May frames arrive? True also for a while after the last session of packets has left. If all
     /// sessions are local the channel need not be watched: each descriptor makes a sleep longer.
     pub(crate) fn expects_frames(&mut self, now: Instant) -> bool {
         if self.has_wire() || self.channel.full().is_any() || self.channel.may_have_received() {
@@ -686,63 +658,6 @@ fn wake(waiter: Option<Arc<Waiter>>) {
     if let Some(waiter) = waiter {
         waiter.signal();
     }
-}
-
-/// A frame that no session here claims is the server's to judge.
-fn input(
-    (stack, routes): (&mut Stack, &Routes),
-    (delegations, migrated_flows, outbox): (
-        &mut Delegations,
-        &MigratedFlows,
-        &mut Vec<RequestBody>,
-    ),
-    now: Instant,
-    record: &RecordHeader,
-    frame: &[u8],
-) {
-    if record.is_fragment() {
-        if let Reassembled::Whole(whole) = stack.reassemble(now, record, frame) {
-            let (record, frame) = (&whole.record, &whole.frame);
-            let others = (delegations, migrated_flows, outbox);
-            input((stack, routes), others, now, record, frame);
-        }
-        return;
-    }
-    let met = delegations::input(delegations, (stack, routes), now, record, frame);
-    let is_stray = match met {
-        Some(met) => met == DelegateInput::Left,
-        None => match stack.input(now, record, frame) {
-            Input::Unclaimed(packet) => {
-                let moved = packet.flow().and_then(|flow| {
-                    readdressed(stack, migrated_flows.slot_of(&flow)?, &flow, record)
-                });
-                moved.is_none_or(|record| {
-                    matches!(stack.input(now, &record, frame), Input::Unclaimed(_))
-                })
-            }
-            _ => false,
-        },
-    };
-    if is_stray && outbox.len() < OUTBOX_MAX {
-        outbox.push(RequestBody::MisdeliveredFrame {
-            frame: frame.to_vec(),
-        });
-    }
-}
-
-/// The record of a frame that came for a session before it left, now that it is here again.
-fn readdressed(
-    stack: &mut Stack,
-    slot: Slot,
-    flow: &FlowKey,
-    record: &RecordHeader,
-) -> Option<RecordHeader> {
-    let session = stack.tcp(slot)?;
-    (session.flow == *flow).then_some(RecordHeader {
-        slot: slot.0,
-        generation: session.generation.0,
-        ..*record
-    })
 }
 
 fn read_routes(metastate: &MetastateReader) -> Option<Routes> {

@@ -1,5 +1,5 @@
-//! A socket: what stands behind one of the application's descriptors, whichever of them refer to
-//! it. Its session lies in `Core`; here is where it stands in its life and who watches it.
+//! A socket: the state behind one or more of the application's descriptors. Its session lies in
+//! `Core`; this module has its phase and its watchers.
 
 pub(crate) mod inboxes;
 pub(crate) mod options;
@@ -22,12 +22,12 @@ use portolan_tcp::Events;
 use portolan_types::{Instant, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
 
+use crate::descriptors::InternalFd;
 use crate::runtime::Core;
 use crate::socket::options::Options;
 use crate::socket::stamps::Stamps;
 use crate::socket::state::{PHASES, StateCell};
 pub(crate) use crate::socket::state::{SocketPhase, SocketState, UseHere};
-use crate::socket::table::InternalFd;
 use crate::wait::Waiter;
 use crate::wait::epoll::Epoll;
 
@@ -45,68 +45,68 @@ pub(crate) enum Family {
     V6,
 }
 
-/// Sockets in each phase: waits that find none `Connecting` or `HeldElsewhere` need not look for them.
+/// Sockets in each phase: waits need not look for `Connecting` or `HeldElsewhere` ones if there are none.
 static IN_PHASE: [AtomicUsize; PHASES.len()] = [const { AtomicUsize::new(0) }; PHASES.len()];
 
-/// A socket of this process has an owner who is to get signals.
+/// A socket of this process has an owner that gets signals.
 static HAS_OWNER: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
 pub(crate) struct Socket {
-    /// Of IPv6, as long as it is.
+    /// IPv6, until `IPV6_ADDRFORM` changes it.
     is_v6: AtomicBool,
     pub(crate) protocol: Protocol,
     state: StateCell,
     is_nonblocking: AtomicBool,
-    /// `O_ASYNC`: its events are signals, too.
+    /// `O_ASYNC`: its events raise signals, too.
     is_async: AtomicBool,
     /// Other processes may have the descriptor.
     is_shared: AtomicBool,
     /// Descriptors of this process that refer to it.
     references: AtomicU32,
-    /// Numbers in the table of descriptors that are this socket's.
+    /// Entries of the descriptor table that are this socket's.
     numbers: AtomicU32,
     setup: Mutex<Setup>,
     options: Mutex<Options>,
     watchers: Mutex<Watchers>,
     datagrams: Mutex<Datagrams>,
     stamps: Mutex<Stamps>,
-    /// Was it ever asked to stamp what it sends? Others need not look.
+    /// Was it ever asked to stamp sent data? Otherwise no check is needed.
     is_stamping: AtomicBool,
     error: AtomicI32,
-    /// An active open has ended, or goes on, that no `connect` has told of yet.
+    /// An active open has ended or continues, and no `connect` has reported it yet.
     has_news: AtomicBool,
-    /// An open waits for bytes that its SYN could carry.
+    /// An open waits for data that its SYN can carry.
     is_deferred: AtomicBool,
-    /// Directions of a UDP socket, or of a stream without a connection, that are shut: [`RECEIVE`], [`SEND`].
+    /// Shut directions of a UDP socket, or of a stream without a connection: [`RECEIVE`], [`SEND`].
     shut: AtomicU8,
-    /// Its options ask when bytes came: spares each read the look at all of them.
+    /// Its options request arrival times: saves each read the check of all of them.
     wants_times: AtomicBool,
-    /// Where the next look begins (`SO_PEEK_OFF`); less than 0: always at the start.
+    /// Where the next peek begins (`SO_PEEK_OFF`); negative: always at the start.
     peek_offset: AtomicI32,
-    /// The kernel may be at work on its descriptor: in an epoll set, or in the background.
+    /// The kernel may use its descriptor: in an epoll set, or in the background.
     is_with_kernel: AtomicBool,
-    /// The server is to do its work, from its first byte on.
+    /// The server has to relay the session from its first byte on.
     is_for_server: AtomicBool,
     is_relayed_first: AtomicBool,
-    /// It listens by the kernel, since there is no server.
+    /// It listens by a kernel socket, because there is no server.
     stands_in: AtomicBool,
     asking: Asking,
 }
 
-/// When a relayed session is asked for again.
+/// When a relayed session is requested again.
 #[derive(Debug, Default)]
 struct Asking {
     /// Nanoseconds of [`Instant`].
     next: AtomicU64,
-    /// Milliseconds from one time to the next.
+    /// Milliseconds between requests.
     wait: AtomicU32,
 }
 
 impl Asking {
     const LONGEST: u32 = 4096;
 
-    /// True if it is time; the next is twice as far.
+    /// Returns whether it is time, and then doubles the interval.
     fn is_due(&self, now: Instant) -> bool {
         if now.as_nanos() < self.next.load(Ordering::Relaxed) {
             return false;
@@ -118,7 +118,7 @@ impl Asking {
         true
     }
 
-    /// It was not in vain.
+    /// Resets the interval.
     fn begin_anew(&self) {
         self.begin_at(0);
     }
@@ -133,50 +133,50 @@ impl Asking {
 pub(crate) const RECEIVE: u8 = 1;
 pub(crate) const SEND: u8 = 2;
 
-/// What opening, binding and closing need; locked across calls to the server.
+/// State for opening, binding and closing; locked across calls to the server.
 #[derive(Debug, Default)]
 pub(crate) struct Setup {
-    /// Once the server knows the socket.
+    /// Set once the server knows the socket.
     pub(crate) session: Option<SessionId>,
-    /// The run of the server under which it was opened, or 0 if that is not known.
+    /// Incarnation of the server under which it was opened; 0 if unknown.
     pub(crate) incarnation: u64,
-    /// Of a listener: a kernel socket on its port, to listen on while there is no server.
+    /// For a listener: a kernel socket on its port, to listen on while there is no server.
     pub(crate) port_token: Option<InternalFd>,
-    /// Of a listener whose server has gone: the other end of a descriptor that nobody writes to.
+    /// For a listener whose server is gone: the other end of a descriptor that nobody writes to.
     pub(crate) silent_far: Option<InternalFd>,
-    /// Its descriptor keeps messages apart: a bound TCP socket's does, so that whoever has a copy finds the connections to
-    /// accept there, whichever of them calls `listen`.
+    /// Its descriptor preserves message boundaries: a bound TCP socket's does, so that all processes with a
+    /// copy find the connections to accept there, whichever of them calls `listen`.
     pub(crate) carries_messages: bool,
-    /// The near end, once the application has closed it under a call that still needs it.
+    /// The near end, if the application has closed it during a call that still needs it.
     pub(crate) kept: Option<InternalFd>,
     pub(crate) local: Option<SocketAddr>,
     /// The application chose `local`.
     pub(crate) is_bound: bool,
-    /// It chose the port, too: that stays when the connection ends or the listener stops.
+    /// The application chose the port, too: it is kept when the connection ends or the listener stops.
     pub(crate) has_chosen_port: bool,
-    /// `local` is what the socket had last; as on Linux `getsockname` shows it still.
+    /// `local` is the socket's last address; as on Linux `getsockname` still shows it.
     pub(crate) is_local_stale: bool,
     pub(crate) remote: Option<SocketAddr>,
-    /// Whom an open waits to reach until there are bytes for the SYN (`TCP_FASTOPEN_CONNECT`).
+    /// Destination of an open that waits for data for its SYN (`TCP_FASTOPEN_CONNECT`).
     pub(crate) deferred: Option<SocketAddr>,
     /// Of the last `listen`.
     pub(crate) backlog: u32,
 }
 
-/// What a UDP socket keeps beside its session.
+/// State of a UDP socket beside its session.
 #[derive(Debug, Default)]
 pub(crate) struct Datagrams {
-    /// The kernel socket on the same port, once something had to be sent that way.
+    /// The kernel socket on the same port, once a datagram had to be sent by it.
     pub(crate) kernel_socket: Option<InternalFd>,
-    /// What is corked (`UDP_CORK`, `MSG_MORE`).
+    /// The corked datagram (`UDP_CORK`, `MSG_MORE`).
     pub(crate) corked: Option<Corked>,
-    /// Changes of memberships made before there was a port.
+    /// Membership changes made before the socket had a port.
     pub(crate) joined_early: Vec<GroupChange>,
-    /// Datagrams sent with a time stamp (`SOF_TIMESTAMPING_OPT_ID`).
+    /// Number of datagrams sent with a time stamp (`SOF_TIMESTAMPING_OPT_ID`).
     pub(crate) stamped: u32,
 }
 
-/// A datagram that grows.
+/// A corked datagram.
 #[derive(Debug)]
 pub(crate) struct Corked {
     pub(crate) to: Option<SocketAddr>,
@@ -196,7 +196,7 @@ impl Socket {
         Socket::with(family, protocol, SocketState::Idle, setup, options)
     }
 
-    /// An accepted session, which the server holds.
+    /// Creates a socket for an accepted session, which the server holds.
     pub(crate) fn accepted(listener: &Socket, setup: Setup) -> Socket {
         let options = listener.options().inherited();
         let state = SocketState::HeldElsewhere {
@@ -205,7 +205,7 @@ impl Socket {
         Socket::with(listener.family(), Protocol::Tcp, state, setup, options)
     }
 
-    /// One that another process opened, or this one's program before `exec`.
+    /// Creates a socket that another process opened, or this one's program before `exec`.
     pub(crate) fn attached(
         family: Family,
         protocol: Protocol,
@@ -256,13 +256,14 @@ impl Socket {
     }
 
     pub(crate) fn family(&self) -> Family {
-        match self.is_v6.load(Ordering::Relaxed) {
-            true => Family::V6,
-            false => Family::V4,
+        if self.is_v6.load(Ordering::Relaxed) {
+            Family::V6
+        } else {
+            Family::V4
         }
     }
 
-    /// `IPV6_ADDRFORM`: its peer is one of IPv4, and so is the socket from now on.
+    /// `IPV6_ADDRFORM`: makes it an IPv4 socket, as its peer is.
     pub(crate) fn become_v4(&self) {
         self.is_v6.store(false, Ordering::Relaxed);
     }
@@ -275,14 +276,14 @@ impl Socket {
         self.state.phase()
     }
 
-    /// Where the session lies while `Cached`, or is to come while `Connecting`; otherwise a slot without a session. It
-    /// means something for as long as `Core` is locked.
+    /// Returns the session's slot while `Cached`, or the promised one while `Connecting`; otherwise
+    /// a slot without a session. Valid as long as `Core` is locked.
     pub(crate) fn slot(&self) -> Slot {
         self.state.slot()
     }
 
-    /// Returns the state before, or that which does not allow the change. Into `Cached` and out of it with `Core`
-    /// locked, together with the session.
+    /// Returns the previous state, or that which does not allow the change. Changes into and out of
+    /// `Cached` are made with `Core` locked, together with moving the session.
     pub(crate) fn change(&self, next: SocketState) -> Result<SocketState, SocketState> {
         let before = self.state.change(next)?;
         IN_PHASE[next.phase() as usize].fetch_add(1, Ordering::Release);
@@ -290,7 +291,7 @@ impl Socket {
         Ok(before)
     }
 
-    /// As [`Socket::change`], where only a close may have been faster: it stands.
+    /// As [`Socket::change`], where only a close may have come first: it remains in force.
     pub(crate) fn become_unless_closed(&self, next: SocketState) {
         let changed = self.change(next);
         debug_assert!(
@@ -299,7 +300,7 @@ impl Socket {
         );
     }
 
-    /// Is any socket of this process there?
+    /// Is any socket of this process in `phase`?
     pub(crate) fn any(phase: SocketPhase) -> bool {
         IN_PHASE[phase as usize].load(Ordering::Acquire) > 0
     }
@@ -312,12 +313,12 @@ impl Socket {
         self.is_nonblocking.store(nonblocking, Ordering::Relaxed);
     }
 
-    /// Is anybody to get signals (`F_SETOWN`)?
+    /// Does any socket have an owner that gets signals (`F_SETOWN`)?
     pub(crate) fn has_owner() -> bool {
         HAS_OWNER.load(Ordering::Relaxed)
     }
 
-    /// Somebody is, from now on.
+    /// Notes that a socket has an owner.
     pub(crate) fn note_owner() {
         HAS_OWNER.store(true, Ordering::Relaxed);
     }
@@ -334,7 +335,7 @@ impl Socket {
         self.is_shared.load(Ordering::Relaxed)
     }
 
-    /// Is it accepted, and was its session not needed here yet? Its options are only here then.
+    /// Was it accepted, and its session not needed here yet? Then only this process has its options.
     pub(crate) fn accepted_unused(&self) -> bool {
         let unused = SocketState::HeldElsewhere {
             use_here: UseHere::Never,
@@ -342,12 +343,13 @@ impl Socket {
         self.state() == unused
     }
 
-    /// From now on other processes may have the descriptor.
+    /// Notes that other processes may have the descriptor.
     pub(crate) fn share(&self) {
         self.is_shared.store(true, Ordering::Relaxed);
     }
 
-    /// The kernel's epoll sets know it, and cannot be asked what for, or calls that nobody sees use it.
+    /// Notes that the kernel uses the descriptor: in its epoll sets, whose registrations cannot be queried, or in calls
+    /// that the library does not see.
     pub(crate) fn leave_to_kernel(&self) {
         self.is_with_kernel.store(true, Ordering::Relaxed);
     }
@@ -356,7 +358,7 @@ impl Socket {
         self.is_with_kernel.load(Ordering::Relaxed)
     }
 
-    /// The session has come, and is to go back.
+    /// Notes that the session, which has arrived, must be returned to the server.
     pub(crate) fn leave_to_server(&self) {
         self.is_for_server.store(true, Ordering::Relaxed);
     }
@@ -365,23 +367,23 @@ impl Socket {
         self.is_for_server.load(Ordering::Relaxed)
     }
 
-    /// Is it time to ask for a session again that is relayed?
+    /// Is it time to request a relayed session again?
     pub(crate) fn may_reclaim(&self, now: Instant) -> bool {
         self.asking.is_due(now)
     }
 
-    /// A relayed session has come back.
+    /// Notes that a relayed session has come back.
     pub(crate) fn note_return(&self) {
         self.asking.begin_anew();
     }
 
-    /// It is relayed although this process could have it, which will ask for it after that moment.
+    /// Notes that it is relayed although this process could hold it, and will request it after `until`.
     pub(crate) fn note_first_relay(&self, until: Instant) {
         self.asking.begin_at(until.as_nanos());
         self.is_relayed_first.store(true, Ordering::Relaxed);
     }
 
-    /// True once, if the session is relayed only at first: a call needs more than a relay can do.
+    /// Returns true once, if the session is relayed only at first and a call needs more than a relay can do.
     pub(crate) fn end_first_relay(&self) -> bool {
         let is_first = self.is_relayed_first.load(Ordering::Relaxed)
             && self.is_relayed_first.swap(false, Ordering::Relaxed);
@@ -391,7 +393,7 @@ impl Socket {
         is_first
     }
 
-    /// Is the descriptor of a listener the kernel's, for as long as there is no server?
+    /// Is the descriptor of a listener a kernel socket, for as long as there is no server?
     pub(crate) fn stands_in(&self) -> bool {
         self.stands_in.load(Ordering::Acquire)
     }
@@ -400,14 +402,14 @@ impl Socket {
         self.stands_in.store(stands_in, Ordering::Release);
     }
 
-    /// Does anybody here wait for its events?
+    /// Does a thread or an epoll set of this process wait for its events?
     pub(crate) fn is_watched(&self) -> bool {
         let watchers = self.watchers();
         !(watchers.threads.is_empty() && watchers.epolls.is_empty())
     }
 
-    /// The phase, once a thread has said that is about to open the socket: its peer may have
-    /// answered already.
+    /// Returns the phase. Of an idle socket, first waits for a thread that is about to open it: its
+    /// peer may have answered already.
     pub(crate) fn settled_phase(&self) -> SocketPhase {
         match self.phase() {
             SocketPhase::Idle => {
@@ -430,7 +432,7 @@ impl Socket {
         self.wants_times.load(Ordering::Relaxed)
     }
 
-    /// As the process says that had the session before.
+    /// Adopts the options of the process that had the session before.
     pub(crate) fn adopt(&self, options_blob: &SocketOptionsBlob) {
         if let Some((_, options)) = Options::from_options_blob(options_blob, self.protocol) {
             *self.options() = options;
@@ -442,25 +444,25 @@ impl Socket {
         self.options().to_options_blob(self.family())
     }
 
-    /// An option was set.
+    /// Called after an option was set.
     pub(crate) fn note_wanted_times(&self) {
         let wanted = self.options().wants_times();
         self.wants_times.store(wanted, Ordering::Relaxed);
     }
 
-    /// What only a UDP socket has; taken before `Core`, and never together with `setup`.
+    /// State that only UDP sockets have; locked before `Core`, and never together with `setup`.
     pub(crate) fn datagrams(&self) -> MutexGuard<'_, Datagrams> {
         self.datagrams
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Of what a stream sends; nothing else is locked while it is.
+    /// Time stamps of a stream; no further lock is taken while this is held.
     pub(crate) fn stamps(&self) -> MutexGuard<'_, Stamps> {
         self.stamps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `SO_TIMESTAMPING` was set, or came with a message.
+    /// Called when `SO_TIMESTAMPING` was set, or came with a message.
     pub(crate) fn start_stamping(&self) {
         self.is_stamping.store(true, Ordering::Relaxed);
     }
@@ -477,7 +479,7 @@ impl Socket {
         self.references.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One more number refers to it, as the table of descriptors says, which has it locked.
+    /// Called by the table of descriptors, under its lock, when one more number refers to the socket.
     pub(crate) fn add_number(&self) {
         self.numbers.fetch_add(1, Ordering::Relaxed);
     }
@@ -490,7 +492,7 @@ impl Socket {
         self.numbers.load(Ordering::Relaxed) == 1
     }
 
-    /// True when the last one has gone.
+    /// Returns true if it was the last one.
     pub(crate) fn drop_reference(&self) -> bool {
         self.references.fetch_sub(1, Ordering::AcqRel) == 1
     }
@@ -514,12 +516,12 @@ impl Socket {
         Some(Errno::from_raw_os_error(errno))
     }
 
-    /// An active open has begun that `connect` is to tell of.
+    /// Notes an active open that `connect` has to report.
     pub(crate) fn expect_news(&self) {
         self.has_news.store(true, Ordering::Release);
     }
 
-    /// Is there an active open that no `connect` has told of? From now on one has.
+    /// Is there an active open that no `connect` has reported? Marks it as reported.
     pub(crate) fn take_news(&self) -> bool {
         self.has_news.swap(false, Ordering::AcqRel)
     }
@@ -536,12 +538,12 @@ impl Socket {
         self.peek_offset.store(offset, Ordering::Relaxed);
     }
 
-    /// Bytes to pass over in a look; none if each begins at the start.
+    /// Returns the number of bytes that a peek skips; `None` if each begins at the start.
     pub(crate) fn peek_start(&self) -> Option<usize> {
         usize::try_from(self.peek_offset()).ok()
     }
 
-    /// Bytes have been looked at (more than 0) or taken (less): the next look begins elsewhere.
+    /// Moves the peek offset by bytes that were peeked (positive) or consumed (negative).
     pub(crate) fn move_peek_offset(&self, bytes: i32) {
         let offset = self.peek_offset();
         if offset >= 0 {
@@ -554,7 +556,7 @@ impl Socket {
         self.shut.fetch_or(directions, Ordering::AcqRel);
     }
 
-    /// Both directions are open again.
+    /// Opens both directions again.
     pub(crate) fn reopen(&self) {
         self.shut.store(0, Ordering::Release);
     }
@@ -578,7 +580,7 @@ impl Socket {
         }
     }
 
-    /// The descriptor that an epoll set knew the socket by is closed, and another keeps it open.
+    /// Renames the socket in an epoll set: the descriptor it was known by is closed, and another keeps it open.
     pub(crate) fn rename_in_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd, name: RawFd) {
         for (other, known) in &mut self.watchers().epolls {
             if Arc::ptr_eq(other, epoll) && *known == fd {
@@ -597,12 +599,12 @@ impl Socket {
             .retain(|(e, f)| !(Arc::ptr_eq(e, epoll) && *f == fd));
     }
 
-    /// The epoll sets that hold this socket, with the descriptor they know it by.
+    /// Returns the epoll sets that contain this socket, with the descriptor they know it by.
     pub(crate) fn epolls(&self) -> Vec<(Arc<Epoll>, RawFd)> {
         self.watchers().epolls.clone()
     }
 
-    /// Something happened to the session: wakes threads and marks epoll sets.
+    /// Reports events of the session: wakes threads and marks epoll sets.
     pub(crate) fn notify(&self, events: Events) {
         let watchers = self.watchers();
         for waiter in &watchers.threads {
@@ -613,7 +615,7 @@ impl Socket {
         }
     }
 
-    /// What poll and epoll say of the socket now.
+    /// Returns what poll and epoll report of the socket now.
     pub(crate) fn readiness(&self, core: &mut Core) -> u32 {
         let error = match self.protocol {
             _ if !self.has_error() => 0,
@@ -623,9 +625,10 @@ impl Socket {
         match self.phase() {
             SocketPhase::Cached => {
                 let slot = self.slot();
-                let stayed = match core.lending.is_active() && core.lending.has_some(slot) {
-                    true => IN,
-                    false => 0,
+                let stayed = if core.lending.is_active() && core.lending.has_some(slot) {
+                    IN
+                } else {
+                    0
                 };
                 if let Some(stream) = core.stream_to_send(slot) {
                     let has_stamps = self.is_stamping() && self.stamps().has_some();
@@ -640,8 +643,8 @@ impl Socket {
                     }
             }
             SocketPhase::Idle if self.is_deferred.load(Ordering::Acquire) => error | OUT,
-            // As Linux: a TCP socket that is not connected is writable and hung up, and after an
-            // open that failed has ended for the reader too.
+            // As on Linux: a TCP socket that is not connected is writable and hung up; after a
+            // failed open its receive side has ended, too.
             SocketPhase::Idle if self.protocol == Protocol::Tcp => {
                 let ended = if self.has_news.load(Ordering::Acquire) {
                     IN | RDHUP
@@ -667,8 +670,8 @@ impl Socket {
         }
     }
 
-    /// An address as the application sees it: an IPv6 socket sees IPv4 peers mapped (RFC 4291
-    /// §2.5.5.2).
+    /// Returns an address as the application sees it: an IPv6 socket sees IPv4 peers mapped (RFC
+    /// 4291 §2.5.5.2).
     pub(crate) fn shown(&self, address: SocketAddr) -> SocketAddr {
         match (self.family(), address.ip()) {
             (Family::V6, IpAddr::V4(v4)) => {
@@ -678,7 +681,7 @@ impl Socket {
         }
     }
 
-    /// What `getsockname` shows before there is a port.
+    /// Returns what `getsockname` shows before there is a port.
     pub(crate) fn unspecified(&self) -> SocketAddr {
         match self.family() {
             Family::V4 => SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 0),
@@ -686,7 +689,7 @@ impl Socket {
         }
     }
 
-    /// An address the application gave, checked against the socket's family.
+    /// Checks an address given by the application against the socket's family.
     pub(crate) fn given(&self, address: SocketAddr) -> Result<SocketAddr, Errno> {
         match (self.family(), address) {
             (Family::V4, SocketAddr::V6(_)) => Err(Errno::AFNOSUPPORT),
@@ -702,7 +705,7 @@ impl Socket {
         }
     }
 
-    /// A link-local address is on the link that it names, or on the one the socket is bound to.
+    /// Resolves the link of a link-local address: the one it names, or that of the socket's own address.
     fn on_a_link(&self, address: SocketAddr) -> Result<SocketAddr, Errno> {
         let (ip, is_named) = (address.ip(), scope_of(address) != 0);
         if is_named || ip.is_multicast() || !is_scoped(ip) {

@@ -1,9 +1,10 @@
-//! Sleeping until something of interest happens: to a session, to a kernel descriptor, or by the
-//! clock. All blocking calls of the library come here.
+//! Sleeping until an event: of a session, of a kernel descriptor, or of the clock. All blocking
+//! calls of the library come here.
 
 pub(crate) mod epoll;
 pub(crate) mod helper;
 pub(crate) mod openings;
+mod signals;
 pub(crate) mod spin;
 mod turns;
 pub(crate) mod unseen;
@@ -12,8 +13,8 @@ pub(crate) mod watch;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -25,31 +26,24 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
 use crate::channel::layers::{self, Layer};
+use crate::descriptors::InternalFd;
 use crate::process::Process;
 use crate::process::cancel;
 use crate::process::inside;
 use crate::runtime::Core;
-use crate::socket::table::InternalFd;
 use crate::socket::{Socket, SocketPhase};
+use crate::wait::signals::{Asleep, Signals};
 use crate::wait::watch::Role;
 
-/// What others signal to wake one sleeping thread.
+/// Wakes one sleeping thread when signalled.
 #[derive(Debug)]
 pub(crate) struct Waiter {
-    /// None while there are no descriptors to be had: it polls by short whiles then.
+    /// Not set while no descriptor is available: then the thread polls in short intervals.
     eventfd: OnceLock<InternalFd>,
-    /// Nanoseconds of [`Instant`]: when to try again to have one.
+    /// Nanoseconds of [`Instant`]: when to try again to open one.
     next_try: AtomicU64,
-    /// One of those below.
-    state: AtomicU8,
-    /// 1 from a signal on until it wakes; a word to sleep on.
-    signalled: AtomicU32,
+    signals: Signals,
 }
-
-const AWAKE: u8 = 0;
-/// It polls the eventfd.
-const POLLING: u8 = 1;
-const ON_WORD: u8 = 2;
 
 /// How long a thread polls at a time that has no descriptor to be signalled by.
 const WITHOUT_DESCRIPTOR: Duration = Duration::from_millis(1);
@@ -61,7 +55,7 @@ thread_local! {
 }
 
 impl Waiter {
-    /// The calling thread's own.
+    /// Returns the calling thread's own.
     pub(crate) fn mine() -> Arc<Waiter> {
         MINE.with(|mine| {
             let mut mine = mine.borrow_mut();
@@ -78,22 +72,21 @@ impl Waiter {
         let waiter = Waiter {
             eventfd: OnceLock::new(),
             next_try: AtomicU64::new(0),
-            state: AtomicU8::new(AWAKE),
-            signalled: AtomicU32::new(0),
+            signals: Signals::new(),
         };
         waiter.equip();
         waiter
     }
 
-    /// The calling thread, which has not slept yet, sleeps by this one.
+    /// Makes this the waiter of the calling thread, which has not slept yet.
     pub(crate) fn adopt(self) {
         let waiter = Arc::new(self);
         cancel::note(&waiter);
         MINE.with(|mine| mine.replace(Some(waiter)));
     }
 
-    /// For the thread itself: makes sure of the descriptor, if one is to be had. What the program has just made free is
-    /// the program's to use: it is not tried each time.
+    /// Called by the thread itself: opens the descriptor, if possible. Not tried each time: a
+    /// number that the program has just freed is the program's to use.
     fn equip(&self) {
         if self.eventfd.get().is_some() {
             return;
@@ -110,33 +103,33 @@ impl Waiter {
         }
     }
 
-    /// After fork the child shares the parent's eventfd and must not use it.
+    /// Called after fork: the child shares the parent's eventfd and must not use it.
     pub(crate) fn forget_mine() {
         MINE.with(|mine| mine.borrow_mut().take());
     }
 
-    /// Wakes the thread if it sleeps. The caller holds `Core`, as does the thread between its
-    /// last look and [`Waiter::fall_asleep`]: no signal is lost.
+    /// Wakes the thread if it sleeps. The caller holds `Core`, as does the thread between its last
+    /// check and [`Waiter::fall_asleep`]: no signal is lost.
     pub(crate) fn signal(&self) {
-        let state = self.state.load(Relaxed);
-        if state == AWAKE || self.signalled.swap(1, Relaxed) == 1 {
-            return;
-        }
-        if state == ON_WORD {
-            word::wake(&self.signalled, Scope::Private);
-        } else if let Some(eventfd) = self.eventfd.get() {
-            // Fails only if it is signalled already.
-            let _ = write(eventfd, &1_u64.to_ne_bytes());
+        match self.signals.signal() {
+            Some(Asleep::OnWord) => word::wake(self.signals.word(), Scope::Private),
+            Some(Asleep::Polling) => {
+                if let Some(eventfd) = self.eventfd.get() {
+                    // Fails only if it is signalled already.
+                    let _ = write(eventfd, &1_u64.to_ne_bytes());
+                }
+            }
+            None => {}
         }
     }
 
-    /// Ends the sleep of a thread that polls it. Of a negative number poll takes no notice.
+    /// Returns the descriptor that wakes a thread that polls it. poll ignores negative numbers.
     pub(crate) fn pollfd(&self) -> libc::pollfd {
         let fd = self.eventfd.get().map_or(-1, |fd| fd.as_fd().as_raw_fd());
         pollfd(fd, libc::POLLIN)
     }
 
-    /// `ppoll`, which a signal of this waiter ends, too.
+    /// Calls `ppoll`, which a signal of this waiter ends, too.
     pub(crate) fn poll(
         &self,
         fds: &mut [libc::pollfd],
@@ -152,30 +145,28 @@ impl Waiter {
             let until = deadline.map_or(while_over, |deadline| deadline.min(while_over));
             let ready = wait::ppoll(fds, Some(until), mask)?;
             let is_late = deadline.is_some_and(|deadline| deadline <= until);
-            if ready > 0 || is_late || self.signalled.load(Relaxed) == 1 {
+            if ready > 0 || is_late || self.signals.is_signalled() {
                 return Ok(ready);
             }
         }
     }
 
-    /// Ends the sleep of a thread that sleeps on words.
+    /// Returns the word that wakes a thread that sleeps on words.
     fn word(&self) -> Word<'_> {
-        Word::new(&self.signalled, 0, Scope::Private)
+        Word::new(self.signals.word(), 0, Scope::Private)
     }
 
     pub(crate) fn fall_asleep(&self) {
         self.equip();
-        self.state.store(POLLING, Relaxed);
+        self.signals.fall_asleep(Asleep::Polling);
     }
 
     fn fall_asleep_on_word(&self) {
-        self.state.store(ON_WORD, Relaxed);
+        self.signals.fall_asleep(Asleep::OnWord);
     }
 
     pub(crate) fn wake(&self) {
-        let state = self.state.swap(AWAKE, Relaxed);
-        if self.signalled.swap(0, Relaxed) == 1
-            && state == POLLING
+        if self.signals.wake()
             && let Some(eventfd) = self.eventfd.get()
         {
             // Fails only if there is nothing to read.
@@ -184,18 +175,18 @@ impl Waiter {
     }
 }
 
-/// Is it the same thread's?
+/// Are both the same thread's?
 impl PartialEq for Waiter {
     fn eq(&self, other: &Waiter) -> bool {
         std::ptr::eq(self, other)
     }
 }
 
-/// How a wait ended.
+/// The result of a wait.
 #[derive(Debug)]
 pub(crate) enum Woken<T> {
     Ready(T),
-    /// One of the kernel descriptors has something (see `revents`).
+    /// A kernel descriptor is ready (see `revents`).
     Kernel,
     TimedOut,
 }
@@ -205,37 +196,37 @@ pub(crate) struct Sleep<'a> {
     pub(crate) kernel: &'a mut [libc::pollfd],
     pub(crate) deadline: Option<Instant>,
     pub(crate) mask: Option<&'a libc::sigset_t>,
-    /// Says whether a signal would change nothing but that the call begins again after its handler, if that was
-    /// installed with `SA_RESTART`. The kernel may see to it then.
+    /// Returns whether a signal would only restart the call after its handler, if that has
+    /// `SA_RESTART`. Then the kernel may do so.
     pub(crate) begins_again: Option<&'a dyn Fn() -> bool>,
 }
 
 /// What a thread sleeps on.
 enum WaitSet {
-    /// Its own descriptors: that of its waiter and those that its role has it watch.
+    /// Its own descriptors: its waiter's, and those that its role requires.
     Descriptors(WatchSet),
-    /// Its waiter's word and those of the local ends, which are all the sessions there are.
+    /// Its waiter's word and those of the local ends, if there are no other sessions.
     Words(Vec<WakeRequest>),
 }
 
 /// The descriptors that a thread polls for the library.
 pub(crate) struct WatchSet {
     fds: Vec<libc::pollfd>,
-    /// Where those are by which local peers wake this process.
+    /// Range of those by which local peers wake this process.
     local: Range<usize>,
-    /// Where those of `openings` begin.
+    /// Index of the first one of `openings`.
     outcomes: usize,
     openings: Vec<(Arc<Socket>, RawFd)>,
 }
 
-/// What has ended a sleep.
+/// The reasons why a sleep ended.
 #[derive(Default)]
 struct Slept {
-    /// A kernel descriptor of the caller has something.
+    /// A kernel descriptor of the caller is ready.
     by_kernel: bool,
-    /// A peer in a local session.
+    /// A peer of a local session has woken the thread, by this means.
     woken: Option<WakeBy>,
-    /// Active opens, and what their descriptors show.
+    /// Active opens, and the results of polling their descriptors.
     outcomes: Vec<libc::pollfd>,
     openings: Vec<(Arc<Socket>, RawFd)>,
 }
@@ -258,8 +249,8 @@ impl Sleep<'static> {
 }
 
 impl Process {
-    /// Attends to the channel until `ready` gives something. Whoever makes `ready` true must
-    /// signal this thread's [`Waiter`], which the caller has registered where it matters.
+    /// Polls the channel until `ready` returns a value. Code that makes `ready` return one must
+    /// signal this thread's [`Waiter`], which the caller has registered there.
     pub(crate) fn wait<T>(
         &'static self,
         sleep: Sleep<'_>,
@@ -278,7 +269,7 @@ impl Process {
         let waiter = Waiter::mine();
         let mut turn = self.spinner.wait();
         loop {
-            // An outcome that has come counts from the first look on.
+            // An outcome that has arrived counts from the first check on.
             self.take_outcomes();
             let mut core = self.lock();
             let now = clock::now();
@@ -294,7 +285,7 @@ impl Process {
                 return Err(Errno::CANCELED);
             }
             if (core.locals.news(), core.notify_seq) != news {
-                // It came under the eyes of `ready`, but perhaps behind its back.
+                // It arrived while `ready` ran, perhaps after it had checked.
                 continue;
             }
             if core.stack.owes_acknowledgements() {
@@ -309,9 +300,10 @@ impl Process {
                 core.begin_spin();
                 drop(core);
                 turn.pause();
-                let kernel = match turn.is_to_ask_kernel() {
-                    true => sleep.kernel_has_events(),
-                    false => Ok(false),
+                let kernel = if turn.is_to_ask_kernel() {
+                    sleep.kernel_has_events()
+                } else {
+                    Ok(false)
                 };
                 if !matches!(kernel, Ok(false)) {
                     let mut core = self.lock();
@@ -349,7 +341,7 @@ impl Process {
                 Ok(Slept {
                     woken: Some(by), ..
                 }) => core.locals.hear(clock::now(), by),
-                // A kernel or a sandbox without it.
+                // The kernel or a sandbox does not support it.
                 Err(Errno::NOSYS | Errno::PERM) if by == WakeBy::Word => {
                     core.watch.forgo_words();
                     continue;
@@ -359,7 +351,7 @@ impl Process {
             if let Ok(slept) = &slept
                 && slept.has_outcomes()
             {
-                // Until it is back another thread leads.
+                // Another thread leads until this one is back.
                 core.hand_over();
                 drop(core);
                 self.take_outcomes_of(&slept.openings, &slept.outcomes);
@@ -384,8 +376,8 @@ impl Process {
 }
 
 impl Core {
-    /// What local sessions are to wake a thread by that is about to sleep. To sleep on words costs less than to poll,
-    /// but nothing else can wake it then: no time, frame or descriptor.
+    /// Returns how local sessions must wake a thread that is about to sleep. Sleeping on words
+    /// costs less than polling, but then nothing else can wake it: no time, frame or descriptor.
     fn wake_by(&mut self, now: Instant, sleep: &Sleep<'_>) -> WakeBy {
         let suffices = sleep.needs_no_poll()
             && self.watch.may_use_words()
@@ -416,7 +408,7 @@ impl Core {
         })
     }
 
-    /// Adds what ends the sleep of a leader.
+    /// Adds the descriptors that a leader watches.
     pub(crate) fn watch_as_leader(&mut self, set: &mut WatchSet, wire: bool, local: bool) {
         if wire {
             self.channel_fds(&mut set.fds);
@@ -433,7 +425,7 @@ impl Core {
             .extend(outcomes.map(|(_, fd)| pollfd(*fd, libc::POLLIN)));
     }
 
-    /// Descriptors by which the channel asks for attention.
+    /// Adds the descriptors by which the channel requests attention.
     pub(crate) fn channel_fds(&self, fds: &mut Vec<libc::pollfd>) {
         let on_tap = if self.channel.is_main_full() {
             libc::POLLIN | libc::POLLOUT
@@ -450,7 +442,7 @@ impl Core {
 }
 
 impl Sleep<'_> {
-    /// Has the thread nothing to wait for but sessions, and may the kernel begin the call again?
+    /// Does the thread wait for sessions only, and may the kernel restart the call?
     fn needs_no_poll(&self) -> bool {
         self.kernel.is_empty()
             && self.deadline.is_none()
@@ -500,7 +492,7 @@ impl Sleep<'_> {
 }
 
 impl WatchSet {
-    /// Only what signals the thread.
+    /// Contains only the descriptor that signals the thread.
     pub(crate) fn new(waiter: &Waiter) -> WatchSet {
         WatchSet {
             fds: vec![waiter.pollfd()],
@@ -518,7 +510,7 @@ impl WatchSet {
         &self.openings
     }
 
-    /// Of the set as it was polled, perhaps with more behind it: what the descriptors of the openings show.
+    /// Returns the polled descriptors of the openings; `polled` is the set after polling, possibly followed by others.
     pub(crate) fn outcomes(&self, polled: &[libc::pollfd]) -> Vec<libc::pollfd> {
         polled
             .get(self.outcomes..self.fds.len())
@@ -530,7 +522,7 @@ impl WatchSet {
 fn sleep_on_words(waiter: &Waiter, wake_requests: &[WakeRequest]) -> Result<Slept, Errno> {
     let words = wake_requests.iter().map(WakeRequest::word);
     match outside(|| word::sleep_on(std::iter::once(waiter.word()).chain(words))) {
-        // News from before it slept is news.
+        // News that came before the sleep counts, too.
         Ok(()) | Err(Errno::AGAIN) => Ok(Slept {
             woken: Some(WakeBy::Word),
             ..Slept::default()
@@ -539,14 +531,15 @@ fn sleep_on_words(waiter: &Waiter, wake_requests: &[WakeRequest]) -> Result<Slep
     }
 }
 
-/// Does what sleeps: handlers of signals may run meanwhile, and the thread may be cancelled. Handlers that were put off
-/// run before, and have interrupted the call.
+/// Runs code that sleeps: signal handlers may run in the meantime, and the thread may be cancelled.
+/// Deferred handlers run before, and count as interrupting the call.
 pub fn outside<T>(sleep: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> {
     let outside = inside::leave();
     let asleep = layers::enter(Layer::Sleep);
-    let slept = match outside.is_interrupted {
-        true => Err(Errno::INTR),
-        false => sleep(),
+    let slept = if outside.is_interrupted {
+        Err(Errno::INTR)
+    } else {
+        sleep()
     };
     drop(asleep);
     probes::wake_up();

@@ -1,4 +1,4 @@
-//! `struct sockaddr` to `SocketAddr` and back, with the length checks and errors of Linux.
+//! Conversion between `struct sockaddr` and `SocketAddr`, with the length checks and errors of Linux.
 
 use std::{
     mem::{offset_of, size_of},
@@ -15,19 +15,19 @@ use crate::memory;
 
 const V4_LENGTH: usize = size_of::<sockaddr_in>();
 const V6_LENGTH: usize = size_of::<sockaddr_in6>();
-/// Linux takes IPv6 addresses without the scope identifier too (RFC 2133).
+/// Linux accepts IPv6 addresses without the scope identifier, too (RFC 2133).
 const V6_SHORT_LENGTH: usize = offset_of!(sockaddr_in6, sin6_scope_id);
 const MAXIMUM_LENGTH: usize = size_of::<sockaddr_storage>();
 
 /// An address as the caller gave it.
 #[derive(Debug, PartialEq, Eq)]
 enum Given {
-    /// AF_UNSPEC, with what an IPv4 address at the same place would be.
+    /// AF_UNSPEC, and the IPv4 address that the same bytes would be.
     Unspecified(Option<SocketAddrV4>),
     Inet(SocketAddr),
 }
 
-/// The address of a bind: AF_UNSPEC with the any-address is accepted as IPv4.
+/// Returns the address for `bind`: AF_UNSPEC with the any-address is accepted as IPv4.
 pub fn to_bind(address: *const sockaddr, length: socklen_t) -> Result<SocketAddr, Errno> {
     match load(address, length)? {
         Given::Inet(address) => Ok(address),
@@ -37,7 +37,7 @@ pub fn to_bind(address: *const sockaddr, length: socklen_t) -> Result<SocketAddr
     }
 }
 
-/// The address of a connect: AF_UNSPEC dissolves the association.
+/// Returns the address for `connect`: `None` for AF_UNSPEC, which clears the peer.
 pub fn to_connect(
     address: *const sockaddr,
     length: socklen_t,
@@ -48,7 +48,7 @@ pub fn to_connect(
     }
 }
 
-/// The destination of a send: null is none, AF_UNSPEC is taken for IPv4.
+/// Returns the destination for `sendto`: `None` for null; AF_UNSPEC is treated as IPv4.
 pub fn to_send(address: *const sockaddr, length: socklen_t) -> Result<Option<SocketAddr>, Errno> {
     if address.is_null() {
         return Ok(None);
@@ -60,7 +60,7 @@ pub fn to_send(address: *const sockaddr, length: socklen_t) -> Result<Option<Soc
     }
 }
 
-/// Whether a result can be stored at all: what must hold before a call that consumes something.
+/// Checks that a result can be stored; to be called before a call that consumes something.
 pub fn check_room(address: *mut sockaddr, length: *mut socklen_t) -> Result<(), Errno> {
     if address.is_null() {
         Ok(())
@@ -69,7 +69,7 @@ pub fn check_room(address: *mut sockaddr, length: *mut socklen_t) -> Result<(), 
     }
 }
 
-/// Writes `value` for a call whose result it is: both pointers must be good.
+/// Writes `value` as the result of a call: both pointers must be valid.
 pub fn store(
     value: SocketAddr,
     address: *mut sockaddr,
@@ -81,7 +81,7 @@ pub fn store(
     memory::write(length, &[encoded.length as socklen_t])
 }
 
-/// Writes `value` for a call that may name the peer: nothing is written at a null address.
+/// Writes `value` for a call that may return the peer: nothing is written at a null address.
 pub fn store_if_wanted(
     value: Option<SocketAddr>,
     address: *mut sockaddr,
@@ -287,7 +287,7 @@ mod tests {
                 }
                 if let Ok(Given::Inet(address)) = parse(&bytes) {
                     let again = Encoded::from(address);
-                    // What follows an IPv4 address in its structure is padding; a scope may be missing.
+                    // The bytes behind an IPv4 address are padding; a scope identifier may be missing.
                     let told = match address {
                         SocketAddr::V4(_) => 8,
                         SocketAddr::V6(_) if bytes.len() < V6_LENGTH => V6_SHORT_LENGTH,

@@ -1,5 +1,5 @@
-//! Asynchronous I/O (aio(7)): libc's threads make it by internal calls, on the descriptor itself. So
-//! the server relays the sockets that it is asked for.
+//! Asynchronous I/O (aio(7)): libc's threads perform it by internal calls, on the descriptor
+//! itself. Therefore the server relays sockets that are used for it.
 
 use libc::{aiocb, c_int, sigevent};
 use portolan::posix;

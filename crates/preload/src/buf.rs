@@ -1,4 +1,5 @@
-//! `<portolan/buf.h>`: numbers and `errno` on one side, pieces on the other. These symbols are this library's own, not libc's.
+//! `<portolan/buf.h>`: converts between numbers and `errno`, and pieces. These symbols are this library's own, not
+//! libc's.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -20,13 +21,13 @@ pub struct Shown {
 // SAFETY: integers without padding.
 unsafe impl memory::Plain for Shown {}
 
-/// What a program has by number.
+/// A piece that a program has by number.
 enum Held {
     Received(#[expect(dead_code, reason = "dropped to give it back")] Piece),
     Reserved(Chunk),
 }
 
-/// Pieces by their numbers: the place in the lower half, in the upper one how many had it before.
+/// Pieces by number: the lower half is the index, the upper one counts the previous uses of the index.
 struct Pieces {
     places: Vec<(u32, Option<Held>)>,
     free: Vec<u32>,
@@ -70,10 +71,10 @@ impl Pieces {
         Ok(held)
     }
 
-    /// A number whose piece has been taken away is no one's.
+    /// Retires the number of a piece that was taken.
     fn retire(&mut self, number: u64) {
         let place = number as u32;
-        // A place whose numbers are used up is used no more.
+        // An index whose numbers are used up is not used again.
         if let Some((generation, None)) = self.places.get_mut(place as usize)
             && let Some(next) = generation.checked_add(1)
         {
@@ -154,7 +155,7 @@ own! {
     /// `int portolan_buf_give_back(uint64_t)`
     fn portolan_buf_give_back(number: u64) -> c_int {
         let held = Pieces::lock().take(number)?;
-        // Not with the table locked: its session hears of it.
+        // Not with the table locked: this calls into the piece's session.
         drop(held);
         Ok(0)
     }

@@ -1,6 +1,6 @@
 //! C buffers and `iovec` arrays as slices of bytes.
 //!
-//! Null and empty pieces become empty slices; a transfer is cut at the length that Linux cuts it at.
+//! Null and empty pieces become empty slices; transfers are limited to the same length as by Linux.
 
 use std::{
     array,
@@ -17,14 +17,14 @@ use crate::{
     memory::{plausible, readable},
 };
 
-/// Linux transfers at most this much in one call (MAX_RW_COUNT with 4 KiB pages).
+/// Linux transfers at most this many bytes in one call (MAX_RW_COUNT with 4 KiB pages).
 pub const MAXIMUM_TRANSFER: usize = 0x7fff_f000;
 /// More pieces than this are refused.
 pub const MAXIMUM_PIECES: usize = 1024;
 /// Up to this many pieces are listed on the stack.
 const FEW: usize = 16;
 
-/// The buffer of a receiving call. The library touches its pages before it writes there.
+/// Returns the buffer of a receiving call. The library touches its pages before it writes there.
 ///
 /// # Safety
 /// `base` is writable for `length` bytes while the slice is in use, and nothing else touches them.
@@ -39,7 +39,7 @@ pub unsafe fn to_fill<'a>(base: *mut c_void, length: usize) -> Result<IoSliceMut
     }))
 }
 
-/// The buffer of a sending call. The library touches its pages before it reads there.
+/// Returns the buffer of a sending call. The library touches its pages before it reads there.
 ///
 /// # Safety
 /// `base` is readable for `length` bytes while the slice is in use.

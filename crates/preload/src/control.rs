@@ -1,4 +1,4 @@
-//! Control messages of a received datagram, in C form.
+//! Ancillary data of messages, in C form.
 
 use std::{
     mem::{align_of, size_of},
@@ -17,7 +17,7 @@ use crate::{
     time::{to_timespec, to_timeval},
 };
 
-/// Writes the control messages and returns MSG_CTRUNC if they did not fit.
+/// Writes the control messages. Returns MSG_CTRUNC if they did not fit.
 pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
     let room = if message.msg_control.is_null() {
         0
@@ -153,7 +153,7 @@ fn put_error(place: &mut ControlBuffer, error: &ExtendedError) -> Result<(), Err
     place.put(IPPROTO_IP, libc::IP_RECVERR, bytes)
 }
 
-/// Reads the control messages of a message to send, with the judgement of Linux (`__sock_cmsg_send`,
+/// Reads the control messages of a message to send, with the checks of Linux (`__sock_cmsg_send`,
 /// `ip_cmsg_send`, `ip6_datagram_send_ctl`, `udp_cmsg_send`).
 pub fn load(message: &msghdr) -> Result<SendControl, Errno> {
     let mut control = SendControl::default();
@@ -227,7 +227,7 @@ fn note(control: &mut SendControl, level: c_int, kind: c_int, data: &[u8]) -> Re
             control.segment = Some(u16::from_ne_bytes(field(data, 0)?));
         }
         (libc::SOL_UDP, _) => return Err(Errno::INVAL),
-        // Other levels' are not looked at.
+        // Other levels are ignored.
         _ => {}
     }
     Ok(())
@@ -252,10 +252,10 @@ const TCP_CM_INQ: c_int = 36;
 
 const HEADER: usize = size_of::<cmsghdr>();
 
-/// More than the kernel would take (`net.core.optmem_max`).
+/// More than the kernel would accept (`net.core.optmem_max`).
 const MAXIMUM_CONTROL: usize = 128 * 1024;
 
-/// Where control messages go, filled from the front.
+/// The buffer for control messages, filled from its start.
 struct ControlBuffer {
     base: *mut u8,
     room: usize,
@@ -264,7 +264,7 @@ struct ControlBuffer {
 }
 
 impl ControlBuffer {
-    /// Appends one control message; what does not fit is cut, as Linux does.
+    /// Appends a control message; one that does not fit is truncated, as by Linux.
     fn put<T: memory::Plain>(&mut self, level: c_int, kind: c_int, value: &T) -> Result<(), Errno> {
         let left = self.room - self.used;
         if left < HEADER {
@@ -299,7 +299,7 @@ mod tests {
     #[repr(align(8))]
     struct Room([u8; 128]);
 
-    /// Puts a time and a number of hops.
+    /// Appends a time and a hop count.
     fn put(room: &mut Room, length: usize) -> (usize, bool) {
         let mut place = ControlBuffer {
             base: room.0.as_mut_ptr(),

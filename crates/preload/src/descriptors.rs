@@ -1,4 +1,4 @@
-//! The symbols that close, copy and adjust descriptors of any kind.
+//! The symbols that close, copy and control descriptors of any kind.
 
 use std::ops::Range;
 
@@ -14,13 +14,13 @@ use crate::{
     number::raw,
 };
 
-/// The kernel's own default bound (fs.nr_open): above it nothing is looked for.
+/// The kernel's own default limit (fs.nr_open): higher numbers are not searched.
 const MOST_DESCRIPTORS: u64 = 1 << 20;
 
 interpose! {
     /// `int close(int)`
     ///
-    /// Programs close numbers that they never opened: the library's own descriptors answer EBADF.
+    /// Programs close numbers that they never opened: for the library's own descriptors this fails with EBADF.
     fn close(fd: c_int) -> c_int {
         done(posix::close(fd))
     }
@@ -57,12 +57,12 @@ interpose! {
         duplicate_onto(fd, onto, flags != 0)
     }
 
-    /// `int fcntl(int, int, ...)`: one integer or pointer in the place of the variable arguments.
+    /// `int fcntl(int, int, ...)`: one integer or pointer in place of the variable arguments.
     fn fcntl(fd: c_int, command: c_int, argument: usize) -> c_int {
         control(fd, command, argument)
     }
 
-    /// `int fcntl64(int, int, ...)`: one integer or pointer in the place of the variable arguments.
+    /// `int fcntl64(int, int, ...)`: one integer or pointer in place of the variable arguments.
     fn fcntl64(fd: c_int, command: c_int, argument: usize) -> c_int {
         control(fd, command, argument)
     }
@@ -74,7 +74,7 @@ interpose! {
         posix::attach(taken);
     }
 
-    /// `int ioctl(int, unsigned long, ...)`: one integer or pointer in the place of the variable arguments.
+    /// `int ioctl(int, unsigned long, ...)`: one integer or pointer in place of the variable arguments.
     fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         ours(fd)?;
         posix::ioctl(fd, request, argument as usize)
@@ -102,14 +102,15 @@ fn duplicate_onto(fd: c_int, onto: c_int, cloexec: bool) -> Outcome<c_int> {
         return posix::duplicate(fd, Duplicate::Onto { fd: onto, cloexec });
     }
     if posix::is_ours(onto) {
-        // The target is closed only by a duplication that succeeds.
+        // Only a successful duplication closes the target.
         kernel_has(fd)?;
         posix::forget(onto);
     }
     Err(CallError::NotOurs)
 }
 
-/// Closes ours one by one and lets the kernel close the stretches between them. The library's own descriptors stay.
+/// Closes Portolan's sockets one by one, and has the kernel close the ranges between them. The library's own
+/// descriptors stay open.
 fn close_between(first: c_uint, last: c_uint, flags: c_uint) -> Outcome<c_int> {
     let only_marks = flags & libc::CLOSE_RANGE_CLOEXEC != 0;
     let last_possible = last.min(highest_descriptor());
@@ -130,7 +131,7 @@ fn close_between(first: c_uint, last: c_uint, flags: c_uint) -> Outcome<c_int> {
     Ok(0)
 }
 
-/// Ours, or the library's own.
+/// Is it one of Portolan's sockets, or the library's own?
 fn is_special(fd: c_uint) -> bool {
     posix::is_ours(fd as c_int) || posix::is_internal(fd as c_int)
 }
@@ -153,7 +154,7 @@ fn kernel_has(fd: c_int) -> Result<(), Errno> {
     unsafe { raw(libc::SYS_fcntl, [fd as usize, libc::F_GETFD as usize, 0]) }.map(drop)
 }
 
-/// No descriptor of this process has a higher number.
+/// Returns a number that no descriptor of this process exceeds.
 fn highest_descriptor() -> c_uint {
     let limit = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     limit.min(MOST_DESCRIPTORS) as c_uint

@@ -1,5 +1,5 @@
-//! The variables that put this library into a program and tell it where its server is. They are noted at the start, to be
-//! added to environments that lack them.
+//! The variables that put this library into a program and name its server. They are recorded at the
+//! start, and added to environments that lack them.
 
 use std::ffi::{CStr, CString, c_char};
 use std::os::unix::ffi::OsStrExt;
@@ -8,19 +8,19 @@ use std::sync::OnceLock;
 use std::{env, ptr};
 
 const PRELOAD: &[u8] = b"LD_PRELOAD=";
-/// What our own variables begin with.
+/// Prefix of Portolan's own variables.
 const OWN: &[u8] = b"PORTOLAN";
 const LIBRARY: &str = "libportolan_preload.so";
 
 static NOTED: OnceLock<Noted> = OnceLock::new();
 
 struct Noted {
-    /// Where this library is, if a variable names it.
+    /// Path of this library, if a variable names it.
     library: Option<Vec<u8>>,
     own: Vec<CString>,
 }
 
-/// Notes the variables that the program was started with.
+/// Records the variables that the program was started with.
 pub fn note() {
     NOTED.get_or_init(|| {
         let own = env::vars_os().filter_map(|(name, value)| {
@@ -39,7 +39,7 @@ pub fn note() {
     });
 }
 
-/// `environment` with what it lacks of the variables; `None` if it lacks nothing.
+/// Returns `environment` with the missing variables added; `None` if none is missing.
 ///
 /// # Safety
 /// `environment` is null or a list of strings that ends with a null pointer.
@@ -47,7 +47,7 @@ pub unsafe fn repaired(environment: *const *const c_char) -> Option<Vec<*const c
     let noted = NOTED.get()?;
     let library = noted.library.as_ref()?;
     let mut entries: Vec<*const c_char> = Vec::new();
-    // SAFETY: nothing behind the null pointer is looked at.
+    // SAFETY: nothing behind the null pointer is read.
     unsafe {
         while !environment.is_null() && !(*environment.add(entries.len())).is_null() {
             entries.push(*environment.add(entries.len()));
@@ -67,7 +67,7 @@ pub unsafe fn repaired(environment: *const *const c_char) -> Option<Vec<*const c
         line.push(b':');
         line.extend_from_slice(others);
     }
-    // It was a C string's. The program that takes this one's place takes the memory along.
+    // The value was a C string. The memory is replaced together with this program.
     let line = CString::new(line).ok()?.into_raw().cast_const();
     match preload {
         Some(at) => entries[at] = line,

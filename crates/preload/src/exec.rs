@@ -1,6 +1,6 @@
-//! Another program takes this one's place: what it inherits is made fit for it first. If sockets are among that, the
-//! program gets this library, too: those that clean their children's environment (nginx's upgrade, systemd) mean no harm
-//! by it. The forms with variable arguments end in libc without passing any symbol, so they are gathered here.
+//! `exec`: prepares the descriptors that the next program inherits. If sockets are among them, the program gets this
+//! library, too: programs that clean their children's environment (nginx's upgrade, systemd) do not mean to remove it.
+//! The forms with variable arguments end in libc without passing any symbol, so they are gathered here.
 
 use std::ffi::{c_char, c_int};
 use std::ptr;
@@ -10,7 +10,7 @@ use portolan::posix;
 use crate::environment;
 use crate::interpose::CallError;
 
-/// Arguments behind the first that the registers carry.
+/// Arguments after the first that are passed in registers.
 #[cfg(target_arch = "x86_64")]
 const IN_REGISTERS: usize = 5;
 #[cfg(target_arch = "aarch64")]
@@ -84,13 +84,13 @@ interpose! {
     }
 }
 
-/// What takes this program's place: it inherits what signals are blocked, which is to be what the program wants.
+/// Calls `exec` outside the library: the next program inherits the signal mask, which must be the program's own.
 fn leaving(replace: impl FnOnce() -> c_int) -> c_int {
     let _outside = posix::leave();
     replace()
 }
 
-/// The environment for the next program, if it has to be another than the given one.
+/// Returns the environment for the next program, if it differs from the given one.
 ///
 /// # Safety
 /// `environment` is null or ends with a null pointer.
@@ -102,8 +102,8 @@ unsafe fn prepare(environment: Words) -> Option<Vec<*const c_char>> {
     unsafe { environment::repaired(environment) }
 }
 
-/// Defines a symbol with variable arguments: they are laid out in memory as they came, those of the
-/// registers first, then one word that is none, then those of the stack.
+/// Defines a symbol with variable arguments: they are stored in memory, those from registers first,
+/// then one word that is not an argument, then those on the stack.
 macro_rules! gather {
     ($($(#[$note:meta])* $name:ident => $gathered:ident;)*) => { $(
         $(#[$note])*
@@ -178,7 +178,7 @@ unsafe extern "C" fn gathered_execle(path: *const c_char, laid_out: Words) -> c_
     unsafe { execve(path, arguments.as_ptr(), environment.cast()) }
 }
 
-/// Variable arguments as `gather!` lays them out.
+/// Variable arguments in the layout of `gather!`.
 struct Laid {
     laid_out: Words,
 }
@@ -192,12 +192,12 @@ impl Laid {
         unsafe { *self.laid_out.add(place) }
     }
 
-    /// With the null pointer that ends them.
+    /// Returns them with the terminating null pointer.
     ///
     /// # Safety
     /// They end with a null pointer.
     unsafe fn arguments(&self) -> Vec<*const c_char> {
-        // SAFETY: nothing behind the null pointer is looked at.
+        // SAFETY: nothing behind the null pointer is read.
         let given = (0..).map(|index| unsafe { self.word(index) });
         let mut arguments: Vec<_> = given.take_while(|argument| !argument.is_null()).collect();
         arguments.push(ptr::null());

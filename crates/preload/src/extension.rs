@@ -1,4 +1,4 @@
-//! `<portolan/install.h>`: numbers and bytes on one side, `portolan::extension` on the other.
+//! `<portolan/install.h>`: converts between numbers and bytes, and `portolan::extension`.
 
 use std::ffi::{c_char, c_void};
 use std::os::fd::{AsFd, IntoRawFd};
@@ -12,7 +12,7 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 use crate::own::{Fault, Numbered, invalid, text};
 use crate::raw;
 
-/// `struct portolan_extension_spec`
+/// `struct portolan_spec`
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct InstallRequest {
@@ -28,19 +28,19 @@ static EXTENSIONS: Numbered<Extension> = Numbered::new();
 own! {
     "install.h", Fault;
 
-    /// `int portolan_extension_install(const struct portolan_extension_spec *, const int *, size_t)`
+    /// `int portolan_extension_install(const struct portolan_spec *, const int *, size_t)`
     fn portolan_extension_install(request: *const InstallRequest, sockets: *const c_int, count: usize) -> c_int {
         if sockets.is_null() || count == 0 {
             return Err(invalid("for at least one socket").into());
         }
-        // SAFETY: so many, by the contract.
+        // SAFETY: by the contract there are `count` descriptors.
         let sockets = unsafe { slice::from_raw_parts(sockets, count) };
         // SAFETY: by the contract.
         let (name, priority, object) = unsafe { read(request) }?;
         Ok(EXTENSIONS.enter(extension::install(sockets, &name, priority, object)?)?)
     }
 
-    /// `int portolan_extension_install_raw(const struct portolan_extension_spec *, int)`
+    /// `int portolan_extension_install_raw(const struct portolan_spec *, int)`
     fn portolan_extension_install_raw(request: *const InstallRequest, flow: c_int) -> c_int {
         // SAFETY: by the contract.
         let (name, priority, object) = unsafe { read(request) }?;
@@ -50,7 +50,7 @@ own! {
 
     /// `int portolan_extension_remove(int)`
     fn portolan_extension_remove(extension: c_int) -> c_int {
-        // Another thread may be at a map of it.
+        // Another thread may be using a map of it.
         drop(EXTENSIONS.take(extension)?);
         Ok(0)
     }
@@ -80,7 +80,7 @@ own! {
         if value_size != found.len() {
             return Err(invalid("values of the map have another size").into());
         }
-        // SAFETY: so much room, by the contract.
+        // SAFETY: by the contract there is room for `value_size` bytes.
         unsafe { slice::from_raw_parts_mut(value.cast::<u8>(), value_size) }.copy_from_slice(&found);
         Ok(0)
     }
@@ -127,7 +127,7 @@ own! {
 }
 
 /// # Safety
-/// `request` is null, or points to one whose pointers are null or good for what it says of them.
+/// `request` is null, or points to a structure whose pointers are null or valid as described there.
 unsafe fn read(request: *const InstallRequest) -> Result<(String, u8, Object), Fault> {
     if request.is_null() {
         return Err(Errno::FAULT.into());
@@ -148,7 +148,7 @@ unsafe fn read(request: *const InstallRequest) -> Result<(String, u8, Object), F
 }
 
 /// # Safety
-/// `start` is null, or so many bytes can be read from there for as long as the call lasts.
+/// `start` is null, or `length` bytes can be read from there during the call.
 unsafe fn bytes<'a>(start: *const c_void, length: usize) -> Result<&'a [u8], Errno> {
     if start.is_null() {
         return Err(Errno::FAULT);

@@ -1,4 +1,4 @@
-//! `sendfile` onto one of our sockets: the file is read in pieces and sent.
+//! `sendfile` to one of Portolan's sockets: the file is read and sent in pieces.
 
 use std::{
     io::IoSlice,
@@ -17,11 +17,11 @@ use crate::{
     memory,
 };
 
-/// One read and one send: what a large segment holds.
+/// Bytes per read and send: as much as a large segment holds.
 const PIECE: usize = 64 * 1024;
 
-/// Sends up to `count` bytes of the file `from`, starting at `*offset`, or at the file's position if it is null;
-/// advances the one that was used.
+/// Sends up to `count` bytes of the file `from`, from `*offset` on, or from the file's position if
+/// `offset` is null. Advances the one that was used.
 pub fn send(to: RawFd, from: RawFd, offset: *mut i64, count: usize) -> Outcome<isize> {
     if ours(to).is_err() && ours(from).is_ok() {
         return Err(Errno::INVAL.into());
@@ -30,7 +30,7 @@ pub fn send(to: RawFd, from: RawFd, offset: *mut i64, count: usize) -> Outcome<i
     if from < 0 {
         return Err(Errno::BADF.into());
     }
-    // SAFETY: the number is not negative and is only used in calls that answer EBADF if it names nothing.
+    // SAFETY: the number is not negative, and is used only in calls that fail with EBADF if it is not open.
     let file = unsafe { BorrowedFd::borrow_raw(from) };
     let start = if offset.is_null() {
         seek(file, SeekFrom::Current(0)).map_err(|errno| match errno {
@@ -50,7 +50,7 @@ pub fn send(to: RawFd, from: RawFd, offset: *mut i64, count: usize) -> Outcome<i
     Ok(sent as isize)
 }
 
-/// Stops at the end of the file, at a short send, and at an error if anything was sent before it.
+/// Stops at the end of the file, at a short send, and at an error after something was sent.
 fn copy(to: RawFd, file: BorrowedFd, start: u64, count: usize) -> Outcome<usize> {
     let mut piece = vec![0; PIECE.min(count)];
     let mut sent = 0;

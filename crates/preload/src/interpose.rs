@@ -1,5 +1,5 @@
-//! How a libc symbol is defined: `interpose!` makes the exported function, answers from its body, and otherwise calls
-//! the next definition. Turns outcomes into `errno`, and stops panics; knows no particular call.
+//! Definition of libc symbols: `interpose!` defines the exported function, which returns the result of its body or
+//! calls the next definition. Converts outcomes to `errno`, and stops panics; independent of particular calls.
 
 use std::{
     panic::{AssertUnwindSafe, catch_unwind},
@@ -11,7 +11,7 @@ use portolan::posix;
 pub use portolan::posix::{CallError, Outcome};
 use rustix::io::Errno;
 
-/// The outcome of a call that returns 0.
+/// Converts the outcome of a call that returns 0.
 pub fn done(outcome: Outcome<()>) -> Outcome<c_int> {
     outcome.map(|()| 0)
 }
@@ -26,7 +26,7 @@ pub fn ours(fd: c_int) -> Outcome<()> {
     }
 }
 
-/// What a C function returns when it has set `errno`.
+/// The value that a C function returns after setting `errno`.
 pub trait FailureValue {
     const FAILED: Self;
 }
@@ -56,14 +56,15 @@ impl FailureValue for () {
     const FAILED: Self = ();
 }
 
-/// Sets `errno` and gives the value that announces it.
+/// Sets `errno` and returns the value that announces it.
 pub fn failed<T: FailureValue>(errno: Errno) -> T {
     // SAFETY: __errno_location returns the calling thread's errno, valid while the thread lives.
     unsafe { *libc::__errno_location() = errno.raw_os_error() };
     T::FAILED
 }
 
-/// Runs a body. A panic in it is a defect whose locks and state nobody can trust: it ends here, never in a C frame.
+/// Runs a body. A panic in it is a bug that leaves locks and state undefined: it aborts here, and never unwinds into a
+/// C frame.
 #[inline]
 pub fn shielded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let _inside = posix::enter();
@@ -71,8 +72,8 @@ pub fn shielded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| abort())
 }
 
-/// Ends the calling thread if it was cancelled in a wait of the call that has just returned. Not within a call of ours,
-/// whose frames must not be unwound.
+/// Ends the calling thread if it was cancelled in a wait of the call that has just returned. Not
+/// within a call of this library, whose frames must not be unwound.
 #[inline]
 pub fn end_if_cancelled() {
     unsafe extern "C-unwind" {
@@ -84,7 +85,7 @@ pub fn end_if_cancelled() {
     }
 }
 
-/// Runs what is to follow a call that libc has made. `errno` stays as the call left it.
+/// Runs code after a call that libc has made. `errno` stays as the call left it.
 pub fn heed(afterwards: impl FnOnce()) {
     // SAFETY: __errno_location returns the calling thread's errno, valid while the thread lives.
     let errno = unsafe { *libc::__errno_location() };
@@ -92,14 +93,14 @@ pub fn heed(afterwards: impl FnOnce()) {
         afterwards();
         Ok(())
     };
-    // It refuses nothing.
+    // It cannot fail.
     let _ = shielded(looked);
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
 }
 
-/// Defines libc symbols. Each body is an [`Outcome`]; on `NotOurs` the next definition gets the same arguments, and
-/// what it returned is looked at by the block behind `afterwards`, if there is one.
+/// Defines libc symbols. Each body is an [`Outcome`]; on `NotOurs` the next definition is called with the
+/// same arguments, and its result is passed to the block after `afterwards`, if there is one.
 ///
 /// The ABI is `C-unwind` because libc cancels a thread (pthread_cancel) by unwinding through these frames.
 macro_rules! interpose {
@@ -141,8 +142,8 @@ macro_rules! interpose {
     )* };
 }
 
-/// libc's own definition of a symbol, as a function of the type that its C declaration has; if there is none, the
-/// outcome is its failure.
+/// Returns libc's definition of a symbol, as a function of the type in its C declaration; if there
+/// is none, the call fails.
 macro_rules! next {
     ($name:ident: fn($($type:ty),*) -> $result:ty) => {{
         let next = $crate::table::next($crate::table::Symbol::$name);

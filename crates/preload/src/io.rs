@@ -136,7 +136,7 @@ interpose! {
     /// `int sendmmsg(int, struct mmsghdr *, unsigned int, int)`
     fn sendmmsg(fd: c_int, messages: *mut mmsghdr, count: c_uint, flags: c_int) -> c_int {
         if !posix::is_ours(fd) {
-            // The header stands first in each.
+            // The header is the first member of each.
             for index in 0..(count as usize).min(message::MAXIMUM_MESSAGES) {
                 rights::give_away(messages.wrapping_add(index).cast());
             }
@@ -244,7 +244,7 @@ unsafe fn send_gathered(
     unsafe { buffers::with_gathered(pieces, counted(count)?, send) }
 }
 
-/// A fortified call that overflows its buffer is libc's to end.
+/// A fortified call that overflows its buffer is left to libc, which aborts the program.
 fn fits(length: size_t, room: size_t) -> Outcome<()> {
     if length <= room {
         Ok(())
@@ -253,7 +253,7 @@ fn fits(length: size_t, room: size_t) -> Outcome<()> {
     }
 }
 
-/// A socket has no positions: only offset -1 ("the current one") works, RWF_NOWAIT is MSG_DONTWAIT.
+/// A socket has no position: only offset -1 ("current") works, and RWF_NOWAIT means MSG_DONTWAIT.
 fn stream_flags(fd: c_int, offset: i64, flags: c_int) -> Outcome<c_int> {
     ours(fd)?;
     match (offset, flags) {
@@ -269,7 +269,7 @@ fn counted(count: c_int) -> Result<usize, Errno> {
     usize::try_from(count).map_err(|_| Errno::INVAL)
 }
 
-/// Transfers are cut far below the largest positive value.
+/// Lengths are limited far below the largest positive value.
 fn signed(length: usize) -> ssize_t {
     length as ssize_t
 }

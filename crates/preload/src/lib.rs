@@ -1,7 +1,7 @@
-//! The socket proxy: libc's symbols, translated to `portolan::posix` for the programs that preload this library.
+//! The socket proxy: translates libc's symbols to `portolan::posix` for programs that preload this library.
 //!
-//! It owns the list of symbols ([`table`]) and the translation of C structures. It holds no socket state and takes no
-//! decision: what is not Portolan's goes to the next definition of the symbol, unchanged.
+//! It contains the list of symbols ([`table`]) and the translation of C structures. It holds no socket state and makes
+//! no decisions: calls that do not concern Portolan go to the next definition of the symbol, unchanged.
 
 #[macro_use]
 mod interpose;

@@ -1,9 +1,9 @@
-//! Copies between the caller's memory and ours that fail with EFAULT where the kernel's would.
+//! Copies between the caller's memory and the library's that fail with EFAULT where the kernel's would.
 //!
-//! `load` and `store` are for calls that are seldom made: the copy is a system call on our own process. Calls on the
-//! data path `read` and `write` their small structures, and use `iovec`, `msghdr` and `pollfd` arrays in place: each page
-//! of them is touched before ([`readable`], [`writable`]), by an instruction whose fault is told from others
-//! (`signal.rs`). Payload is touched where it is copied, as far as it is; here a buffer that is plainly bad is refused.
+//! `load` and `store` are for rare calls: the copy is a system call on this process itself. Calls on the data path
+//! `read` and `write` their small structures, and use `iovec`, `msghdr` and `pollfd` arrays in place: each of their
+//! pages is touched before ([`readable`], [`writable`]), by an instruction whose fault is recognised (`signal.rs`).
+//! Payload is touched where it is copied, as far as it is; here only obviously bad buffers are refused.
 
 use std::{
     ffi::c_void,
@@ -17,7 +17,7 @@ use rustix::{io::Errno, process::getpid};
 /// No object lies below this address.
 const PAGE: usize = 4096;
 
-/// Types for which every bit pattern is a value and which hold no padding that matters.
+/// Types for which every bit pattern is a valid value, and that have no relevant padding.
 ///
 /// # Safety
 /// The implementor is plain data.
@@ -47,7 +47,7 @@ unsafe impl Plain for libc::cmsghdr {}
 unsafe impl Plain for libc::in_pktinfo {}
 // SAFETY: a C struct of integers.
 unsafe impl Plain for libc::in6_pktinfo {}
-// SAFETY: its elements are plain, and there is nothing between them.
+// SAFETY: its elements are plain, with nothing between them.
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 /// Reads one value at `source`.
@@ -72,7 +72,7 @@ pub fn store<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
     copy_out(values.as_ptr().cast(), target.cast(), size_of_val(values))
 }
 
-/// As `load`, without asking the kernel.
+/// As [`load`], without a system call.
 #[inline]
 pub fn read<T: Plain>(source: *const T) -> Result<T, Errno> {
     readable(source, 1)?;
@@ -80,7 +80,7 @@ pub fn read<T: Plain>(source: *const T) -> Result<T, Errno> {
     Ok(unsafe { source.read_unaligned() })
 }
 
-/// As `load_into`, without asking the kernel.
+/// As [`load_into`], without a system call.
 #[inline]
 pub fn read_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
     readable(source, values.len())?;
@@ -92,7 +92,7 @@ pub fn read_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Err
     Ok(())
 }
 
-/// As `store`, without asking the kernel.
+/// As [`store`], without a system call.
 #[inline]
 pub fn write<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
     writable(target, values.len())?;
@@ -107,7 +107,7 @@ pub fn write<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Refuses what can be told to be bad without touching it: the first page, and the kernel's half of the address space.
+/// Refuses pointers that are bad by their value: in the first page, or in the kernel's half of the address space.
 #[inline]
 pub fn plausible<T>(pointer: *const T, length: usize) -> Result<(), Errno> {
     if length > 0 && !(PAGE..=isize::MAX as usize).contains(&pointer.addr()) {
@@ -165,7 +165,7 @@ fn copy_out(ours: *const c_void, theirs: *mut c_void, length: usize) -> Result<(
     })
 }
 
-/// A sandbox may forbid the call (EPERM, ENOSYS): then we copy. A copy that ends early sets no `errno`.
+/// A sandbox may forbid the call (EPERM, ENOSYS): then copies directly. A partial copy sets no `errno`.
 fn checked(
     copied: isize,
     length: usize,

@@ -1,4 +1,4 @@
-//! `struct msghdr`: names, pieces and control messages, singly and in arrays.
+//! `struct msghdr`: names, pieces and control messages, single and in arrays.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -17,7 +17,7 @@ use crate::{
     memory::{readable, writable},
 };
 
-/// Linux looks at no more messages than this in one call.
+/// Linux processes no more messages than this in one call.
 pub const MAXIMUM_MESSAGES: usize = 1024;
 
 /// Receives one message into `message`.
@@ -38,8 +38,8 @@ pub unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<
     Ok(received.length as isize)
 }
 
-/// Receives until `count` messages are there, nothing more comes at once (MSG_WAITFORONE) or, looked at after each
-/// message as Linux does, the time is up.
+/// Receives until there are `count` messages, no more are pending (MSG_WAITFORONE) or the time is
+/// over, which is checked after each message, as by Linux.
 ///
 /// # Safety
 /// `messages` is null or an array of `count` valid entries.
@@ -90,7 +90,7 @@ pub unsafe fn send(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<i
     Ok(sent as isize)
 }
 
-/// Sends messages until one fails; the failure is told only if it is the first.
+/// Sends messages until one fails. The error is returned only if it is the first.
 ///
 /// # Safety
 /// `messages` is null or an array of `count` valid entries.
@@ -114,7 +114,7 @@ pub unsafe fn send_many(
     Ok(count as c_int)
 }
 
-/// Moves the message of one entry and notes its length.
+/// Transfers the message of one entry, and stores its length.
 ///
 /// # Safety
 /// `entry` is valid if it can be written.

@@ -1,4 +1,4 @@
-//! The symbols that wait for many descriptors: select, poll, epoll.
+//! The symbols that wait for several descriptors: select, poll, epoll.
 
 use std::{mem, ptr, slice, time::Duration};
 
@@ -12,13 +12,13 @@ use crate::{
     select, time,
 };
 
-/// Linux refuses to hand out more events than fit an int's worth of bytes.
+/// Linux limits the number of events so that their bytes fit an int.
 const MAXIMUM_EVENTS: c_int = c_int::MAX / size_of::<epoll_event>() as c_int;
 
 interpose! {
     /// `int select(int, fd_set *, fd_set *, fd_set *, struct timeval *)`
     ///
-    /// As on Linux, the time that is left is written back.
+    /// As on Linux, the remaining time is written back.
     fn select(count: c_int, read: *mut fd_set, write: *mut fd_set, except: *mut fd_set, timeout: *mut timeval) -> c_int {
         select_any(count, [read, write, except], timeout)
     }
@@ -162,8 +162,8 @@ pub unsafe fn epoll_any(
     posix::epoll_wait(set, events, timeout()?, mask()?.as_ref()).map(|ready| ready as c_int)
 }
 
-/// How many of so many events can be written. All, if the first and the last can be: programs give room for many more
-/// events than ever come.
+/// Returns how many of `maximum` events can be written: all, if the first and the last can be.
+/// Programs give room for many more events than ever occur.
 fn room_for_events(events: *mut epoll_event, maximum: usize) -> Result<usize, Errno> {
     plausible(events, maximum)?;
     writable(events, 1)?;
@@ -176,7 +176,7 @@ fn room_for_events(events: *mut epoll_event, maximum: usize) -> Result<usize, Er
     Ok(good / size_of::<epoll_event>())
 }
 
-/// The signal set at `mask`, of which the kernel, too, reads no more than its own 64 signals.
+/// Reads the signal set at `mask`, of which the kernel, too, reads only its own 64 signals.
 fn signals(mask: *const sigset_t) -> Result<Option<sigset_t>, Errno> {
     if mask.is_null() {
         return Ok(None);
@@ -184,7 +184,7 @@ fn signals(mask: *const sigset_t) -> Result<Option<sigset_t>, Errno> {
     kernels_signals(mask.cast()).map(Some)
 }
 
-/// The kernel's signal set at `signals` as libc's.
+/// Converts the kernel's signal set at `signals` to libc's.
 pub fn kernels_signals(signals: *const u64) -> Result<sigset_t, Errno> {
     let signals = memory::read(signals)?;
     // SAFETY: a signal set is an array of words, in which the kernel's 64 signals come first.
@@ -195,7 +195,7 @@ pub fn kernels_signals(signals: *const u64) -> Result<sigset_t, Errno> {
     }
 }
 
-/// A fortified call that overflows its array is libc's to end.
+/// A fortified call that overflows its array is left to libc, which aborts the program.
 fn fits(count: nfds_t, room: size_t) -> Outcome<()> {
     if room / size_of::<pollfd>() < count as usize {
         Err(CallError::NotOurs)

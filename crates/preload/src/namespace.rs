@@ -1,6 +1,6 @@
-//! Calls that change what the calling thread alone has – its namespaces, its capabilities –, some of which the kernel refuses to
-//! processes of several threads, and forks that run no handlers of libc's. The library's own thread is stopped for them
-//! (ADR 26).
+//! Calls that affect only the calling thread – its namespaces, its capabilities –, some of which
+//! the kernel refuses to processes with several threads, and forks that do not run libc's handlers.
+//! The library's own threads are stopped for them (ADR 26).
 
 use std::ffi::c_void;
 
@@ -22,7 +22,7 @@ interpose! {
         })
     }
 
-    /// `int setns(int, int)`: 0 is any kind.
+    /// `int setns(int, int)`: 0 means any kind.
     fn setns(fd: c_int, kind: c_int) -> c_int {
         let next = next!(setns: fn(c_int, c_int) -> c_int);
         Ok(match kind & libc::CLONE_NEWNET {
@@ -37,9 +37,9 @@ interpose! {
         Ok(posix::without_helper(|| next(header, data)))
     }
 
-    /// `int clone(int (*)(void *), void *, int, void *, ...)`: three pointers in the place of the variable arguments.
+    /// `int clone(int (*)(void *), void *, int, void *, ...)`: three pointers in place of the variable arguments.
     ///
-    /// One that shares the memory is no fork.
+    /// A call that shares the memory is not a fork.
     fn clone(
         function: Option<Function>,
         stack: *mut c_void,
@@ -68,7 +68,7 @@ interpose! {
     }
 }
 
-/// What the child of `clone` runs.
+/// Arguments of the function that the child of `clone` runs.
 struct Start {
     function: Function,
     argument: *mut c_void,
@@ -76,7 +76,7 @@ struct Start {
 }
 
 unsafe extern "C" fn begin(start: *mut c_void) -> c_int {
-    // SAFETY: `clone` has given it; the child's memory is a copy of its parent's.
+    // SAFETY: passed by `clone`; the child's memory is a copy of its parent's.
     let Start {
         function,
         argument,
@@ -85,7 +85,7 @@ unsafe extern "C" fn begin(start: *mut c_void) -> c_int {
     after_fork_in_child(flags);
     // SAFETY: the contract of `clone`.
     let status = unsafe { function(argument) };
-    // libc ends this thread alone, which the library's own would outlive.
+    // libc ends only this thread, and the library's own would keep the process alive.
     if posix::has_one_thread() {
         // SAFETY: the thread ends here in any case.
         unsafe { process::_exit(status) }
@@ -93,7 +93,8 @@ unsafe extern "C" fn begin(start: *mut c_void) -> c_int {
     status
 }
 
-/// A fork by the kernel's call, of a child that does not share the memory. `clone` returns 0 in the child, if at all.
+/// Performs a fork by the kernel's call, of a child that does not share the memory. In the child `clone` returns 0, if
+/// at all.
 pub fn fork<T: PartialEq + From<i8>>(
     flags: c_ulong,
     clone: impl FnOnce() -> Outcome<T>,

@@ -1,6 +1,7 @@
-//! `syscall(2)`: programs that call the kernel by number reach the same translation (libuv closes its sockets so).
+//! `syscall(2)`: programs that make system calls by number reach the same translation (libuv closes its sockets this
+//! way).
 //!
-//! Only calls that touch a descriptor of ours are answered here; all others go to the kernel as they are.
+//! Only calls that involve Portolan's descriptors are handled here; all others go to the kernel unchanged.
 
 use std::{ffi::c_long, mem, ptr, time::Duration};
 
@@ -17,9 +18,9 @@ use crate::{
 };
 
 interpose! {
-    /// `long syscall(long, ...)`: six integers or pointers in the place of the variable arguments.
+    /// `long syscall(long, ...)`: six integers or pointers in place of the variable arguments.
     fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
-        // libc's own ends no threads.
+        // libc's own is no cancellation point.
         let _shelter = posix::shelter();
         let arguments = [a, b, c, d, e, f];
         match makes_descriptors(number, arguments).or_else(|refusal| match refusal {
@@ -37,7 +38,7 @@ interpose! {
     }
 }
 
-/// Takes up the descriptors that a call of the kernel's has brought.
+/// Registers descriptors that a system call has received.
 ///
 /// # Safety
 /// The contract of the call.
@@ -52,7 +53,7 @@ unsafe fn take_up(number: c_long, second: usize, returned: c_long) {
     }
 }
 
-/// Makes a system call that no symbol of ours sees.
+/// Makes a system call, bypassing the library's symbols.
 ///
 /// # Safety
 /// The contract of the call.
@@ -78,7 +79,7 @@ unsafe fn raw_long(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Result<usi
     usize::try_from(result).map_err(|_| memory::last_error())
 }
 
-/// A fork by number runs no handlers. One that shares the memory is none: see [`posix::before_exec`].
+/// A fork by number does not run the handlers. One that shares the memory is not a fork: see [`posix::before_exec`].
 ///
 /// # Safety
 /// The contract of the call.
@@ -99,7 +100,7 @@ unsafe fn forks(number: c_long, arguments: [usize; 6]) -> Outcome<c_long> {
     })
 }
 
-/// The calls that make descriptors, and the rings that would use them behind our back.
+/// Calls that create descriptors, and io_uring, which would bypass the library.
 fn makes_descriptors(number: c_long, [a, b, c, ..]: [usize; 6]) -> Outcome<c_long> {
     let made = match number {
         libc::SYS_socket => posix::socket(a as c_int, b as c_int, c as c_int),
@@ -114,7 +115,7 @@ fn makes_descriptors(number: c_long, [a, b, c, ..]: [usize; 6]) -> Outcome<c_lon
     made.map(c_long::from)
 }
 
-/// The calls that wait for several descriptors. Signal sets are the kernel's, shorter than libc's.
+/// Calls that wait for several descriptors. Their signal sets are the kernel's, shorter than libc's.
 ///
 /// # Safety
 /// The contract of the call.
@@ -155,7 +156,7 @@ unsafe fn waits(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcome<c_lon
     waited.map(c_long::from)
 }
 
-/// The calls whose first argument is the descriptor, or that have another descriptor behind it.
+/// Calls with the descriptor as first argument, or with another descriptor after it.
 ///
 /// # Safety
 /// The contract of the call.
@@ -202,7 +203,7 @@ unsafe fn works_on_one(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcom
             libc::SYS_write => io::write(a as _, b as _, c) as c_long,
             libc::SYS_readv => io::readv(a as _, b as _, c as _) as c_long,
             libc::SYS_writev => io::writev(a as _, b as _, c as _) as c_long,
-            // The offset comes in two halves, of which a machine of 64 bits uses the first.
+            // The offset comes in two halves; a 64-bit machine uses the first.
             libc::SYS_preadv2 => io::preadv2(a as _, b as _, c as _, d as _, f as _) as c_long,
             libc::SYS_pwritev2 => io::pwritev2(a as _, b as _, c as _, d as _, f as _) as c_long,
             libc::SYS_recvfrom => io::recvfrom(a as _, b as _, c, d as _, e as _, f as _) as c_long,
@@ -241,7 +242,7 @@ unsafe fn works_on_one(number: c_long, [a, b, c, d, e, f]: [usize; 6]) -> Outcom
     Ok(result)
 }
 
-/// The kernel's signal set at `pointer` as libc's.
+/// Converts the kernel's signal set at `pointer` to libc's.
 fn mask(pointer: usize) -> Result<Option<sigset_t>, Errno> {
     if pointer == 0 {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Second names that libc still exports for what was linked long ago.
+//! Alternative names that libc still exports for old binaries.
 
 use std::ffi::{c_char, c_void};
 

@@ -1,4 +1,4 @@
-//! What functions of this library's own have in common: they are declared in `include/portolan/`, and are not libc's.
+//! Common parts of this library's own functions: they are declared in `include/portolan/`, and do not exist in libc.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CStr, c_char};
@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::interpose::{CallError, FailureValue, end_if_cancelled, failed, shielded};
 
-/// Exports functions by the contract of a header, with bodies that fail with something that is a [`Fault`].
+/// Exports functions with the contract of a header. Their bodies fail with an error that converts to a [`Fault`].
 macro_rules! own {
     ($header:literal, $failure:ty;
      $($(#[$note:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) -> $result:ty $body:block)*) => { $(
@@ -25,10 +25,10 @@ macro_rules! own {
     )* };
 }
 
-/// Why a call fails.
+/// The reason why a call fails.
 pub enum Fault {
     Errno(Errno),
-    /// With words that [`portolan_refusal`] has.
+    /// With a text for [`portolan_refusal`].
     Refused(Refused),
 }
 
@@ -44,11 +44,11 @@ impl From<Refused> for Fault {
     }
 }
 
-/// Longest reason that is kept, with its NUL.
+/// Maximum length of a stored reason, including its NUL.
 const REASON_MAX: usize = 512;
 
 thread_local! {
-    /// Nothing that would have to be dropped: a thread may ask until its very end.
+    /// Needs no drop: a thread may call this until its very end.
     static REASON: UnsafeCell<[u8; REASON_MAX]> = const { UnsafeCell::new([0; REASON_MAX]) };
 }
 
@@ -92,7 +92,7 @@ pub fn invalid(reason: &str) -> Refused {
     Refused::new(Errno::INVAL, reason)
 }
 
-/// A string of the program's; none if it is null.
+/// Returns a string of the program; `None` if it is null.
 ///
 /// # Safety
 /// `text` is null or a C string.
@@ -106,13 +106,14 @@ pub unsafe fn text(text: *const c_char) -> Result<Option<String>, Refused> {
     Ok(Some(text.to_owned()))
 }
 
-/// A thing, and the process that has it.
+/// An object, and the process that owns it.
 struct Numbering<T> {
     owner: u32,
     thing: Arc<T>,
 }
 
-/// Things that programs know by numbers. What leaves gives its number to the next; a child of fork has not its parent's.
+/// Objects that programs know by number. Free numbers are reused; a child of fork does not inherit its parent's
+/// objects.
 pub struct Numbered<T>(Mutex<Vec<Option<Numbering<T>>>>);
 
 impl<T> Numbered<T> {
@@ -153,7 +154,7 @@ impl<T> Numbered<T> {
     }
 }
 
-/// The place of a thing of this process's.
+/// Returns the entry of an object of this process.
 fn own<T>(
     all: &mut [Option<Numbering<T>>],
     number: c_int,

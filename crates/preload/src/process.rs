@@ -1,4 +1,4 @@
-//! What concerns the process as a whole: its start, its forks and its end.
+//! Calls that concern the process as a whole: its start, its forks and its end.
 
 use std::ffi::{c_char, c_void};
 use std::mem;
@@ -91,7 +91,7 @@ interpose! {
     /// `int posix_spawn(pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *,
     /// char *const [], char *const [])`
     ///
-    /// No code of ours runs in the child: the next program asks for what it inherits.
+    /// This library does not run in the child: the next program requests its inherited sockets itself.
     fn posix_spawn(
         pid: *mut pid_t,
         path: *const c_char,
@@ -132,9 +132,9 @@ interpose! {
 
     /// `int pthread_cancel(pthread_t)`
     ///
-    /// libc knows of its own waits only.
+    /// libc knows only of its own waits.
     fn pthread_cancel(thread: pthread_t) -> c_int {
-        // Once cancelled it may be joined at any moment.
+        // Once cancelled, the thread may be joined at any moment.
         let number = number_of(thread);
         posix::expect_cancel();
         // It may be the calling thread.
@@ -164,7 +164,7 @@ interpose! {
         Err(CallError::NotOurs)
     }
 
-    /// `int prctl(int, ...)`: four integers in the place of the variable arguments.
+    /// `int prctl(int, ...)`: four integers in place of the variable arguments.
     fn prctl(option: c_int, b: c_ulong, c: c_ulong, d: c_ulong, e: c_ulong) -> c_int {
         if option == libc::PR_SET_SECCOMP {
             posix::before_confinement();
@@ -174,7 +174,7 @@ interpose! {
 
     /// `int daemon(int, int)`
     ///
-    /// libc's own ends the parent by an internal call, and with it the sessions that are the child's now.
+    /// libc's own ends the parent by an internal call, and with it the sessions that now belong to the child.
     fn daemon(stay: c_int, keep: c_int) -> c_int {
         match libc::fork() {
             -1 => return Err(memory::last_error().into()),
@@ -185,7 +185,7 @@ interpose! {
             return Err(memory::last_error().into());
         }
         if stay == 0 {
-            // libc ignores its outcome, too.
+            // libc ignores the result, too.
             libc::chdir(c"/".as_ptr());
         }
         if keep == 0 {
@@ -195,7 +195,7 @@ interpose! {
     }
 }
 
-/// Standard input, output and error become `/dev/null`.
+/// Redirects standard input, output and error to `/dev/null`.
 unsafe fn redirect_to_nowhere() -> Result<(), Errno> {
     // SAFETY: the name is a C string; the descriptor is our own.
     unsafe {
@@ -213,10 +213,10 @@ unsafe fn redirect_to_nowhere() -> Result<(), Errno> {
     Ok(())
 }
 
-/// The kernel's number of a thread, if it still runs. libc tells it as the thread's clock.
+/// Returns the kernel's thread ID if the thread still runs. libc reveals it through the thread's clock.
 ///
 /// # Safety
-/// A thread that was not joined.
+/// The thread was not joined.
 unsafe fn number_of(thread: pthread_t) -> Option<pid_t> {
     let mut clock = 0;
     // SAFETY: the caller's promise; `clock` is live.

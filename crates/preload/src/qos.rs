@@ -1,5 +1,5 @@
-//! `<portolan/qos.h>`: its structures and `errno` on one side, `portolan::qos` on the other. Unlike all other symbols of
-//! this library these are its own, not libc's.
+//! `<portolan/qos.h>`: converts between its structures and `errno`, and `portolan::qos`. These
+//! symbols are this library's own, not libc's.
 
 use std::ffi::c_char;
 
@@ -255,7 +255,7 @@ fn is_zero(reserved: u32) -> Result<(), Refused> {
     }
 }
 
-/// `alg` of MS Table I: 0 is the one there is.
+/// `alg` of MS Table I: 0 is the only one.
 fn is_known(algorithm: u32) -> Result<(), Refused> {
     match algorithm {
         0 => Ok(()),

@@ -1,5 +1,5 @@
-//! `<portolan/raw.h>`: numbers and `errno` on one side, `portolan::raw` on the other. These symbols are this library's own,
-//! not libc's.
+//! `<portolan/raw.h>`: converts between numbers and `errno`, and `portolan::raw`. These symbols are
+//! this library's own, not libc's.
 
 use std::ffi::c_void;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -57,7 +57,7 @@ own! {
 
     /// `int portolan_raw_close(int)`
     fn portolan_raw_close(flow: c_int) -> c_int {
-        // Its protocol is given up when no call uses it any more.
+        // The protocol is released when no call uses it any more.
         FLOWS.take(flow)?;
         Ok(0)
     }
@@ -73,7 +73,7 @@ own! {
             Ok(timeout) => flow.recv(Some(Duration::from_millis(timeout))),
             Err(_) => flow.recv(None),
         }?;
-        // SAFETY: so much room, by the contract.
+        // SAFETY: by the contract there is room for `size` bytes.
         let room = unsafe { slice::from_raw_parts_mut(frame.cast::<u8>(), size) };
         let length = size.min(received.bytes.len());
         room[..length].copy_from_slice(&received.bytes[..length]);
@@ -86,7 +86,7 @@ own! {
         if frame.is_null() {
             return Err(Errno::FAULT);
         }
-        // SAFETY: so many bytes, by the contract.
+        // SAFETY: by the contract there are `length` bytes.
         let frame = unsafe { slice::from_raw_parts(frame.cast::<u8>(), length) };
         flow.send(frame, &[]).map(|()| 0)
     }
@@ -103,7 +103,7 @@ own! {
         if address.is_null() || hop.is_null() {
             return Err(Errno::FAULT);
         }
-        // SAFETY: an address of that family, by the contract.
+        // SAFETY: by the contract an address of that family.
         let destination = unsafe { address_of(family, address) }?;
         let timeout = Duration::from_millis(u64::try_from(timeout_ms).unwrap_or_default());
         let found = flow.hop(destination, timeout)?;
@@ -119,7 +119,7 @@ own! {
             next_mac: found.next_mac.0,
             source,
         };
-        // SAFETY: room for one, by the contract.
+        // SAFETY: by the contract there is room for one.
         unsafe { hop.write(found) };
         Ok(0)
     }
@@ -135,7 +135,7 @@ fn open(guard: Guard) -> Result<c_int, Errno> {
 }
 
 /// # Safety
-/// `address` points to an `in_addr` or `in6_addr`, as the family says.
+/// `address` points to an `in_addr` or `in6_addr`, according to `family`.
 unsafe fn address_of(family: c_int, address: *const c_void) -> Result<IpAddr, Errno> {
     match family {
         libc::AF_INET => {

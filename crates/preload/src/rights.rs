@@ -1,5 +1,5 @@
-//! Descriptors inside messages on sockets of the kernel's (`SCM_RIGHTS`): Portolan's sockets go out in a form that any
-//! receiver can use, and those that come are taken up.
+//! Descriptors in messages on kernel sockets (`SCM_RIGHTS`): Portolan's sockets are sent in a form
+//! that any receiver can use, and received ones are registered.
 
 use std::mem::size_of;
 
@@ -8,7 +8,7 @@ use portolan::posix;
 
 use crate::memory::readable;
 
-/// A message with descriptors is about to be sent.
+/// Called before a message with descriptors is sent.
 ///
 /// # Safety
 /// `message` is null or a valid `msghdr`.
@@ -17,7 +17,7 @@ pub unsafe fn give_away(message: *const msghdr) {
     unsafe { each_descriptor(message, posix::give_away) }
 }
 
-/// A message has come.
+/// Called after a message was received.
 ///
 /// # Safety
 /// `message` is null or a valid `msghdr`.
@@ -41,7 +41,7 @@ unsafe fn each_descriptor(message: *const msghdr, act: impl Fn(c_int)) {
             let header: cmsghdr = next.read_unaligned();
             let data = libc::CMSG_DATA(next).cast::<c_int>();
             let start = data.addr() - next.addr();
-            // Nothing behind the end, whatever the header says.
+            // Stays within the buffer, whatever the header says.
             let room = (*message).msg_control.addr() + (*message).msg_controllen - next.addr();
             let length = header.cmsg_len.min(room).saturating_sub(start);
             if (header.cmsg_level, header.cmsg_type) == (SOL_SOCKET, SCM_RIGHTS) {

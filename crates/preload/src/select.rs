@@ -1,6 +1,6 @@
-//! `fd_set`s as an array for `posix::poll`, and its answer as `fd_set`s.
+//! Converts `fd_set`s to an array for `posix::poll`, and its result to `fd_set`s.
 //!
-//! Sets may be larger than FD_SETSIZE: the count says how long they are, as for the kernel.
+//! Sets may be larger than FD_SETSIZE: as for the kernel, the count gives their length.
 
 use std::{
     ffi::c_ulong,
@@ -21,14 +21,14 @@ use crate::{
 };
 
 const WORD_BITS: usize = c_ulong::BITS as usize;
-/// What makes a descriptor ready in the read, write and except set (Linux, fs/select.c).
+/// Events that make a descriptor ready in the read, write and except set (Linux, fs/select.c).
 const READY: [c_short; 3] = [
     POLLRDNORM | POLLRDBAND | POLLIN | POLLHUP | POLLERR,
     POLLWRBAND | POLLWRNORM | POLLOUT | POLLERR,
     POLLPRI,
 ];
 
-/// How long a select may still take; a time beyond the clock's range is no end.
+/// The remaining time of a select; a time beyond the clock's range means without limit.
 pub struct Wait {
     deadline: Option<Instant>,
 }
@@ -40,7 +40,7 @@ impl Wait {
         }
     }
 
-    /// The time that is left; none if there is no end.
+    /// Returns the remaining time; `None` means without limit.
     pub fn left(&self) -> Option<Duration> {
         self.deadline
             .map(|deadline| deadline.saturating_duration_since(Instant::now()))
@@ -62,15 +62,18 @@ impl Sets<'_> {
         for set in sets.into_iter().filter(|set| !set.is_null()) {
             writable(set.cast::<c_ulong>(), length)?;
         }
-        let words = sets.map(|set| match set.is_null() {
-            true => None,
-            // SAFETY: the caller's promise.
-            false => Some(unsafe { slice::from_raw_parts_mut(set.cast::<c_ulong>(), length) }),
+        let words = sets.map(|set| {
+            if set.is_null() {
+                None
+            } else {
+                // SAFETY: the caller's promise.
+                Some(unsafe { slice::from_raw_parts_mut(set.cast::<c_ulong>(), length) })
+            }
         });
         Ok(Self { words, count })
     }
 
-    /// Waits until a descriptor is ready in the sense of its set, and leaves only such in the sets.
+    /// Waits until a descriptor is ready in the sense of its set, and clears all others in the sets.
     pub fn wait(mut self, wait: &Wait, mask: Option<&sigset_t>) -> Outcome<c_int> {
         if !(0..self.count).any(|fd| self.wanted(fd) != 0 && posix::is_ours(fd as c_int)) {
             return Err(CallError::NotOurs);
@@ -84,14 +87,15 @@ impl Sets<'_> {
             if polled == 0 || entries.iter().any(|entry| ready_in(entry) != 0) {
                 return Ok(self.store(&entries));
             }
-            // poll tells of a hang-up that the write and except sets do not count: look away from it.
+            // poll reports hang-ups, which do not count for the write and except sets: such descriptors are ignored
+            // from here on.
             for entry in entries.iter_mut().filter(|entry| entry.revents != 0) {
                 entry.fd = -1;
             }
         }
     }
 
-    /// The sets that `fd` is in, one bit for each.
+    /// Returns the sets that contain `fd`, one bit for each.
     fn wanted(&self, fd: usize) -> u8 {
         let is_in = |words: &Option<&mut [c_ulong]>| {
             words
@@ -134,7 +138,7 @@ impl Sets<'_> {
     }
 }
 
-/// What to ask poll for a descriptor that is in `sets`.
+/// Returns the events to poll for a descriptor in `sets`.
 fn asked(sets: u8) -> c_short {
     (0..3)
         .filter(|set| sets >> set & 1 != 0)
@@ -142,7 +146,7 @@ fn asked(sets: u8) -> c_short {
         & !(POLLHUP | POLLERR)
 }
 
-/// The sets, of those that the entry was in, that it is ready in.
+/// Returns the sets in which the entry is ready, among those that contained it.
 fn ready_in(entry: &pollfd) -> u8 {
     let was_in = |set: &usize| entry.events & READY[*set] != 0;
     (0..3)

@@ -1,7 +1,7 @@
-//! Handlers of signals. One that interrupts the library could call it and wait for what the interrupted call holds; so
-//! the kernel calls [`arrived`] for all of them, which has those wait that can (ADR 24). It is called for the signals of
-//! bad memory also where the program has no handler: what faults may be the library, which touches the memory of a call
-//! before it uses it (ADR 25). What the program asks of its handlers it is told as it said it.
+//! Signal handlers. A handler that interrupts the library could call it and wait for a lock of the interrupted call. So
+//! the kernel calls [`arrived`] for all handlers, which defers those that can be deferred (ADR 24). For memory faults
+//! it is called even if the program has no handler: the fault may be the library's, which touches the memory of a call
+//! before it uses it (ADR 25). Queries of the program return its handlers as it has installed them.
 
 use std::mem;
 use std::ptr::{null, null_mut};
@@ -12,22 +12,22 @@ use portolan::posix::{self, SignalInfo};
 
 use crate::interpose::{CallError, Outcome};
 
-/// What `sigset` takes to block a signal, which is no handler. Not in `libc`.
+/// Argument of `sigset` that blocks a signal; not a handler. Not in `libc`.
 const SIG_HOLD: sighandler_t = 2;
 
 type Handler = unsafe extern "C-unwind" fn(c_int, *mut siginfo_t, *mut c_void);
 
-/// A handler of the program's.
+/// A handler installed by the program.
 struct Disposition {
     function: AtomicUsize,
-    /// [`OURS`] of them, as it asked for them.
+    /// The flags in [`OURS`], as the program has set them.
     flags: AtomicI32,
 }
 
-/// Flags that the kernel gets otherwise than the program wants them.
+/// Flags that are passed to the kernel differently from the program's values.
 const OURS: c_int = libc::SA_SIGINFO | libc::SA_RESETHAND;
 
-/// By their numbers, which begin with 1.
+/// Indexed by number; numbers begin with 1.
 const SIGNALS: usize = posix::LAST_SIGNAL as usize + 1;
 
 static DISPOSITIONS: [Disposition; SIGNALS] = [const {
@@ -37,15 +37,16 @@ static DISPOSITIONS: [Disposition; SIGNALS] = [const {
     }
 }; SIGNALS];
 
-/// What the kernel calls in place of the program's handlers. Those that take one argument leave the others where they
-/// are.
+/// The function that the kernel calls in place of the program's handlers. Handlers with one
+/// argument ignore the others.
 unsafe extern "C-unwind" fn arrived(signal: c_int, info: *mut siginfo_t, context: *mut c_void) {
-    // SAFETY: these are what the kernel gave, by `replaced`.
+    // SAFETY: these are the kernel's arguments, by `replaced`.
     let arrival = unsafe { SignalInfo::new(signal, info, context) };
-    // No thread-local memory is used for these: any code of the program's may have faulted.
-    let is_for_us = match posix::is_of_memory(signal) {
-        true => arrival.is_recovered(),
-        false => posix::defer(&arrival),
+    // Uses no thread-local memory for memory faults: any code of the program may have faulted.
+    let is_for_us = if posix::is_of_memory(signal) {
+        arrival.is_recovered()
+    } else {
+        posix::defer(&arrival)
     };
     if is_for_us {
         return;
@@ -54,17 +55,17 @@ unsafe extern "C-unwind" fn arrived(signal: c_int, info: *mut siginfo_t, context
         return;
     };
     if disposition.function.load(Ordering::Acquire) == libc::SIG_DFL {
-        // SAFETY: zeros are an action that is the default's. What was changed to this function can be changed again.
+        // SAFETY: zeros are the default action. A signal that was changed to this function can be changed again.
         let _ = unsafe { kernels(signal, &mem::zeroed(), null_mut()) };
         arrival.leave_to_default();
         return;
     }
     if disposition.flags.load(Ordering::Relaxed) & libc::SA_RESETHAND != 0 {
-        // SAFETY: zeros are an action that is the default's. What was changed to this function can be changed again.
+        // SAFETY: zeros are the default action. A signal that was changed to this function can be changed again.
         let _ = unsafe { kernels(signal, &mem::zeroed(), null_mut()) };
     }
     let function = disposition.function.load(Ordering::Acquire);
-    // SAFETY: the program said it was a handler, before the kernel was told of this function.
+    // SAFETY: the program has declared it a handler, before the kernel was given this function.
     let handler: Handler = unsafe { mem::transmute(function) };
     // SAFETY: by its contract.
     unsafe { handler(signal, info, context) };
@@ -90,8 +91,8 @@ impl Disposition {
     }
 }
 
-/// Does the kernel call [`arrived`] in its place? A handler that may have to wait for the library, and whatever is to be
-/// done about bad memory but for nothing.
+/// Does the kernel call [`arrived`] in its place? True for handlers that may have to be deferred,
+/// and for every action on memory faults except to ignore them.
 fn is_replaced(signal: c_int, function: sighandler_t) -> bool {
     match function {
         libc::SIG_IGN | libc::SIG_ERR | SIG_HOLD => false,
@@ -103,10 +104,10 @@ fn is_replaced(signal: c_int, function: sighandler_t) -> bool {
     }
 }
 
-/// Replaces what is to be done about bad memory. Before the program's own code runs.
+/// Replaces the actions on memory faults, before the program's own code runs.
 pub fn watch_memory() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
-        // SAFETY: zeros are an action, which is only written. What is there may be replaced.
+        // SAFETY: zeros are an action, which is only written to. The existing one may be replaced.
         let _ = unsafe {
             let mut there: libc::sigaction = mem::zeroed();
             kernels(signal, null(), &mut there).and_then(|_| change(signal, &there, null_mut()))
@@ -191,17 +192,17 @@ unsafe fn change(
     Ok(result)
 }
 
-/// The older calls: libc knows what flags and mask each stands for, and the handler is replaced in what it has made.
+/// The older calls: libc knows the flags and mask of each, and the handler is replaced in the action that libc has set.
 ///
 /// # Safety
-/// The contract of `signal`, of which `by` is libc's definition or that of another of these.
+/// The contract of `signal`; `by` is libc's definition of it, or of a related call.
 unsafe fn install(
     signal: c_int,
     wanted: sighandler_t,
     by: unsafe extern "C-unwind" fn(c_int, sighandler_t) -> sighandler_t,
 ) -> Outcome<sighandler_t> {
     let noted = disposition(signal).map(Disposition::noted);
-    // SAFETY: the caller's promise; zeros are an action, which is only written.
+    // SAFETY: the caller's promise; zeros are an action, which is only written to.
     let before = unsafe {
         let before = by(signal, wanted);
         let mut made: libc::sigaction = mem::zeroed();
@@ -220,16 +221,16 @@ unsafe fn install(
     })
 }
 
-/// What the kernel is told.
+/// Returns the action that is passed to the kernel.
 fn replaced(wanted: &libc::sigaction) -> libc::sigaction {
     let mut replaced = *wanted;
     replaced.sa_sigaction = arrived as Handler as sighandler_t;
-    // One that is put off comes twice.
+    // A deferred signal arrives twice.
     replaced.sa_flags = replaced.sa_flags & !libc::SA_RESETHAND | libc::SA_SIGINFO;
     replaced
 }
 
-/// libc's `sigaction`, with `errno`.
+/// Calls libc's `sigaction`, which sets `errno`.
 ///
 /// # Safety
 /// The contract of `sigaction`.

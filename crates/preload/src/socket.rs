@@ -1,4 +1,4 @@
-//! The symbols that make, name and configure sockets.
+//! The symbols that create, name and configure sockets.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -125,17 +125,17 @@ fn accept_one(
     match address::store_if_wanted(Some(peer), address, length) {
         Ok(()) => Ok(accepted),
         Err(errno) => {
-            // It fails anyhow.
+            // The call fails in any case.
             let _ = posix::close(accepted);
             Err(errno.into())
         }
     }
 }
 
-/// The ports that only root's programs get, but for those that services have.
+/// Privileged ports, except those of well-known services.
 const RESERVED: std::ops::Range<u16> = 600..1024;
 
-/// Binds to a port that only root may have, the first that is free from where the process's number points to.
+/// Binds to a privileged port: the first free one, starting at an offset derived from the process ID.
 fn bind_reserved(fd: c_int, address: Option<&mut sockaddr_in>) -> Outcome<c_int> {
     let ip = match &address {
         Some(address) if c_int::from(address.sin_family) != libc::AF_INET => {
@@ -162,7 +162,7 @@ fn bind_reserved(fd: c_int, address: Option<&mut sockaddr_in>) -> Outcome<c_int>
     Err(Errno::ADDRINUSE.into())
 }
 
-/// How much of an option is looked at; a negative length is invalid.
+/// Limits the length of an option; a negative length is invalid.
 fn option_length(length: socklen_t) -> Result<usize, Errno> {
     match i32::try_from(length) {
         Ok(length) => Ok((length as usize).min(LONGEST_OPTION)),

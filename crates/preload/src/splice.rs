@@ -1,5 +1,5 @@
-//! `splice` between a pipe and one of our streams: bytes leave the one only as far as the other has
-//! taken them.
+//! `splice` between a pipe and one of Portolan's streams: bytes leave one only as far as the other
+//! has accepted them.
 
 use std::{
     io::{IoSlice, IoSliceMut},
@@ -16,14 +16,14 @@ use rustix::{
 
 use crate::interpose::{CallError, Outcome};
 
-/// What is moved at a time: as much as a pipe holds by default.
+/// Bytes moved at a time: the default capacity of a pipe.
 const PIECE: usize = 64 * 1024;
-/// What a pipe takes at least if it takes anything (PIPE_BUF).
+/// Bytes that a writable pipe accepts at least (PIPE_BUF).
 const PORTION: usize = 4096;
 
 type End = (RawFd, *mut off64_t);
 
-/// From the socket into the pipe. Waits for room in the pipe, then for bytes, as Linux does.
+/// Moves bytes from the socket to the pipe. Waits for room in the pipe, then for data, as Linux does.
 pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
     let (socket, pipe) = (from.0, pipe_end(to, from, OFlags::WRONLY)?);
     await_pipe(pipe, PollFlags::OUT, flags)?;
@@ -38,7 +38,7 @@ pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcom
     Ok(taken as isize)
 }
 
-/// From the pipe into the socket. Waits for bytes in the pipe, then for room.
+/// Moves bytes from the pipe to the socket. Waits for data in the pipe, then for room.
 pub fn into_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
     let (socket, pipe) = (to.0, pipe_end(from, to, OFlags::RDONLY)?);
     let room = posix::send_space(socket)?;
@@ -60,7 +60,7 @@ pub fn into_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<
         let rest = [IoSlice::new(&piece[sent..count])];
         match posix::send(socket, &rest, None, more) {
             Ok(bytes) => sent += bytes,
-            // Another thread was faster; what has left the pipe has to go.
+            // Another thread was faster; bytes taken from the pipe must be sent.
             Err(CallError::Errno(Errno::AGAIN)) => await_room(socket)?,
             Err(refusal) if sent == 0 => return Err(refusal),
             Err(_) => break,
@@ -78,7 +78,8 @@ fn await_room(socket: RawFd) -> Outcome<()> {
     posix::poll(&mut entry, None, None).map(drop)
 }
 
-/// The end of a pipe that is open for `what`. Neither end has a position; the errors are those of Linux (`do_splice`).
+/// Returns the end of a pipe that is open for `what`. Neither end has a position; the errors are those of Linux
+/// (`do_splice`).
 fn pipe_end<'a>(
     (fd, offset): End,
     (_, of_socket): End,
@@ -87,7 +88,7 @@ fn pipe_end<'a>(
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: the number is not negative and is only used in calls that answer EBADF if it names nothing.
+    // SAFETY: the number is not negative, and is used only in calls that fail with EBADF if it is not open.
     let pipe = unsafe { BorrowedFd::borrow_raw(fd) };
     if FileType::from_raw_mode(fstat(pipe)?.st_mode) != FileType::Fifo {
         return Err(Errno::INVAL);
@@ -114,7 +115,7 @@ fn await_pipe(pipe: BorrowedFd, what: PollFlags, flags: c_uint) -> Result<(), Er
     }
 }
 
-/// Writes as much as the pipe takes without waiting, whatever its mode.
+/// Writes as much as the pipe accepts without waiting, whatever its mode.
 fn fill(pipe: BorrowedFd, bytes: &[u8]) -> Result<usize, Errno> {
     let mut done = 0;
     for portion in bytes.chunks(PORTION) {

@@ -1,6 +1,6 @@
-//! libc's streams on our descriptors. libc reads, writes and closes them by internal calls that no
-//! symbol reaches, so a stream on one of ours is one of libc's own "cookie" streams, whose calls come
-//! here; what prints to a descriptor without a stream prints to memory first.
+//! libc's streams on Portolan's descriptors. libc reads, writes and closes them by internal calls
+//! that do not use symbols. Therefore a stream on such a descriptor is a "cookie" stream of libc's,
+//! whose calls come here; output to a descriptor without a stream is printed to memory first.
 
 use std::{
     ffi::{c_char, c_int, c_void},
@@ -25,7 +25,7 @@ struct Functions {
     close: unsafe extern "C-unwind" fn(*mut c_void) -> c_int,
 }
 
-/// As much of `struct _IO_FILE` as glibc's public header promises and we need.
+/// The part of `struct _IO_FILE` that is declared in glibc's public header and needed here.
 #[repr(C)]
 struct Stream {
     _flags: c_int,
@@ -33,8 +33,8 @@ struct Stream {
     fileno: c_int,
 }
 
-/// `va_list` where it is an argument: an array on x86-64 and a structure too large for registers on
-/// aarch64, so an address on both.
+/// `va_list` as an argument: an array on x86-64, and a structure too large for registers on
+/// aarch64; so an address on both.
 type Arguments = *mut c_void;
 
 unsafe extern "C" {
@@ -54,7 +54,7 @@ interpose! {
         open(fd, mode)
     }
 
-    /// `FILE *_IO_fdopen(int, const char *)`: what old programs were linked to.
+    /// `FILE *_IO_fdopen(int, const char *)`: for old binaries.
     fn _IO_fdopen(fd: c_int, mode: *const c_char) -> *mut c_void {
         open(fd, mode)
     }
@@ -72,13 +72,13 @@ interpose! {
     }
 }
 
-/// A stream that is told apart from libc's own only by who does its calls: `fileno` knows its number.
+/// Opens a stream that differs from libc's own only in where its calls go: `fileno` returns its number.
 ///
 /// # Safety
 /// `mode` is a C string.
 unsafe fn open(fd: c_int, mode: *const c_char) -> Outcome<*mut c_void> {
     ours(fd)?;
-    // SAFETY: the functions fit the cookie, which is the number; the mode is the caller's.
+    // SAFETY: the functions match the cookie, which is the number; the mode is the caller's.
     unsafe {
         if *mode == b'a' as c_char {
             let status = descriptors::fcntl(fd, libc::F_GETFL, 0);
@@ -108,7 +108,7 @@ unsafe extern "C-unwind" fn read_for(
     unsafe { io::read(cookie.addr() as c_int, buffer.cast(), room) }
 }
 
-/// As libc's own streams: all of it, or what went before an error; 0 says that nothing did.
+/// Like libc's own streams, writes all bytes, or returns how many were written before an error; 0 means none.
 unsafe extern "C-unwind" fn write_for(
     cookie: *mut c_void,
     text: *const c_char,
@@ -123,7 +123,7 @@ unsafe extern "C-unwind" fn seek_for(_: *mut c_void, _: *mut off64_t, _: c_int) 
 }
 
 unsafe extern "C-unwind" fn close_for(cookie: *mut c_void) -> c_int {
-    // SAFETY: the stream's owner gives the descriptor up.
+    // SAFETY: the stream's owner closes the descriptor.
     unsafe { descriptors::close(cookie.addr() as c_int) }
 }
 
@@ -142,17 +142,17 @@ unsafe fn write_all(fd: c_int, text: *const c_char, length: size_t) -> size_t {
     done
 }
 
-/// Prints by `format` to memory, and from there to `fd`.
+/// Formats to memory, and writes the text to `fd`.
 ///
 /// # Safety
-/// `format` leaves what `vasprintf` does.
+/// `format` has the result of `vasprintf`.
 unsafe fn print(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) -> Outcome<c_int> {
     let mut text = ptr::null_mut();
     let length = format(&raw mut text);
     let Ok(bytes) = size_t::try_from(length) else {
         return Err(memory::last_error().into());
     };
-    // SAFETY: the text is of that length, and ours to free.
+    // SAFETY: the text has that length, and is freed here.
     let written = unsafe {
         let written = write_all(fd, text, bytes);
         let errno = memory::last_error();
@@ -163,8 +163,8 @@ unsafe fn print(fd: c_int, format: impl FnOnce(*mut *mut c_char) -> c_int) -> Ou
     Ok(length)
 }
 
-/// Defines a symbol with variable arguments behind `$named` others: makes a `va_list` of them, as the
-/// C compiler does, and calls the symbol that takes one.
+/// Defines a symbol with variable arguments: makes a `va_list` of them, as the C compiler does, and
+/// calls the symbol that takes one.
 macro_rules! listed {
     ($($(#[$note:meta])* $name:ident => $taking:ident, $list:literal, $used:literal, $list64:literal, $left:literal;)*) => { $(
         $(#[$note])*

@@ -1,7 +1,7 @@
-//! The symbols that this library defines in libc's place, and the definitions that follow ours. What is passed on, and
-//! why, stands with them in `docs/reference/symbols.md`, which `tests/exports.rs` holds against the built library.
+//! The symbols that this library defines in libc's place, and their next definitions. `docs/reference/symbols.md` lists
+//! them, and those that are passed on, with the reason; `tests/exports.rs` checks it against the built library.
 //!
-//! A row of the list without a definition is a compiler warning, a definition without a row does not compile.
+//! A row of the list without a definition is a compiler warning; a definition without a row does not compile.
 
 use std::{
     ffi::{CStr, c_void},
@@ -53,7 +53,7 @@ translated! {
 static NEXT: [AtomicPtr<c_void>; Symbol::NAMES.len()] =
     [const { AtomicPtr::new(ptr::null_mut()) }; Symbol::NAMES.len()];
 
-/// The definition of `symbol` that follows ours, null if there is none. Looked up once.
+/// Returns the next definition of `symbol`, null if there is none. Looked up once.
 pub fn next(symbol: Symbol) -> *mut c_void {
     let known = NEXT[symbol as usize].load(Ordering::Relaxed);
     if known.is_null() {
@@ -63,7 +63,7 @@ pub fn next(symbol: Symbol) -> *mut c_void {
     }
 }
 
-/// Looks every symbol up, so that no signal handler or child of fork has to.
+/// Looks up all symbols, so that no signal handler or child of fork has to.
 pub fn look_all_up() {
     for index in 0..Symbol::NAMES.len() {
         look_up(index);

@@ -1,5 +1,5 @@
-//! `<portolan/thread.h>`: numbers, function pointers and `errno` on one side, `portolan::extension::thread` on the other.
-//! These symbols are this library's own, not libc's.
+//! `<portolan/thread.h>`: converts between numbers, function pointers and `errno`, and
+//! `portolan::extension::thread`. These symbols are this library's own, not libc's.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::slice;
@@ -15,10 +15,10 @@ use rustix::io::Errno;
 use crate::address::{self, Encoded};
 use crate::own::{Fault, Numbered};
 
-/// Bytes that a handler finds at its payload at least.
+/// Minimum size of a handler's payload buffer.
 const ROOM: usize = 2048;
 
-/// How soon a thread that waits for a datagram sees that there will be none.
+/// Within this time a thread that waits for a datagram notices that it was stopped.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
 /// `struct portolan_datagram`
@@ -45,7 +45,7 @@ pub struct HandlerWish {
     reserved: u32,
 }
 
-/// A function of the program's and what it is called with.
+/// A function of the program, and its context.
 struct Handler {
     call: Call,
     context: *mut c_void,
@@ -54,7 +54,7 @@ struct Handler {
 // SAFETY: by the contract, the function may be called in another thread, with its context.
 unsafe impl Send for Handler {}
 
-/// None when it was stopped.
+/// `None` after it was stopped.
 type ThreadCell = Mutex<Option<Threaded>>;
 
 static THREADS: Numbered<ThreadCell> = Numbered::new();
@@ -67,7 +67,7 @@ own! {
         if handlers.is_null() || count == 0 {
             return Err(Errno::INVAL.into());
         }
-        // SAFETY: so many, by the contract.
+        // SAFETY: by the contract there are `count`.
         let handlers = unsafe { slice::from_raw_parts(handlers, count) };
         let chain = handlers.iter().try_fold(Chain::default(), |chain, spec| {
             // SAFETY: by the contract.
@@ -92,7 +92,7 @@ own! {
         address::check_room(from, from_length)?;
         let timeout = u64::try_from(timeout_ms).ok().map(Duration::from_millis);
         let datagram = receive(thread, timeout)?;
-        // SAFETY: so much room, by the contract.
+        // SAFETY: by the contract there is room for `size` bytes.
         let room = unsafe { slice::from_raw_parts_mut(payload.cast::<u8>(), size) };
         let length = size.min(datagram.payload.len());
         room[..length].copy_from_slice(&datagram.payload[..length]);
@@ -111,7 +111,7 @@ own! {
     /// `int portolan_thread_stop(int)`
     fn portolan_thread_stop(thread: c_int) -> c_int {
         let place = THREADS.take(thread)?;
-        // Who waits for a datagram looks up soon.
+        // A thread that waits for a datagram notices it soon.
         let stopped = lock(&place).take();
         drop(stopped);
         Ok(0)
@@ -152,7 +152,7 @@ impl Handler {
             from_length: from.len() as socklen_t,
             reserved: 0,
         };
-        // SAFETY: the contract of `<portolan/thread.h>`; all that the view points to outlives the call.
+        // SAFETY: the contract of `<portolan/thread.h>`; everything the view points to outlives the call.
         let verdict = unsafe { (self.call)(self.context, &raw mut view) };
         datagram.payload.truncate(view.length);
         match verdict {
@@ -164,7 +164,7 @@ impl Handler {
     }
 }
 
-/// In slices, between which somebody may stop the thread.
+/// Waits in slices, between which another thread may stop the handlers' thread.
 fn receive(thread: c_int, timeout: Option<Duration>) -> Result<Datagram, Errno> {
     let begun = Instant::now();
     loop {

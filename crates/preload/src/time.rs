@@ -1,4 +1,4 @@
-//! C time-outs to durations, with Linux's checks.
+//! Conversion of C time-outs to durations, with Linux's checks.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use rustix::io::Errno;
 
 use crate::memory;
 
-/// A time-out in milliseconds; negative is "forever".
+/// A time-out in milliseconds; negative means without limit.
 pub fn milliseconds(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
-/// The time-out at `timeout`; null is "forever".
+/// Reads the time-out at `timeout`; null means without limit.
 pub fn at_timespec(timeout: *const timespec) -> Result<Option<Duration>, Errno> {
     if timeout.is_null() {
         return Ok(None);
@@ -26,7 +26,8 @@ pub fn at_timespec(timeout: *const timespec) -> Result<Option<Duration>, Errno> 
     Ok(Some(Duration::new(seconds, nanoseconds)))
 }
 
-/// The time-out at `timeout`; null is "forever". More than a second of microseconds is carried, as Linux does.
+/// Reads the time-out at `timeout`; null means without limit. Microseconds beyond a second are carried over, as by
+/// Linux.
 pub fn at_timeval(timeout: *const timeval) -> Result<Option<Duration>, Errno> {
     if timeout.is_null() {
         return Ok(None);

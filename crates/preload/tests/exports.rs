@@ -1,4 +1,4 @@
-//! The built library exports what `docs/reference/symbols.md` calls translated, and nothing else of libc's.
+//! The built library exports the symbols that `docs/reference/symbols.md` lists as translated, and no others of libc's.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,10 +18,10 @@ const HEADERS: [&str; 5] = [
     include_str!("../../../include/portolan/thread.h"),
 ];
 
-/// Names for the library's own use, which libc does not have.
+/// Internal names of the library, which libc does not have.
 const OWN: [&str; 1] = ["rust_eh_personality"];
 
-/// Functions that are this library's own begin so.
+/// Prefix of this library's own functions.
 const PREFIX: &str = "portolan_";
 
 #[test]
@@ -66,7 +66,7 @@ fn what_is_passed_on_has_a_reason() {
     assert_eq!(both, Vec::<String>::new());
 }
 
-/// A second name for a function would pass the library by.
+/// Calls by an alternative name of a function would bypass the library.
 #[test]
 fn every_name_that_libc_has_for_a_translated_function_is_on_the_page() {
     let translated = quoted(section("Translated"));
@@ -105,14 +105,14 @@ fn the_numbers_of_the_page_are_those_of_the_code() {
     );
 }
 
-/// The text under a heading.
+/// Returns the text under a heading.
 fn section(heading: &str) -> &'static str {
     let start = format!("\n## {heading}\n");
     let rest = PAGE.split(&start).nth(1).expect("the page has the heading");
     rest.split("\n## ").next().expect("a first part")
 }
 
-/// What stands in backquotes in the first column of a table, or anywhere outside of one.
+/// Names in backquotes in the first column of tables, and everywhere outside of tables.
 fn quoted(text: &'static str) -> BTreeSet<String> {
     let first_column = |line: &'static str| match line.strip_prefix('|') {
         Some(row) => row.split('|').next().unwrap_or_default(),
@@ -131,7 +131,7 @@ fn built() -> PathBuf {
 }
 
 fn libc_path() -> PathBuf {
-    // SAFETY: zeros are a `Dl_info`; the address is one of libc's.
+    // SAFETY: zeros are a valid `Dl_info`; the address is one of libc's.
     unsafe {
         let mut found: libc::Dl_info = std::mem::zeroed();
         let address = libc::dlsym(libc::RTLD_NEXT, c"read".as_ptr());
@@ -143,7 +143,7 @@ fn libc_path() -> PathBuf {
     }
 }
 
-/// The functions that a library defines for others, by address: those of libc's own parts are private.
+/// Returns the functions that a library exports, by address. Private ones of libc are excluded.
 fn names_in(library: &Path) -> BTreeMap<String, BTreeSet<String>> {
     let mut nm = Command::new("nm");
     let listed = nm

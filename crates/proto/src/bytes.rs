@@ -1,5 +1,5 @@
-//! Bytes in messages, for `#[serde(with)]`: moved as a whole, where a sequence of numbers would be
-//! encoded one by one. The encoding is the same.
+//! Bytes in messages, for `#[serde(with)]`: copied as a whole, where a sequence of numbers would be encoded
+//! one by one. The encoding is the same.
 
 use serde::{Deserialize, Deserializer, Serializer};
 

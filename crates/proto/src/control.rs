@@ -1,5 +1,5 @@
-//! Control messages: one SEQPACKET connection per process to the server, and the messages that the
-//! server leaves on a descriptor.
+//! Control messages: of the SEQPACKET connection between each process and the server, and those that the
+//! server puts into a descriptor.
 //!
 //! Every request is one packet. The server answers each request that has a reply with one packet
 //! that carries the same `id`, in any order.
@@ -19,7 +19,7 @@ use crate::report::StatusReport;
 /// Library or command to server.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Request {
-    /// Names the request in its reply; 0 wants no reply.
+    /// Identifies the request in its reply; 0 requests no reply.
     pub id: u32,
     pub body: RequestBody,
 }
@@ -31,30 +31,31 @@ pub struct Reply {
     pub body: ReplyBody,
 }
 
-/// How the server learns which session a request is about.
+/// How a request names its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SessionRef {
-    /// A new session. The packet carries two fds: the descriptor's far end, which the server
-    /// keeps, then the near end, whose socket cookie it notes before it closes its copy.
+    /// A new session. The packet carries two fds: the descriptor's far end, which the server keeps, then the
+    /// near end, whose socket cookie the server records before it closes its copy.
     New,
     Known(SessionId),
-    /// A session of an earlier server, which it keeps its number of; fds as of `New`. Of `Bind` only. Who has the
-    /// descriptor from before the restart knows the number: a TCP socket that another of those processes has brought
-    /// already is `Rejoined`.
+    /// A session of an earlier server, under its old number; fds as of `New`. For `Bind` only. Only processes that had
+    /// the descriptor before the restart know the number: if another of them has already re-opened a TCP socket, the
+    /// reply is
+    /// `Rejoined`.
     Again(SessionId),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum RequestBody {
-    /// First message of a library; its shape never changes. `version` is [`PROTOCOL`](crate::PROTOCOL).
+    /// First message of a library; its format never changes. `version` is [`PROTOCOL`](crate::PROTOCOL).
     /// Reply: `Welcome`, or `EPROTO` from a server of another version.
     Hello { version: u32, program: String },
-    /// Carries a socket that is bound to a port below the first unprivileged one, as the right to bind that port by the
-    /// next request. Reply: `Done`.
+    /// Carries a socket bound to a port below the first unprivileged one, which proves the right to bind that port with
+    /// the next request. Reply: `Done`.
     ShowRight,
-    /// Takes a local endpoint. UDP: the session is cached at `slot` from then on. Reply: `Bound`,
-    /// `UseKernel` or `Error`. A known session is one of TCP whose port went with a connection that
-    /// failed, or with its listener.
+    /// Binds a local endpoint. UDP: the session is then cached at `slot`. Reply: `Bound`, `UseKernel` or
+    /// `Error`. A known session is a TCP one whose port was released with a failed connection or with its
+    /// listener.
     Bind {
         session: SessionRef,
         protocol: Protocol,
@@ -64,8 +65,8 @@ pub enum RequestBody {
         v6_only: bool,
         slot: Slot,
     },
-    /// TCP: starts an active open; reply `Connecting`, and later a `DescriptorEvent` on the
-    /// descriptor. UDP: fixes the peer; reply `Connected`. Either: `UseKernel` or `Error`.
+    /// TCP: starts an active open; reply `Connecting`, and later a `DescriptorEvent` on the descriptor.
+    /// UDP: sets the peer; reply `Connected`. Either: `UseKernel` or `Error`.
     Connect {
         session: SessionRef,
         protocol: Protocol,
@@ -75,10 +76,10 @@ pub enum RequestBody {
         options: HandshakeOptions,
         early: FastOpenMode,
     },
-    /// Makes a bound session a listener, or changes its backlog. When it becomes one the packet
-    /// carries the far and near end of the SEQPACKET pair that replaces its descriptor. An
-    /// unbound session gets an ephemeral port first. With a slot the process would perform the
-    /// handshakes itself, and have the port's segments come there. Reply: `Listening` or `Error`.
+    /// Makes a bound session a listener, or changes its backlog. When it becomes one, the packet carries the
+    /// far and near end of the SEQPACKET pair that replaces its descriptor. An unbound session first gets an
+    /// ephemeral port. With a slot the process offers to perform the handshakes itself, with the port's
+    /// segments delivered to that slot. Reply: `Listening` or `Error`.
     Listen {
         session: SessionRef,
         backlog: u32,
@@ -86,17 +87,19 @@ pub enum RequestBody {
         options_blob: SocketOptionsBlob,
         slot: Option<Slot>,
     },
-    /// Wants a kernel socket that is bound to a listener's port, and neither listens nor is used by the server. It is what
-    /// listens while there is no server, and the right to that port after that. Reply: `PortToken` or `Error`.
+    /// Requests a port token: a kernel socket bound to a listener's port that does not listen and that the server does
+    /// not use. The library listens on it while there is no server, and later shows its right to the port with it.
+    /// Reply:
+    /// `PortToken` or `Error`.
     PortToken { session: SessionId },
-    /// Makes a listener a bound session again: connections that nobody has accepted are reset, the port stays if the
-    /// process chose it. The packet carries the far and near end of the pair that replaces its descriptor. Reply: `Done` or `Error`.
-    StopListening { session: SessionId },
-    /// A bound session has another descriptor from now on: the far and near end come with this.
-    ReplaceDescriptor { session: SessionId },
-    /// A connection of a listener that is delegated to the process, which accepts it: cached at `slot`
-    /// from then on. The packet carries the far and near end of its descriptor. Reply: `Bound` or
+    /// Makes a listener a bound session again: connections not yet accepted are reset; the port is kept if the process
+    /// chose it. The packet carries the far and near end of the pair that replaces its descriptor. Reply: `Done` or
     /// `Error`.
+    StopListening { session: SessionId },
+    /// Replaces the descriptor of a bound session; the packet carries the far and near end.
+    ReplaceDescriptor { session: SessionId },
+    /// The process accepts a connection of a listener delegated to it: cached at `slot` from then on. The
+    /// packet carries the far and near end of its descriptor. Reply: `Bound` or `Error`.
     RegisterAccepted {
         listener: SessionId,
         #[serde(with = "portolan_types::endpoint")]
@@ -105,59 +108,57 @@ pub enum RequestBody {
         remote: SocketAddr,
         slot: Slot,
     },
-    /// A connection of such a listener that nobody has accepted yet: the server holds it from then on.
-    /// No reply.
+    /// Hands a connection of such a listener that was not accepted yet to the server. No reply.
     ReturnPending { listener: SessionId, capsule: Blob },
-    /// SYNs to such a listener are a flood, which the packet filter is to answer (ADR 22), or its queue is
-    /// another than it was told to be. No reply.
+    /// Reports a flood of SYNs to such a listener, which the packet filter should answer (ADR 22), or a change of
+    /// its queue. No reply.
     Flooded {
         listener: SessionId,
         queue: AcceptQueue,
     },
-    /// Flows to such a listener that are known to the process: the packet filter is to leave them to it.
-    /// No reply.
+    /// Flows to such a listener that the process knows: the packet filter must leave them to it. No reply.
     ExemptFlows {
         listener: SessionId,
         flows: Vec<FlowKey>,
     },
-    /// The process performs the listener's handshakes no longer. Reply: `Done` or `Error`.
+    /// The process no longer performs the listener's handshakes. Reply: `Done` or `Error`.
     EndDelegation { listener: SessionId },
-    /// Caches at `slot` a session that the server holds, accepted or parked; a relayed one stays so.
-    /// One that another process holds is recalled from it first; for that the packet carries the
-    /// descriptor, as proof. Reply: `Cached`, `CachedLocal`, `Relayed` or `Error`.
+    /// Caches at `slot` a session that the server holds, accepted or parked; a relayed one stays relayed.
+    /// A session held by another process is recalled first; for that the packet carries the descriptor, as
+    /// proof. Reply: `Cached`, `CachedLocal`, `Relayed` or `Error`.
     Cache { session: SessionId, slot: Slot },
-    /// The process has accepted a session and leaves it with the server until somebody uses it
+    /// The process has accepted a session and leaves it with the server until its first use
     /// ([`Caching::WithFirstUse`]). No reply.
     Accepted { session: SessionId },
-    /// Has the server relay a session, whose descriptor the packet carries; needs no `Hello`.
-    /// Reply: `Relayed` or `Error`.
+    /// Makes the server relay a session, whose descriptor the packet carries; needs no `Hello`. Reply:
+    /// `Relayed` or `Error`.
     Relay { session: SessionId, reader: Reader },
-    /// UDP: what the session sends and receives goes by the kernel from now on, for all who have the
-    /// descriptor, which the packet carries; needs no `Hello`. With it goes what nobody has read, a
-    /// list of [`crate::datagram::UnreadDatagram`]. Reply: `KernelSocket` or `Error`.
+    /// UDP: from now on the session sends and receives through the kernel, for all who have the
+    /// descriptor, which the packet carries; needs no `Hello`. Unread datagrams are sent along, as a list
+    /// of [`crate::datagram::UnreadDatagram`]. Reply: `KernelSocket` or `Error`.
     Share {
         session: SessionId,
         /// The socket is of `AF_INET6`, whatever its addresses are.
         is_v6: bool,
         unread: Blob,
     },
-    /// Datagrams that reached the process after it had sent `Share`. No reply.
+    /// Datagrams that reached the process after it sent `Share`. No reply.
     Unread { session: SessionId, unread: Blob },
-    /// Which sessions does the server want back, and is there anything else to hear? Asked when the
-    /// alert rings. Reply: `Recalled`.
+    /// Requests the sessions that the server recalls, and other news. Sent when the recall event is set.
+    /// Reply: `Recalled`.
     FetchRecalls,
-    /// Which transmit queues has the process, and for what? Reply: `TxQueues`.
+    /// Requests the process's transmit queues. Reply: `TxQueues`.
     TxQueues,
-    /// All sessions of that transmit queue go through it, and nothing of them waits elsewhere. No reply.
+    /// All sessions of that transmit queue use it, and none of their frames wait elsewhere. No reply.
     DoorwayEntered { number: u8 },
-    /// Nothing goes through that transmit queue any more. No reply.
+    /// No session uses that transmit queue any more. No reply.
     DoorwayClosed { number: u8 },
-    /// A cached TCP session is about to be flushed: its packets go to the server from now on, and wait there.
-    /// Reply: `Done`, after which nothing new comes to the process for it.
+    /// A cached TCP session is about to be flushed: from now on its packets go to the server, and wait there.
+    /// Reply: `Done`, after which no new packets reach the process.
     BeginFlush { session: SessionId },
-    /// It could not be packed, and stays. No reply.
+    /// The session could not be encoded, and stays. No reply.
     AbortFlush { session: SessionId },
-    /// Returns a cached session. The capsule of a local one is empty: all is in its memory. Reply:
+    /// Returns a cached session. The capsule of a local one is empty: its state is in its memory. Reply:
     /// `Done`, after which the server holds it.
     Flush {
         session: SessionId,
@@ -165,48 +166,48 @@ pub enum RequestBody {
         then: AfterFlush,
         options_blob: SocketOptionsBlob,
     },
-    /// Has the frames of a session that the process holds come by a ring of its own. Reply: `Direct`, or `Error`: they go on
-    /// coming by that of the channel.
+    /// Requests a receive ring for a session that the process holds. Reply: `Direct`, or `Error`, if its frames
+    /// continue to use the channel's ring.
     Direct { session: SessionId },
     /// The process cannot map the ring that it was sent. No reply.
     RefuseRing { session: SessionId },
-    /// What was set on a bound TCP socket that others are about to have, or have. Reply: `Done`.
+    /// Options set on a bound TCP socket whose descriptor other processes have or will get. Reply: `Done`.
     Describe {
         session: SessionId,
         options_blob: SocketOptionsBlob,
     },
-    /// With which priority the frames of a session that the process holds leave (`SO_PRIORITY`). Reply: `Done`.
+    /// Sets the priority of frames of a session that the process holds (`SO_PRIORITY`). Reply: `Done`.
     Prioritize { session: SessionId, priority: u8 },
-    /// Gives up a session that has no state worth a capsule: unconnected, listening or UDP.
-    /// Reply: `Done`; the port is free then.
+    /// Releases a session without state to keep: unconnected, listening or UDP. Reply: `Done`; the port is
+    /// then free.
     Release { session: SessionId },
-    /// Forgets the UDP peer (`connect` to `AF_UNSPEC`). Reply: `Bound`.
+    /// Removes the UDP peer (`connect` to `AF_UNSPEC`). Reply: `Bound`.
     Disconnect { session: SessionId, slot: Slot },
-    /// Wants the kernel socket that holds a UDP session's port, to send what only the kernel can.
+    /// Requests the kernel socket that reserves a UDP session's port, to send what only the kernel can.
     /// Reply: `KernelSocket`, or `Error`.
     KernelSocket { session: SessionId, is_v6: bool },
-    /// Changes what a UDP session hears of a group. Reply: `Joined` or `Error`.
+    /// Changes a UDP session's group memberships. Reply: `Joined` or `Error`.
     Group {
         session: SessionId,
         change: GroupChange,
     },
-    /// Wants a neighbour resolved. No reply; metastate will tell.
+    /// Requests that a neighbour be resolved. No reply; the result appears in the metastate.
     Resolve { interface: u32, address: IpAddr },
     /// A frame that arrived for a session the library no longer holds. No reply.
     MisdeliveredFrame {
         #[serde(with = "crate::bytes")]
         frame: Vec<u8>,
     },
-    /// Whose notifier wakes the peer of a local session that this process holds? Reply: `PeerNotifier` or
+    /// Requests the notifier of the peer of a local session that this process holds. Reply: `PeerNotifier` or
     /// `Error`.
     PeerNotifier { session: SessionId },
-    /// What is behind a descriptor this process did not open? The packet carries the fd, which is
-    /// the proof; needs no `Hello`. Reply: `Probed`.
+    /// Identifies a descriptor that this process did not open. The packet carries the fd, as proof; needs
+    /// no `Hello`. Reply: `Probed`.
     Probe,
-    /// Has all that is of a protocol come to the process, at a slot of its raw flows. Reply: `Claimed` or
+    /// Claims all packets of a protocol for the process, at a slot of its raw flows. Reply: `Claimed` or
     /// `Error`.
     ClaimProtocol { guard: Guard, slot: Slot },
-    /// Gives the protocol up that comes to that slot. No reply.
+    /// Releases the protocol at that slot. No reply.
     UnclaimProtocol { guard: Guard, slot: Slot },
     /// Guarantees; needs no `Hello`. Reply: `Qos`.
     Qos(QosRequest),
@@ -220,20 +221,20 @@ pub enum RequestBody {
     ReadCounters,
     /// For commands; needs no `Hello`. Reply: `Status`.
     ReadStatus,
-    /// For root's commands; needs no `Hello`. The text of a configuration, which takes the place of the server's. Reply:
-    /// `Reloaded` or `Error`.
+    /// For root's commands; needs no `Hello`. Replaces the server's configuration by this text. Reply: `Reloaded` or
+    /// `Error`.
     Reload { text: Blob },
 }
 
-/// Options that concern the handshakes the server does for a socket.
+/// Options that affect the handshakes that the server performs for a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HandshakeOptions {
     pub ip: IpOptions,
-    /// `SO_REUSEADDR`: of a port that comes with the connection.
+    /// `SO_REUSEADDR`, for a port that is chosen with the connection.
     pub reuse_address: bool,
     /// `TCP_WINDOW_CLAMP`.
     pub window_clamp: Option<u32>,
-    /// Receive buffer the application asked for (`SO_RCVBUF`), bytes.
+    /// `SO_RCVBUF` as requested by the application, bytes.
     pub receive_buffer: Option<u32>,
     /// `TCP_MAXSEG`.
     pub max_segment: Option<u16>,
@@ -243,26 +244,26 @@ pub struct HandshakeOptions {
     pub user_timeout_ms: Option<u32>,
     /// `TCP_DEFER_ACCEPT`.
     pub defer_accept_seconds: Option<u32>,
-    /// `TCP_FASTOPEN`: connections that may wait with their handshake undone.
+    /// `TCP_FASTOPEN`: limit of connections with incomplete handshakes.
     pub fast_open_queue: Option<u32>,
-    /// `TCP_FASTOPEN_KEY`: what the cookies of the listener are made with, if not with the server's secret.
+    /// `TCP_FASTOPEN_KEY`: keys of the listener's cookies; none for the server's secret.
     pub fast_open_keys: Option<FastOpenKeys>,
-    /// `SO_CONCURRENT_SERVER`: whether children use what is accepted; if not said, what was seen last.
+    /// `SO_CONCURRENT_SERVER`: whether children use accepted sessions; if unset, what was observed last.
     pub is_concurrent_server: Option<bool>,
-    /// How the packets of the session reach its holder; if not said, as the server's configuration says.
+    /// How the session's packets reach its holder; if unset, as configured in the server.
     pub delivery: Option<Delivery>,
-    /// `SO_DELEGATE`: whether the process performs the handshakes; if not said, the server chooses.
+    /// `SO_DELEGATE`: whether the process performs the handshakes; if unset, the server chooses.
     pub is_delegated: Option<bool>,
     /// `SO_PRIORITY`, at most [`HandshakeOptions::PRIORITY_MAX`].
     pub priority: u8,
 }
 
 impl HandshakeOptions {
-    /// Higher ones name classes of the user's, and are root's; sockets with such become the kernel's.
+    /// Higher ones name a user's classes and require root; sockets with such priorities are the kernel's.
     pub const PRIORITY_MAX: u8 = 6;
 }
 
-/// The key that Fast Open cookies are made with, and one whose cookies are taken still.
+/// The key of new Fast Open cookies, and one whose cookies are still accepted.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FastOpenKeys {
     pub primary: [u8; 16],
@@ -279,14 +280,14 @@ impl std::fmt::Debug for FastOpenKeys {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Delivery {
-    /// By the ring in shared memory; by the tap only while it sleeps.
+    /// By the ring in shared memory; by the tap only while the holder sleeps.
     #[default]
     Shm,
-    /// Each by the tap: a message that the holder reads.
+    /// Each packet by the tap, as a message that the holder reads.
     Ipc,
-    /// To the server, which does the work and relays. Of TCP only.
+    /// To the server, which runs the protocol and relays. For TCP only.
     Server,
-    /// As `Shm`, by a filter in the device's driver (XDP) where the server has one there.
+    /// As `Shm`, by a filter in the device's driver (XDP) if the server has attached one.
     ShmIpf,
 }
 
@@ -313,31 +314,31 @@ impl Delivery {
     }
 }
 
-/// By which ring frames come to a process (BR §3.2).
+/// The receive ring of a process's sessions (BR §3.2).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum MappingChoice {
-    /// All by one.
+    /// One ring for all sessions.
     #[default]
     Shared,
-    /// Those of each session by its own, as long as there are some.
+    /// A ring for each session, as long as rings are available.
     Direct,
 }
 
-/// May one more connection wait to be accepted?
+/// Whether the accept queue has room for another connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AcceptQueue {
     HasRoom,
     Full,
 }
 
-/// When an accepted session goes to a process.
+/// When an accepted session is transferred to a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Caching {
-    /// With `accept`, to the process that calls it.
+    /// With `accept`, to the calling process.
     WithAccept,
-    /// With the first call that needs it, to the process that makes it, which is a child of the one
-    /// that accepted.
+    /// With the first call that needs it, to the calling process, which is a child of the one that
+    /// accepted.
     WithFirstUse,
 }
 
@@ -346,18 +347,18 @@ pub enum Caching {
 pub enum FastOpenMode {
     #[default]
     No,
-    /// `TCP_FASTOPEN_CONNECT`: opens only if there is no cookie, and asks for one.
+    /// `TCP_FASTOPEN_CONNECT`: opens only if there is no cookie, and requests one.
     IfCookie,
-    /// Opens with text, if there is a cookie or `cookieless`, and else asks for one.
+    /// Opens with data if there is a cookie or `cookieless`, and otherwise requests a cookie.
     Payload {
         bytes: Vec<u8>,
         cookieless: bool,
-        /// The caller waits for the connection, with what the SYN does not take.
+        /// The caller waits for the connection, to send what the SYN cannot carry.
         waits: bool,
     },
 }
 
-/// `SO_REUSEADDR` and `SO_REUSEPORT` as they stand at bind.
+/// `SO_REUSEADDR` and `SO_REUSEPORT` at the time of the bind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reuse {
     pub address: bool,
@@ -369,53 +370,53 @@ pub struct Reuse {
 pub struct GroupChange {
     pub action: GroupAction,
     pub group: IpAddr,
-    /// Index of the device; 0 leaves the choice to the routes.
+    /// Index of the device; 0 for the one chosen by the routes.
     pub interface: u32,
     pub source: Option<IpAddr>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GroupAction {
-    /// To all sources, or with `source` to one more.
+    /// Joins for all sources, or for the additional `source`.
     Join,
-    /// Altogether, or with `source` that one.
+    /// Leaves entirely, or only for `source`.
     Leave,
     Block,
     Unblock,
 }
 
-/// What the server does with a session it got back.
+/// What the server does with a returned session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AfterFlush {
-    /// The last descriptor is closing: finish sending, FIN, TIME_WAIT.
+    /// The last descriptor is being closed: finish sending, FIN, TIME-WAIT.
     Close,
-    /// The descriptor lives on: relay through it.
+    /// The descriptor stays open: relay through it.
     Relay(Reader),
-    /// Other processes may have the descriptor: keep the session for the next that asks. It is
+    /// Other processes may have the descriptor: keep the session for the next one that requests it. It is
     /// closed with the last descriptor.
     Park,
 }
 
-/// Who uses the descriptor of a session that is to be relayed.
+/// Which process uses the descriptor of a session to be relayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reader {
-    /// The process that asks.
+    /// The requesting process.
     Sender,
-    /// Somebody who may know nothing of Portolan. The process that asks would have the session back
-    /// before it uses it again.
+    /// A process that may not use Portolan. The requesting process will take the session back before it uses
+    /// it again.
     Other,
 }
 
-/// A session as it travels.
+/// A session in transfer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Capsule {
     pub state: Blob,
-    /// Bytes that nobody has read and that come before those in `state`: in a memfd that the packet
-    /// carries behind the one of `state`, if there is one.
+    /// Unread bytes that precede those in `state`: in a memfd that the packet carries after that of
+    /// `state`, if there is one.
     pub unread: Option<ByteRange>,
 }
 
-/// A part of a memory.
+/// A range of a memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ByteRange {
     pub start: u32,
@@ -431,7 +432,7 @@ impl From<Blob> for Capsule {
     }
 }
 
-/// Bytes that travel inside the message, or in the memfd that the packet carries.
+/// Bytes in the message, or in a memfd that the packet carries.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Blob {
     Inline(#[serde(with = "crate::bytes")] Vec<u8>),
@@ -450,18 +451,18 @@ impl core::fmt::Debug for Blob {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ReplyBody {
     /// Fds, in this order: tap, receive ring map, doorbell map, metastate memfd (read-only),
-    /// statistics memfd (see [`crate::report::StatisticsPage`]), alert (an eventfd), notifier (a pipe).
+    /// statistics memfd (see [`crate::report::StatisticsRow`]), recall event and notifier (both sockets).
     Welcome {
         channel: ChannelId,
-        /// A random number of this run of the server: what was opened under another is to be opened again.
+        /// A random number of this run of the server: sessions opened under another must be opened again.
         incarnation: u64,
-        /// Number of the notifier, which peers in local sessions know it by.
+        /// Number of the notifier, by which peers in local sessions know it.
         notifier: u64,
         /// Bytes of the receive ring's data area, a power of two.
         ring_size: u32,
         /// Index of the process's tap device, for diagnosis only.
         tap: u32,
-        /// The tap takes a UDP payload that the kernel is to cut into datagrams (USO).
+        /// The tap accepts UDP payloads for segmentation by the kernel (USO).
         cuts_datagrams: bool,
         parameters: Parameters,
     },
@@ -471,7 +472,7 @@ pub enum ReplyBody {
         local: SocketAddr,
         generation: Generation,
     },
-    /// Answer to `SessionRef::Again`: another process has brought the session, and the packet carries its descriptor.
+    /// Answer to `SessionRef::Again`: another process has re-opened the session; the packet carries its descriptor.
     Rejoined {
         #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
@@ -482,10 +483,10 @@ pub enum ReplyBody {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
-        /// Bytes of `Early::Text` that went with the SYN.
+        /// Bytes of `FastOpenMode::Payload` sent with the SYN.
         early: u32,
     },
-    /// Nothing is opened yet: text may go with the SYN (`Early::IfCookie`).
+    /// Nothing is opened yet: data may be sent with the SYN (`FastOpenMode::IfCookie`).
     Deferred,
     Connected {
         session: SessionId,
@@ -493,8 +494,8 @@ pub enum ReplyBody {
         local: SocketAddr,
         generation: Generation,
     },
-    /// The call is not Portolan's; the program should use the kernel's socket. If the session was
-    /// bound, the packet carries the kernel socket that holds the port.
+    /// The call is not Portolan's; the program should use the kernel's socket. If the session was bound, the
+    /// packet carries the kernel socket that reserves the port.
     UseKernel {
         reason: KernelReason,
     },
@@ -502,8 +503,8 @@ pub enum ReplyBody {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
-        /// The process performs the handshakes from now on, by these (`portolan_stack::passive::Rules`,
-        /// encoded).
+        /// If set, the process performs the handshakes from now on, by these rules
+        /// (`portolan_stack::passive::Rules`, encoded).
         rules: Option<Vec<u8>>,
     },
     Cached {
@@ -516,31 +517,31 @@ pub enum ReplyBody {
         side: Side,
         options_blob: SocketOptionsBlob,
     },
-    /// A ring that is new to the process, of so many bytes: the packet carries its map and that of its doorbell. None: it is
-    /// one that the process has already.
+    /// With a size: a ring that is new to the process; the packet carries its map and that of its doorbell. Without: a
+    /// ring that the process has already.
     Direct {
         ring_size: Option<u32>,
     },
-    /// The packet carries the side that rings.
+    /// The packet carries the sending side.
     PeerNotifier {
         number: u64,
     },
-    /// The server moves the session's data through the descriptor: calls go to the kernel.
+    /// The server relays the session's data through the descriptor: calls go to the kernel.
     Relayed,
     Recalled {
         sessions: Vec<SessionId>,
         /// The transmit queues have changed.
         has_tx_queues: bool,
     },
-    /// The packet carries the taps of those that are new, in their order.
+    /// The packet carries the taps of the new ones, in their order.
     TxQueues(TxQueues),
     /// The packet carries the kernel socket.
     KernelSocket,
-    /// The program has it: a port with its number.
+    /// The program has claimed it; a port with its number.
     Claimed {
         guard: Guard,
     },
-    /// On that device.
+    /// The device of the membership.
     Joined {
         interface: u32,
     },
@@ -562,33 +563,33 @@ pub enum ReplyBody {
     },
 }
 
-/// What has become of a new configuration.
+/// The result of a new configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Reloaded {
-    /// It holds, with other values of these keys.
+    /// It is in effect, with changed values of these keys.
     Changed(Vec<String>),
-    /// The old one stays, for these reasons.
+    /// It was refused, for these reasons.
     Refused(Vec<String>),
 }
 
-/// What a process sends through. Of each transmit queue is said how much is to be handed over at once, in bytes,
-/// so that a sender notices soon when it has to wait.
+/// The transmit queues of a process, each with the number of bytes to hand over at once, which is limited so that a
+/// sender soon notices when it must wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TxQueues {
-    /// Of sessions without a transmit queue of their own; none if nothing is reserved for them.
+    /// For sessions without a transmit queue of their own; none if nothing is reserved for them.
     pub main_burst: Option<u32>,
     pub others: Vec<TxQueue>,
 }
 
 impl TxQueues {
-    /// Of one process, besides its main one. The descriptors of all fit into a message.
+    /// Maximum per process, besides the main one. The descriptors of all fit into one message.
     pub const MAX: u8 = 8;
 }
 
 /// A tap for the sessions of one reservation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TxQueue {
-    /// From 1 on.
+    /// Starts at 1.
     pub number: u8,
     pub state: TxQueueState,
     /// A flow or a port.
@@ -598,26 +599,26 @@ pub struct TxQueue {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum TxQueueState {
-    /// It is being made: its sessions wait for it.
+    /// It is being created: its sessions wait for it.
     Awaited,
     /// Its tap comes with this message.
     New,
     Open,
 }
 
-/// What libraries are told once.
+/// Parameters sent to libraries once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Parameters {
-    /// Microseconds a waiting thread looks at the ring before it sleeps.
+    /// Microseconds for which a waiting thread polls the ring before it sleeps.
     pub spin_us: u32,
     /// Default and maximum socket buffers in bytes.
     pub send_buffer: BufferLimits,
     pub receive_buffer: BufferLimits,
-    /// Largest segment handed to the device, bytes of TCP payload.
+    /// Largest segment passed to the device, bytes of TCP payload.
     pub gso_max: u32,
     /// Name of the congestion controller, as in `TCP_CONGESTION`.
     pub congestion: String,
-    /// Of sessions that choose nothing.
+    /// For sessions without a choice of their own.
     pub delivery: Delivery,
     pub mapping: MappingChoice,
 }
@@ -628,7 +629,7 @@ pub struct BufferLimits {
     pub maximum: u32,
 }
 
-/// Why a socket is the kernel's. The names are what `portolan ss` and the log show.
+/// Why a socket is the kernel's. `portolan ss` and the log show the names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum KernelReason {
     /// The peer or the bound address is this host.
@@ -639,7 +640,7 @@ pub enum KernelReason {
     NoRoute,
     /// Multicast and broadcast destinations.
     NotUnicast,
-    /// The family, type or option is not Portolan's.
+    /// Portolan does not support the family, type or option.
     Unsupported,
 }
 
@@ -658,7 +659,7 @@ impl KernelReason {
 /// Answer to `Probe`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Probed {
-    /// Of the server, as in `Welcome`.
+    /// That of the server, as in `Welcome`.
     pub incarnation: u64,
     pub session: SessionId,
     pub standing: ProbedState,
@@ -669,38 +670,38 @@ pub struct Probed {
     pub options_blob: SocketOptionsBlob,
 }
 
-/// Where a session stands that somebody has a descriptor of.
+/// The state of a session found by its descriptor.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ProbedState {
     Bound,
     Listening {
         backlog: u32,
-        /// Connections that nobody has accepted, where the server has the queue.
+        /// Number of connections not yet accepted, if the server has the queue.
         waiting: u32,
     },
-    /// Somebody holds it, or the server does: `Cache` tells.
+    /// A process or the server holds it; see `Cache`.
     Connected {
         #[serde(with = "portolan_types::endpoint")]
         remote: SocketAddr,
     },
-    /// UDP: `Share` gives it to whoever uses it.
+    /// UDP: `Share` makes it available to all who use it.
     Datagrams {
         remote: Option<SocketAddr>,
     },
 }
 
-/// What a library knows of a socket beside its session: the options that were set, in its own form.
+/// A library's state of a socket besides its session: the options that were set, in its own format.
 /// The server keeps it for the next library that has the descriptor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SocketOptionsBlob(pub Vec<u8>);
 
 impl SocketOptionsBlob {
-    /// Bytes; the server forgets what is longer.
+    /// Maximum length in bytes; longer ones are discarded by the server.
     pub const MAX: usize = 4096;
 }
 
-/// What the server leaves on a descriptor: on a listener's one for every session to accept, on a
-/// connecting one exactly one.
+/// What the server sends on a descriptor: on that of a listener one per session to accept, on that of an
+/// active open exactly one.
 #[derive(Debug, Serialize, Deserialize)]
 pub enum DescriptorEvent {
     /// The session is cached at the slot named in `Connect`.
@@ -708,8 +709,8 @@ pub enum DescriptorEvent {
         capsule: Blob,
         generation: Generation,
     },
-    /// A local session is open; the packet carries its memory. The opener's side is cached at the
-    /// slot named in `Connect`.
+    /// A local session is open; the packet carries its memory. The opener's side is cached at the slot
+    /// named in `Connect`.
     EstablishedLocal,
     /// The active open failed.
     Failed { errno: i32 },
@@ -722,8 +723,7 @@ pub enum DescriptorEvent {
         remote: SocketAddr,
         caching: Caching,
     },
-    /// A connection that reached the port by the kernel's stack; the packet carries the kernel
-    /// socket.
+    /// A connection that arrived through the kernel's stack; the packet carries the kernel socket.
     AcceptedKernel { remote: SocketAddr },
     /// From a library to itself: connections that it opened wait to be accepted.
     AcceptedHere,

@@ -1,6 +1,6 @@
-//! Protocol extensions (PX): what an owner sends to have one installed, and what the server says of
-//! those that are. An object file is parsed by its owner; only instructions, maps and what joins
-//! them travel.
+//! Protocol extensions (PX): what an owner sends to have one installed, and what the server reports about
+//! installed ones. The owner parses the object file; only instructions, maps and the relocations that
+//! connect them are sent.
 
 pub mod layout;
 
@@ -15,10 +15,11 @@ use crate::raw;
 pub enum ExtensionRequest {
     /// For registered processes. Reply: `Installed` or `Refused`.
     Install(Extension),
-    /// Admits as `Install` does and forgets it again; needs no `Hello`, and no guard. Reply:
+    /// Verifies the code as `Install` does, and discards it; needs no `Hello`, and no guard. Reply:
     /// `Checked` or `Refused`.
     Check(Code),
-    /// A handler that runs in a thread of the process: it is listed for as long as the process has the endpoint. Reply:
+    /// Announces a handler that runs in a thread of the process: it is listed as long as the process has the endpoint.
+    /// Reply:
     /// `Announced` or `Refused`.
     Announce {
         name: String,
@@ -34,13 +35,13 @@ pub enum ExtensionRequest {
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExtensionReply {
-    /// The packet carries the maps, in their order.
+    /// The packet carries the maps, in order.
     Installed {
         number: u16,
         cost: Cost,
     },
     Checked(Cost),
-    /// What the handler did is to be said in that row of the statistics memfd.
+    /// The handler's statistics belong in that row of the statistics memfd.
     Announced {
         number: u16,
         row: u8,
@@ -51,14 +52,14 @@ pub enum ExtensionReply {
     Refused(Refusal),
 }
 
-/// A handler, and when it is to be called.
+/// A handler, and when it is called.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extension {
     pub name: String,
     pub event: Event,
-    /// Endpoints whose packets raise the event for it.
+    /// Endpoints whose packets raise the event for the handler.
     pub guards: Vec<Guard>,
-    /// Of several on one event, the lowest is called first; of equals, the one that came first.
+    /// On one event, the handler with the lowest priority is called first; among equals, the earliest.
     pub priority: u8,
     pub code: Code,
 }
@@ -72,16 +73,16 @@ impl Extension {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Event {
     UdpReceive,
-    /// Of a listener's port: all segments, whatever connection they are of.
+    /// On the port of a listener: all segments, of all its connections.
     TcpReceive,
-    /// What the owner sends from the port.
+    /// Packets that the owner sends from the port.
     UdpSend,
     TcpSend,
-    /// Frames of an EtherType of the owner's own.
+    /// Frames of a raw EtherType of the owner.
     EthernetReceive,
-    /// Packets of an IP protocol of the owner's own.
+    /// Packets of a raw IP protocol of the owner.
     IpReceive,
-    /// Of those what the owner sends.
+    /// Frames and packets of these that the owner sends.
     EthernetSend,
     IpSend,
 }
@@ -107,7 +108,7 @@ impl Event {
         }
     }
 
-    /// What raises it, in that direction, for a protocol that a program runs itself.
+    /// The event of a raw protocol in that direction.
     pub fn of_raw(guard: raw::Guard, direction: Direction) -> Event {
         match (guard, direction) {
             (raw::Guard::EtherType(_), Direction::Receive) => Event::EthernetReceive,
@@ -118,7 +119,7 @@ impl Event {
         }
     }
 
-    /// None where there are no ports.
+    /// The transport protocol; none if there are no ports.
     pub const fn protocol(self) -> Option<Protocol> {
         match self {
             Event::UdpReceive | Event::UdpSend => Some(Protocol::Udp),
@@ -142,7 +143,7 @@ impl Event {
         Event::ALL.into_iter().find(|event| event.name() == name)
     }
 
-    /// As the paper writes them.
+    /// The names used in the paper.
     pub const fn name(self) -> &'static str {
         match self {
             Event::UdpReceive => "UDP.PacketRecv",
@@ -156,7 +157,7 @@ impl Event {
         }
     }
 
-    /// As the filter's tables know it.
+    /// The numbers in the filter's tables.
     pub const fn number(self) -> u8 {
         match self {
             Event::UdpReceive => 1,
@@ -171,16 +172,16 @@ impl Event {
     }
 }
 
-/// Which packets raise the event for the extension: those of an endpoint that its owner has.
+/// Which packets raise the event for the extension: those of an endpoint of its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Guard {
     /// The port of this session.
     Session(SessionId),
-    /// A protocol that the owner runs itself, a transport at a port among them.
+    /// A raw protocol, which includes a transport at a port.
     Raw(raw::Guard),
 }
 
-/// Which packets a handler is written for: what it is shown, and may decide, differs.
+/// The direction of the packets that a handler is written for: it determines the view and the permitted verdicts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Direction {
     #[default]
@@ -188,13 +189,13 @@ pub enum Direction {
     Send,
 }
 
-/// What clang made, parsed.
+/// The parsed output of clang.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Code {
     pub direction: Direction,
-    /// As the kernel has them, eight bytes each: the functions, one behind the other.
+    /// In the kernel's format, eight bytes each: the functions in sequence.
     pub instructions: Vec<u64>,
-    /// Where the handler begins.
+    /// Index of the handler's first instruction.
     pub handler: u32,
     pub predicate: Option<u32>,
     pub maps: Vec<MapDefinition>,
@@ -210,7 +211,7 @@ pub struct MapDefinition {
     pub entries: u32,
     /// Of entry 0 of an array.
     pub contents: Vec<u8>,
-    /// Neither the extension nor its owner writes it.
+    /// Neither the extension nor its owner may write it.
     pub is_constant: bool,
 }
 
@@ -232,7 +233,7 @@ impl MapKind {
         MapKind::Ring,
     ];
 
-    /// As linux/bpf.h numbers them.
+    /// The numbers in linux/bpf.h.
     pub const fn number(self) -> u32 {
         match self {
             MapKind::Hash => 1,
@@ -250,8 +251,8 @@ impl MapKind {
     }
 }
 
-/// The two instructions from `instruction` on load the map, or with `offset` the address of that
-/// byte of its entry 0.
+/// The two instructions at `instruction` load the map, or, with `offset`, the address of that byte of
+/// its entry 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Relocation {
     pub instruction: u32,
@@ -259,17 +260,17 @@ pub struct Relocation {
     pub offset: Option<u32>,
 }
 
-/// What an admitted extension costs.
+/// The cost of an admitted extension.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cost {
     pub instructions: u32,
-    /// The verifier went through, so that no run takes more.
+    /// Instructions processed by the verifier, an upper bound for each run.
     pub verified: u32,
-    /// Bytes of its maps.
+    /// Size of its maps in bytes.
     pub memory: u64,
 }
 
-/// One extension, as `portolan ext` shows it.
+/// An extension, as `portolan ext` shows it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExtensionReport {
     pub number: u16,
@@ -277,13 +278,13 @@ pub struct ExtensionReport {
     pub pid: u32,
     pub uid: u32,
     pub event: Event,
-    /// Or EtherTypes, or IP protocols, as the event has them.
+    /// Or EtherTypes, or IP protocols, depending on the event.
     pub ports: Vec<u16>,
     pub priority: u8,
     pub placement: Placement,
     pub standing: ExtensionState,
     pub cost: Cost,
-    /// Nanoseconds that one run may take.
+    /// Limit of one run in nanoseconds.
     pub limit: u64,
     pub statistics: layout::ExtensionStatistics,
 }
@@ -292,7 +293,7 @@ pub struct ExtensionReport {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Placement {
     Filter,
-    /// Of its owner's: what it costs is its owner's, and nothing limits it. What it did its owner says.
+    /// In a thread of its owner, who bears the cost, without a limit. The owner reports the statistics.
     Thread,
 }
 
@@ -308,7 +309,7 @@ impl Placement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExtensionState {
     Running,
-    /// It took too long too often, and was removed.
+    /// It exceeded its limit too often and was removed.
     OverBudget,
 }
 

@@ -31,39 +31,39 @@ pub struct FlowRow {
     pub slot: u32,
     pub generation: u32,
     pub flags: u16,
-    /// Of the device's scheduler, in which its frames are sent; 0: that of the channel.
+    /// Class of the device's qdisc in which its frames are sent; 0: the channel's class.
     pub class: u16,
-    /// Its own, of those that the channel's owner has beside the channel's; 0: that one.
+    /// The flow's own ring, if its channel's owner has one for it; 0: the channel's ring.
     pub ring: u32,
-    /// In the table of budgets; 0: none.
+    /// Index in the table of budgets; 0: none.
     pub budget: u16,
     pub reserved: u16,
 }
 
 impl FlowRow {
-    /// Several sockets have the binding: look for senders, and for members on a broadcast.
+    /// Several sockets have the binding: see the tables of senders, and of members for broadcasts.
     pub const SHARED: u16 = 1;
-    /// And unicast goes to the buckets in the table of shares.
+    /// Unicast goes to the buckets in the table of shares.
     pub const DEALT: u16 = 2;
-    /// A listener whose handshakes the channel's owner performs, and answers from that port.
+    /// A listener whose handshakes the channel's owner performs, sending from that port.
     pub const DELEGATED: u16 = 4;
-    /// Handlers are installed for what it receives.
+    /// Handlers are installed for received packets.
     pub const EXTENDED: u16 = 8;
-    /// And for what it sends.
+    /// Handlers are installed for sent packets.
     pub const EXTENDED_SENDING: u16 = 16;
-    /// Its frames go by the tap, whether the owner sleeps or not.
+    /// Its frames are delivered by the tap, whether or not the owner sleeps.
     pub const BY_TAP: u16 = 32;
-    /// A port of a transport that the channel's owner runs himself: frames come as they are.
+    /// A port of a transport that the channel's owner runs itself: frames are delivered unparsed.
     pub const RAW: u16 = 64;
-    /// It may be delivered before the kernel makes a buffer of the frame, where a device has that hook (XDP).
+    /// May be delivered before the kernel makes a buffer of the frame, if a device has that hook (XDP).
     pub const IN_DRIVER: u16 = 128;
 }
 
-/// Rows of the table of budgets; the first is no budget.
+/// Rows of the table of budgets; row 0 means no budget.
 pub const BUDGETS: u16 = 1024;
 
-/// A receive budget, kept by the packet filter. A price is what one packet or byte costs of the time that has
-/// passed, 0 if it is free; `*_paid` is the time up to which all is paid. Time is in 1/64 ns.
+/// A receive budget, kept by the packet filter. A price is the time that one packet or byte costs, 0 if it is free;
+/// `*_paid` is a virtual clock. Times are in 1/64 ns.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -77,22 +77,22 @@ pub struct Budget {
     pub reserved: u32,
     pub packets_paid: u64,
     pub bytes_paid: u64,
-    /// Packets within the budget, beyond it, and dropped while the ring filled.
+    /// Packets within the budget, beyond it, and dropped while the ring was filling.
     pub passed: u64,
     pub dropped: u64,
     pub early: u64,
 }
 
 impl Budget {
-    /// Never dropped early.
+    /// Highest priority: never dropped early.
     pub const LAST: u8 = 7;
-    /// What a packet costs at a rate of one in a second.
+    /// Price of a packet at one packet per second.
     pub const SECOND: u64 = 1_000_000_000 << 6;
-    /// What a byte costs at a rate of one bit in a second.
+    /// Price of a byte at one bit per second.
     pub const BYTE_SECOND: u64 = (8 * 1_000_000_000) << 20;
 }
 
-/// Frames that a channel's owner lost, as the packet filter counts them for each channel.
+/// Frames lost by a channel's owner, counted by the packet filter.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -103,28 +103,28 @@ pub struct Losses {
     pub early: u64,
 }
 
-/// What a channel sends through, by the index of its device.
+/// A tap through which a channel sends, by device index.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct FilterTap {
     pub channel: u32,
-    /// For frames of rows without one; 0 while nothing is reserved.
+    /// For frames whose row has none; 0 if nothing is reserved.
     pub class: u16,
     pub reserved: u16,
 }
 
-/// Major number of our scheduler on a device ("po").
+/// Major number of Portolan's qdisc on a device ("po").
 pub const TRAFFIC_HANDLE: u16 = 0x706f;
-/// Its class for all who reserved nothing.
+/// Its class for traffic without a reservation.
 pub const BEST_EFFORT_CLASS: u16 = 2;
-/// Below this a row's class is none: what its program has chosen (`SO_PRIORITY`), with this bit.
+/// A row's class below this is the priority chosen by its program (`SO_PRIORITY`), with this bit set.
 pub const FIRST_CLASS: u16 = 0x10;
 pub const CHOSEN_PRIORITY: u16 = 8;
 
-/// Key of the binding table (TCP listeners, unconnected UDP). Any address of IPv6 is all zeros, of
-/// IPv4 `::ffff:0.0.0.0`.
+/// Key of the binding table (TCP listeners, unconnected UDP). Any address is all zeros for IPv6,
+/// `::ffff:0.0.0.0` for IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct BindingKey {
@@ -134,7 +134,7 @@ pub struct BindingKey {
     pub reserved: u8,
 }
 
-/// Key of the table of raw flows: a kind of frame or of packet that one program has for a protocol of its own.
+/// Key of the table of raw flows: an EtherType or IP protocol that one program has as its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RawKey {
@@ -147,7 +147,7 @@ impl RawKey {
     const ETHERTYPE: u8 = 1;
     const IP_PROTOCOL: u8 = 2;
 
-    /// None for a port, which is in the binding table.
+    /// Returns none for a port, which is in the binding table.
     pub fn new(guard: Guard) -> Option<RawKey> {
         let (kind, number) = match guard {
             Guard::EtherType(number) => (RawKey::ETHERTYPE, number),
@@ -162,10 +162,10 @@ impl RawKey {
     }
 }
 
-/// Buckets over which flows to a shared binding are spread.
+/// Number of buckets over which flows to a shared binding are spread.
 pub const SHARE_BUCKETS: u32 = 128;
 
-/// Key of the table of shares: whose a bucket of a dealt binding is.
+/// Key of the table of shares, which assigns buckets of a shared binding to sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ShareKey {
@@ -173,7 +173,7 @@ pub struct ShareKey {
     pub bucket: u32,
 }
 
-/// Key of the table of senders: a channel that sends from a binding which is not its alone.
+/// Key of the table of senders: a channel that may send from a shared binding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct SenderKey {
@@ -181,11 +181,11 @@ pub struct SenderKey {
     pub channel: u32,
 }
 
-/// Sockets that get copies of one datagram.
+/// Maximum number of sockets that get copies of one datagram.
 pub const MEMBERS_MAX: usize = 64;
 
-/// Key of the table of members: the sockets that each get a copy of what comes to a group, or,
-/// with interface 0, of a broadcast to a shared binding. Indices are dense.
+/// Key of the table of members: the sockets that each get a copy of datagrams to a group, or, with
+/// interface 0, of broadcasts to a shared binding. Indices are dense.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct MemberKey {
@@ -195,11 +195,11 @@ pub struct MemberKey {
     pub index: u16,
 }
 
-/// Values of the table of this host's addresses.
+/// Values of the table of local addresses.
 pub const ADDRESS_OWN: u8 = 1;
 pub const ADDRESS_BROADCAST: u8 = 2;
 
-/// A managed device, as the transmit filter knows it. `ifindex` 0 ends the table.
+/// A managed device, for the transmit filter. `ifindex` 0 ends the table.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct FilterInterface {
@@ -208,24 +208,24 @@ pub struct FilterInterface {
     pub reserved: [u8; 2],
 }
 
-/// Devices one server can manage.
+/// Maximum number of devices that a server can manage.
 pub const MAX_INTERFACES: usize = 16;
 
-/// Goes before each frame in a receive ring.
+/// Precedes each frame in a receive ring.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct RecordHeader {
-    /// Bytes of the frame that follows, Ethernet header included.
+    /// Length of the frame that follows, including the Ethernet header.
     pub length: u32,
-    /// Segment size if the kernel coalesced several (GRO, GSO), else 0.
+    /// Segment size if the kernel has merged segments (GRO, GSO), else 0.
     pub gso_size: u16,
     /// [`RecordHeader::ICMP_ERROR`] and friends.
     pub flags: u16,
     pub slot: u32,
     pub generation: u32,
-    /// `bpf_ktime_get_ns` when the filter saw it (the clock of `Instant`).
+    /// `bpf_ktime_get_ns` when the filter processed it (the clock of `Instant`).
     pub timestamp: u64,
     pub ifindex: u32,
     pub reserved: u32,
@@ -236,14 +236,14 @@ impl RecordHeader {
     pub const ICMP_ERROR: u16 = 1;
     /// Matched the binding table, not the flow table.
     pub const BINDING: u16 = 2;
-    /// One piece of a datagram.
+    /// A fragment of a datagram.
     pub const FRAGMENT: u16 = 4;
-    /// A fragment that came before the first of its datagram, or that first: a copy for the server
-    /// to hold, or to let go of what it holds.
+    /// A fragment that arrived before the first of its datagram, or the first one: a copy for the server, to
+    /// be held, or to release what it holds.
     pub const HELD: u16 = 8;
-    /// A copy of what others, and the kernel, get too.
+    /// A copy of a datagram that others, and the kernel, get too.
     pub const COPY: u16 = 16;
-    /// Of a protocol of the program's own: the slot is a raw flow's.
+    /// Of a raw protocol: the slot is a raw flow's.
     pub const RAW: u16 = 32;
 
     pub fn is_raw(&self) -> bool {
@@ -255,7 +255,7 @@ impl RecordHeader {
     }
 }
 
-/// What a frame that comes by the tap has in place of its Ethernet addresses.
+/// Replaces the Ethernet addresses of a frame delivered by the tap.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -265,12 +265,12 @@ pub struct TapStamp {
     pub generation: u32,
     /// As in [`RecordHeader`].
     pub flags: u16,
-    /// Device that the frame came in by; 0 if its index is too large to fit.
+    /// Device on which the frame arrived; 0 if its index does not fit.
     pub ifindex: u16,
 }
 
-/// One page shared by a channel's owner (read, write) and the filter: the owner says whether it
-/// sleeps, the filter counts. The first page of the channel's doorbell map.
+/// One page shared by a channel's owner (read, write) and the filter: the owner announces whether it sleeps,
+/// the filter keeps counters. The first page of the channel's doorbell map.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Doorbell {
@@ -279,18 +279,18 @@ pub struct Doorbell {
     pub state: u32,
     /// Frames sent to the tap; wraps.
     pub by_tap: u32,
-    /// All frames, by ring and by tap.
+    /// All frames, delivered by ring and by tap.
     pub delivered: u64,
     /// Frames lost because the ring was full.
     pub overflow: u64,
     pub reserved: [u64; 5],
-    /// When the owner looked last, in nanoseconds of the monotonic clock; 0 if it looks without a clock. This and what
-    /// follows is written by the owner.
+    /// When the owner last polled, in nanoseconds of the monotonic clock; 0 if it polls without a clock. This field and
+    /// the following ones are written by the owner.
     pub attended_at: u64,
-    /// Other than 0: the owner, if awake, is to be woken through the ring for frames that it has not looked at for a
+    /// Nonzero: the owner, while awake, must be woken through the ring for frames that it has not polled for a
     /// while.
     pub wants_attention: u32,
-    /// Other than 0: what it sent last was more than the windows let through.
+    /// Nonzero: the owner's last sending was limited by a window.
     pub awaits_window: u32,
 }
 
@@ -302,13 +302,13 @@ impl Doorbell {
     pub const ASLEEP_ON_TAP: u32 = 2;
 }
 
-/// What the programs are told when they are loaded.
+/// Settings of the programs, given at load time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct FilterSettings {
-    /// [`FilterSettings::HASH`] or [`FilterSettings::LINEAR`]: how flows are found.
+    /// The search algorithm for flows: [`FilterSettings::HASH`] or [`FilterSettings::LINEAR`].
     pub algorithm: u32,
-    /// The traffic class of packets that enclose a handle; 0: handles mean nothing.
+    /// The traffic class of packets that enclose a handle; 0 if handles are disabled.
     pub marker: u32,
 }
 
@@ -317,18 +317,18 @@ impl FilterSettings {
     pub const LINEAR: u32 = 1;
 }
 
-/// A place for a flow in the table that is searched row by row.
+/// A place for a flow in the table for linear search.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct LinearRow {
-    /// Even while the place is free or changes.
+    /// Even while the place is free or being changed.
     pub version: u32,
     pub reserved: u32,
     pub key: FilterKey,
     pub row: FlowRow,
 }
 
-/// What a handle leads to; `nonce` is 0 while that is nothing, or changes.
+/// The row of a handle; `nonce` is 0 while it is free or being changed.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -338,34 +338,34 @@ pub struct HandleRow {
     pub row: FlowRow,
 }
 
-/// Handles that one host can give out.
+/// Maximum number of handles of a host.
 pub const HANDLES: u32 = 1 << 16;
 
-/// With what the SYNs to a listener are answered by the packet filter, while they are a flood.
+/// Parameters with which the packet filter answers the SYNs to a listener during a flood.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
 #[repr(C)]
 pub struct Flood {
-    /// Of the port's cookies.
+    /// Key of the port's cookies.
     pub secret: [u8; 16],
-    /// SYNs that were, and that would have been but for [`Flood::FULL`].
+    /// Number of SYNs answered, and of those dropped because of [`Flood::FULL`].
     pub answered: u64,
     pub dropped: u64,
     pub window: u16,
-    /// The largest segment that the listener wants; 0: what the path takes.
+    /// The largest segment that the listener accepts; 0: as determined by the path.
     pub max_segment: u16,
-    /// Of windows, or [`Flood::NO_SCALE`].
+    /// Window scale shift, or [`Flood::NO_SCALE`].
     pub scale: u8,
     pub flags: u8,
     pub traffic_class: u8,
     pub hop_limit: u8,
-    /// SYNs that have fewer hops left are the owner's.
+    /// SYNs with a lower hop limit are left to the owner.
     pub least_hops: u8,
     pub reserved: [u8; 7],
 }
 
-/// SYNs of one flood that the filter has dealt with.
+/// SYNs of one flood that the filter has processed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FloodSeen {
     pub answered: u64,
@@ -378,11 +378,11 @@ impl Flood {
     pub const SACK: u8 = 2;
     pub const ECN: u8 = 4;
     pub const DONT_FRAGMENT: u8 = 8;
-    /// As many connections as may be wait to be accepted: SYNs are dropped.
+    /// The accept queue is full: SYNs are dropped.
     pub const FULL: u8 = 16;
 }
 
-/// Key of the table of return paths: an address, and how many of its bits count.
+/// Key of the table of return paths: an address and its prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PathKey {
@@ -400,7 +400,7 @@ impl PathKey {
     }
 }
 
-/// The way back to a peer; interface 0 if the filter does not answer SYNs that seem to come from there.
+/// The path to a peer; interface 0 if the filter does not answer SYNs with such a source.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -410,13 +410,13 @@ pub struct ReturnPath {
     pub mtu: u32,
 }
 
-/// Entries of the table of return paths.
+/// Maximum number of entries of the table of return paths.
 pub const RETURN_PATHS: usize = 16_384;
 
-/// Processes that one look for holders can name.
+/// Maximum number of processes named in one request for holders.
 pub const HOLDERS_MAX: usize = 8;
 
-/// What the program `count_fd_refs` is asked, and its answer. Descriptors are the asking process's.
+/// Request to the program `count_fd_refs`, and its answer. Descriptors are those of the requesting process.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Holders {
@@ -424,13 +424,13 @@ pub struct Holders {
     /// Connections to the processes whose descriptors are counted.
     pub connections: [u32; HOLDERS_MAX],
     pub count: u32,
-    /// To the open file in all.
+    /// References to the open file in total.
     pub references: u32,
-    /// In those processes.
+    /// Descriptors in those processes.
     pub descriptors: u32,
 }
 
-/// What the program `are_pair` is asked, and its answer. Descriptors are the asking process's.
+/// Request to the program `are_pair`, and its answer. Descriptors are those of the requesting process.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct PairEnds {
@@ -440,7 +440,7 @@ pub struct PairEnds {
     pub are_pair: u32,
 }
 
-/// What the program `runs_file` is asked, and its answer. Descriptors are the asking process's.
+/// Request to the program `runs_file`, and its answer. Descriptors are those of the requesting process.
 #[derive(Clone, Copy, Debug, Default, IntoBytes, FromBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RunningFile {
@@ -474,7 +474,7 @@ const _: () = assert!(size_of::<Flood>() == 48);
 const _: () = assert!(size_of::<PathKey>() == 20);
 const _: () = assert!(size_of::<ReturnPath>() == 8);
 
-/// An address as the filter's tables hold it.
+/// An address in the format of the filter's tables.
 pub fn mapped(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -505,7 +505,7 @@ impl BindingKey {
         }
     }
 
-    /// Is what comes for the flow's local endpoint for a socket with this binding?
+    /// Whether packets to the flow's local endpoint are for a socket with this binding.
     pub fn is_for(&self, flow: &FlowKey) -> bool {
         let any = match flow.local.ip() {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -516,8 +516,8 @@ impl BindingKey {
             .contains(self)
     }
 
-    /// The keys of a socket's binding: one that is bound to any IPv6 address has IPv4's, too,
-    /// unless it is for IPv6 only.
+    /// The keys of a socket's binding: a socket bound to any IPv6 address also has that of IPv4, unless it is
+    /// IPv6-only.
     pub fn of(
         protocol: Protocol,
         local: SocketAddr,

@@ -1,28 +1,28 @@
-//! What an application wants of IP headers, of those it sends and of those it gets.
+//! The application's settings of IP headers, for sent and received packets.
 
 use serde::{Deserialize, Serialize};
 
-/// Fields of the IP header that the application sets, or is told of.
+/// Fields of the IP header that the application sets, or gets to know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IpOptions {
     pub ttl: u8,
     pub tos: u8,
-    /// What comes with less is dropped (`IP_MINTTL`, RFC 5082); TCP only.
+    /// Packets with a lower TTL are dropped (`IP_MINTTL`, RFC 5082); TCP only.
     pub min_ttl: u8,
     pub discovery: MtuDiscovery,
 }
 
-/// `IP_MTU_DISCOVER` and `IPV6_MTU_DISCOVER`: who answers for packets that a path does not take.
+/// `IP_MTU_DISCOVER` and `IPV6_MTU_DISCOVER`: how packets too large for the path are handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MtuDiscovery {
-    /// Routers may fragment; so does this host.
+    /// Routers may fragment; so may this host.
     Dont,
-    /// Packets that fit the path say "don't fragment"; this host fragments the others.
+    /// Packets that fit the path have "don't fragment" set; this host fragments the others.
     #[default]
     Want,
     /// Datagrams that do not fit the path are refused.
     Do,
-    /// As `Do`, by the first link's MTU: reports of routers are not heeded.
+    /// As `Do`, with the first link's MTU: reports of routers are ignored.
     Probe,
     /// As `Probe`, but routers may fragment.
     Interface,
@@ -31,7 +31,7 @@ pub enum MtuDiscovery {
 }
 
 impl MtuDiscovery {
-    /// The packet says "don't fragment" if it is not a fragment itself.
+    /// Whether packets have "don't fragment" set, unless they are fragments themselves.
     pub fn forbids_routers(self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! What library, server and packet filter say to each other: control messages, capsules and
+//! The interfaces between library, server and packet filter: control messages, capsules and
 //! shared-memory layouts. Layouts and encodings only; nothing here does I/O or keeps state.
 #![forbid(unsafe_code)]
 
@@ -16,12 +16,12 @@ pub mod report;
 
 /// What library and server have to have in common, or the server refuses the library: raised with every change of a
 /// message, of a layout of shared memory, or of the capsule's version. `tests/protocol.rs` notices such changes.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 
-/// Longest control message in bytes, fds aside. A capsule that does not fit travels in a memfd.
+/// Maximum size of a control message in bytes, without fds. A capsule that does not fit travels in a memfd.
 pub const MAX_MESSAGE: usize = 128 * 1024;
 
-/// Longest capsule in bytes that a receiver accepts, inline or in a memfd.
+/// Maximum size of a capsule in bytes, inline or in a memfd.
 pub const MAX_CAPSULE: usize = 64 * 1024 * 1024;
 
 /// A message that does not decode.

@@ -1,9 +1,9 @@
-//! The memory of a local session: what both ends of a stream between two programs of one host
-//! share. A header with a block for each end, then the ring of what the opener sends, then that of
-//! what the accepter sends; each ring has half of what follows the header, a power of two.
+//! The memory of a local session, shared by both ends of a stream between two programs of one host. A
+//! header with a block for each end, then the ring for data sent by the opener, then that for data sent
+//! by the accepter; each ring has half of the memory behind the header, a power of two.
 //!
-//! Positions count bytes since the session began and never wrap. Each word has one writer, but
-//! for `wants`; whoever reads it takes it for a claim of the other end.
+//! Positions count bytes since the session began and never wrap. Each word has one writer, except for
+//! `wants`; readers treat it as a claim of the other end.
 
 use core::mem::{align_of, offset_of, size_of};
 use core::sync::atomic::{AtomicU32, AtomicU64};
@@ -15,104 +15,116 @@ pub const HEADER: usize = 4096;
 pub const RING_MIN: usize = 16 << 10;
 pub const RING_MAX: usize = 8 << 20;
 
-/// Bits of [`End::flags`]; none is ever taken back.
+/// Bits of [`Sent::flags`]; once set, they are never cleared.
 pub mod flags {
     /// Nothing more is sent.
     pub const FIN: u32 = 1;
-    /// Nobody has this end any more: what comes for it is refused.
+    /// No process has this end any more: data for it is refused.
     pub const CLOSED: u32 = 2;
-    /// It ended with bytes unread, or by force.
+    /// It ended with bytes unread, or was aborted.
     pub const RESET: u32 = 4;
-    /// Its FIN went before the peer's had come: this end goes to FIN-WAIT and TIME-WAIT.
+    /// Its FIN was sent before the peer's arrived: this end enters FIN-WAIT and TIME-WAIT.
     pub const ACTIVE: u32 = 8;
 }
 
-/// Bits of [`End::wants`].
+/// Bits of [`NotifyWord::wants`].
 pub mod wants {
-    /// To be woken when something was sent.
+    /// Wake up when data was sent.
     pub const INPUT: u32 = 1;
-    /// To be woken when there is room for a good deal.
+    /// Wake up when there is ample room.
     pub const OUTPUT: u32 = 2;
-    /// The holder sleeps on this word itself (a futex), and no notifier needs to be woken.
+    /// The holder sleeps on this word itself (a futex); no notifier needs to be woken.
     pub const ON_WORD: u32 = 4;
 }
 
-/// Values of [`End::holder`] that are no process's notifier.
+/// Values of [`NotifyWord::number`] that are not the notifier of a process.
 pub mod holder {
-    /// Nobody: whoever takes the end looks at it.
+    /// No holder: the next one checks the end when it takes over.
     pub const NONE: u64 = 0;
     pub const SERVER: u64 = 1;
-    /// The first number of a process.
+    /// The lowest number of a process.
     pub const FIRST: u64 = 2;
 }
 
-/// A cache line and the one that is fetched with it.
+/// A cache line and the adjacent one that is prefetched with it.
 #[derive(Debug, Default)]
 #[repr(C, align(128))]
 pub struct Line<T>(pub T);
 
-/// What an end has sent.
+/// The sending state of an end.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sent {
-    /// What the peer may read; written after the bytes and all else in this line that they need.
+    /// What the peer may read; written after the bytes and everything else in this line that describes them.
     pub shown: AtomicU64,
-    /// With what is held back until there is more (`TCP_CORK`).
+    /// Including what is held back until there is more (`TCP_CORK`).
     pub bytes: AtomicU64,
-    /// The position whose byte lies first in the ring; moves only while the ring is empty, so that
-    /// short messages always use the same memory.
+    /// The position of the byte at the start of the ring; changes only while the ring is empty, so that short
+    /// messages always use the same memory.
     pub base: AtomicU64,
-    /// After so many bytes, a power of two, the writer begins at the first place again. It changes while the ring is
-    /// empty, or grows while no byte in it has been taken, so that those lie where they lay.
+    /// Number of bytes, a power of two, after which the writer wraps to the start. It changes while the ring is empty,
+    /// or grows while no byte in the ring has been consumed, so that those bytes stay where they are.
     pub cycle: AtomicU64,
-    /// Position behind the last urgent byte; 0: there was none.
+    /// Position behind the last urgent byte; 0 if there was none.
     pub urgent: AtomicU64,
-    /// [`flags`]; the last word to be written.
+    /// [`flags`]; written last.
     pub flags: AtomicU32,
+    /// When something was shown first since the peer had read all, or had fallen asleep, and when last: nanoseconds of the
+    /// monotonic clock, for the order in which the peer's program is told of several ends and for nothing else.
+    pub first_at: AtomicU64,
+    pub last_at: AtomicU64,
 }
 
-/// What wakes an end. The peer takes a bit of `wants` away and then notifies the holder, or wakes who sleeps
-/// on the word.
+/// What an end has read.
+#[derive(Debug, Default)]
+#[repr(C)]
+pub struct Taken {
+    pub bytes: AtomicU64,
+    /// When that left room for a good deal, as [`Sent::first_at`]; written before `bytes`.
+    pub room_at: AtomicU64,
+}
+
+/// How to wake an end. The peer clears a bit of `wants` and then notifies the holder, or wakes the sleeper on
+/// the word.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct NotifyWord {
     pub wants: AtomicU32,
     pub reserved: AtomicU32,
-    /// Whose notifier: a number that the server gives, or of [`holder`].
+    /// The notifier's number, assigned by the server, or one of [`holder`].
     pub number: AtomicU64,
 }
 
-/// What goes with an end from holder to holder, and the sizes of its buffers.
+/// State that goes with an end from holder to holder, and its buffer limits.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct EndState {
-    /// `SO_SNDBUF` and `SO_RCVBUF`; 0: as large as the ring.
+    /// `SO_SNDBUF` and `SO_RCVBUF`; 0: the size of the ring.
     pub send_limit: AtomicU32,
     pub receive_limit: AtomicU32,
-    /// Position behind the urgent byte that was taken out of band last.
+    /// Position behind the urgent byte last read out of band.
     pub urgent_taken: AtomicU64,
-    /// The program reads no more (`SHUT_RD`).
+    /// The program has shut down reading (`SHUT_RD`).
     pub receive_shut: AtomicU32,
-    /// The error that the end had was reported.
+    /// The error of the end was reported.
     pub error_told: AtomicU32,
-    /// Bytes came with the opening (of the opener's end).
+    /// Data was sent with the opening (for the opener's end).
     pub early: AtomicU32,
-    /// Seconds in FIN-WAIT-2 once this end is closed (`TCP_LINGER2`); 0: as long as usual.
+    /// Seconds in FIN-WAIT-2 once this end is closed (`TCP_LINGER2`); 0: the default.
     pub fin_wait: AtomicU32,
 }
 
-/// One end; lines that different sides write at different times lie apart.
+/// One end; fields written by different sides at different times are in separate lines.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct End {
     pub sent: Line<Sent>,
-    /// Bytes that this end has read.
-    pub taken: Line<AtomicU64>,
+    pub taken: Line<Taken>,
     pub notifier: Line<NotifyWord>,
     pub kept: Line<EndState>,
 }
 
-/// Which end.
+/// One of the two ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 pub enum Side {
     Opener,
@@ -128,7 +140,7 @@ impl Side {
     }
 }
 
-/// The header as it lies in memory.
+/// The header as laid out in memory.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Ends {
@@ -145,14 +157,14 @@ impl Ends {
     }
 }
 
-/// Bytes of the whole memory with rings of `ring` bytes.
+/// Size of the whole memory with rings of `ring` bytes.
 pub const fn size(ring: usize) -> usize {
     HEADER + 2 * ring
 }
 
 const _: () = {
     assert!(
-        size_of::<Sent>() == 48 && size_of::<NotifyWord>() == 16 && size_of::<EndState>() == 32
+        size_of::<Sent>() == 64 && size_of::<NotifyWord>() == 16 && size_of::<EndState>() == 32
     );
     assert!(size_of::<End>() == 512 && align_of::<End>() == 128);
     assert!(offset_of!(End, taken) == 128 && offset_of!(End, notifier) == 256);

@@ -1,9 +1,9 @@
-//! Metastate: what libraries need to know of the host's network, written by the server, read by
-//! all without a call.
+//! Metastate: the state of the host's network that libraries need, written by the server, read by all
+//! without a call.
 //!
-//! The memfd holds a [`Header`] and then `length` bytes that decode to a [`Metastate`]. The
-//! writer makes `generation` odd, writes, makes it even. A reader copies, checks that the
-//! generation was even and has not moved, and decodes its copy.
+//! The memfd holds a [`HEADER`] and then `length` bytes that decode to a [`Metastate`]. The writer makes
+//! `generation` odd, writes, and makes it even. A reader copies, checks that the generation was even and
+//! has not changed, and decodes its copy.
 
 use core::net::IpAddr;
 
@@ -33,7 +33,7 @@ pub struct Interface {
     pub mac: MacAddr,
     pub mtu: u32,
     pub up: bool,
-    /// Portolan's filter is attached here.
+    /// Portolan's filter is attached to it.
     pub managed: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct Route {
     pub prefix: u8,
     pub gateway: Option<IpAddr>,
     pub interface: u32,
-    /// Source address the kernel prefers for it.
+    /// The source address preferred by the kernel.
     pub source: Option<IpAddr>,
     pub metric: u32,
     pub mtu: Option<u32>,
@@ -60,7 +60,7 @@ pub struct Route {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RouteKind {
     Unicast,
-    /// An address of this host, or loopback.
+    /// A local address, or loopback.
     Local,
     Broadcast,
     Multicast,

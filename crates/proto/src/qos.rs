@@ -1,5 +1,5 @@
-//! Guarantees (`portolan qos`, `<portolan/qos.h>`): what is asked of the server, and what it answers. Nothing here is
-//! believed: the server checks every number, and who may ask for whom.
+//! Guarantees (`portolan qos`, `<portolan/qos.h>`): requests to the server, and its answers. Nothing here is trusted:
+//! the server checks every number, and the permissions of the requester.
 
 use core::net::SocketAddr;
 
@@ -8,17 +8,17 @@ use serde::{Deserialize, Serialize};
 
 pub mod text;
 
-/// For whom a guarantee holds. A session that several scopes cover has the guarantee of the narrowest:
-/// flow, port, process, cgroup, user, in this order.
+/// What a guarantee applies to. A session covered by several scopes has the guarantee of the narrowest: flow, port,
+/// process, cgroup, user, in this order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Scope {
     /// One connection.
     Flow(FlowKey),
-    /// What is sent from, or arrives at, a local port.
+    /// Packets sent from, or received at, a local port.
     Port { protocol: Protocol, port: u16 },
-    /// All that a process has. Ends with it.
+    /// All sessions of a process. Ends with the process.
     Process { pid: u32 },
-    /// A thread, for CPU reservations only. Ends with it.
+    /// A thread, for CPU reservations only. Ends with the thread.
     Thread { tid: u32 },
     /// All processes of a cgroup and those below it: its path under `/sys/fs/cgroup`, with the leading slash.
     Cgroup(String),
@@ -27,7 +27,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// Is a session with these endpoints the scope's by them alone?
+    /// Whether a session belongs to the scope by these endpoints alone.
     pub fn has_session(
         &self,
         protocol: Protocol,
@@ -49,7 +49,7 @@ impl Scope {
     }
 }
 
-/// Which guarantee of a scope is meant.
+/// The kind of a guarantee of a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
     Transmit,
@@ -57,7 +57,7 @@ pub enum Kind {
     Cpu,
 }
 
-/// What can be asked.
+/// Requests.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum QosRequest {
     /// Reply: `State`.
@@ -70,9 +70,9 @@ pub enum QosRequest {
     Cpu { scope: Scope, spec: Cpu },
     /// Ends a guarantee. Reply: `Done` or `Refused`.
     Delete { scope: Scope, kind: Kind },
-    /// Root's: how fast a link is; without a number, as the device says. Reply: `Done` or `Refused`.
+    /// For root: sets a link's rate; without a number, as reported by the device. Reply: `Done` or `Refused`.
     Link { device: String, bits: Option<u64> },
-    /// Does something with a multiplex group. Reply: `Done`, `Joined` or `Refused`.
+    /// Performs an action on a multiplex group. Reply: `Done`, `Joined` or `Refused`.
     Group { key: u32, action: GroupAction },
 }
 
@@ -81,17 +81,17 @@ pub enum QosRequest {
 pub enum Rate {
     /// Bits per second, Ethernet headers included.
     Bits(u64),
-    /// A slice of each period of the link's time (NE §4.4).
+    /// A share of each period of the link's time (NE §4.4).
     Slice { slice_us: u32, period_us: u32 },
 }
 
-/// How far a sender may go beyond its rate while the link has slack.
+/// How far a sender may exceed its rate while the link has spare capacity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Slack {
-    /// Never beyond its rate.
+    /// Never.
     #[default]
     None,
-    /// Up to so many bits per second.
+    /// Up to that many bits per second.
     UpTo(u64),
     /// Up to the link's rate.
     All,
@@ -103,64 +103,65 @@ pub struct Transmit {
     /// The link; may be left out if only one has a rate.
     pub device: Option<String>,
     pub rate: Rate,
-    /// Bytes that may go at once after a pause; by default a slice's worth.
+    /// Bytes that may be sent at once after a pause; by default a slice's worth.
     pub burst: Option<u32>,
     pub slack: Slack,
 }
 
-/// A receive budget: what exceeds it is dropped by the packet filter, before any work is done, and counted for its
-/// owner (NE §5.2).
+/// A receive budget: the packet filter drops what exceeds it, before any work is done, and charges it to the owner
+/// (NE §5.2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Receive {
     /// Packets per second.
     pub packets: Option<u32>,
     /// Bits per second, Ethernet headers included.
     pub bits: Option<u64>,
-    /// How long the budget may be saved up, milliseconds.
+    /// How long unused budget accumulates, in milliseconds.
     pub burst_ms: u32,
-    /// 0 (first to go) to 7 (last): while a ring fills, packets of low priority are dropped early. For flows and ports.
+    /// 0 (dropped first) to 7 (last): while a ring fills, packets of low priority are dropped early. For flows and
+    /// ports.
     pub priority: Option<u8>,
 }
 
 impl Receive {
-    /// How long a budget is saved up if nothing is said.
+    /// The default of `burst_ms`.
     pub const BURST_MS: u32 = 50;
 }
 
 /// A CPU reservation (MS §V).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cpu {
-    /// Service class; the default one if none is named.
+    /// Service class; none for the default one.
     pub class: Option<String>,
     /// Nominal rate in millionths of one CPU.
     pub rate_ppm: u32,
     pub period_us: u32,
-    /// May run beyond its rate while CPUs are idle.
+    /// May exceed its rate while CPUs are idle.
     pub slack: bool,
     pub adapt: Adapt,
 }
 
 impl Cpu {
-    /// The period if none is said: that of the kernel's own bandwidth control.
+    /// The default period: that of the kernel's own bandwidth control.
     pub const PERIOD_US: u32 = 100_000;
 }
 
-/// What follows when a thread's measured use differs from its rate.
+/// What to do if a thread's measured use differs from its rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Adapt {
     #[default]
     Off,
-    /// A better rate is shown.
+    /// Show a better rate.
     Propose,
-    /// The rate is changed within these limits, in millionths of one CPU.
+    /// Change the rate within these limits, in millionths of one CPU.
     Auto { least_ppm: u32, most_ppm: u32 },
 }
 
-/// Calls of a multiplex group (MS Table I).
+/// Operations of a multiplex group (MS Table I).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum GroupAction {
-    /// Makes the group, with a rate reserved for all its flows together. `mode` is as a file's: who may join (execute),
-    /// look (read), change (write).
+    /// Creates the group, with a total rate for all its flows. `mode` is like a file's: who may join (execute), show
+    /// (read), change (write).
     Create {
         device: Option<String>,
         bits: u64,
@@ -168,38 +169,38 @@ pub enum GroupAction {
         options: GroupOptions,
         algorithm: Algorithm,
     },
-    /// May the caller join? Nothing changes.
+    /// Checks whether the caller may join. Changes nothing.
     Open,
     SetOptions(GroupOptions),
-    /// Changes the rate that is reserved for all its flows together.
+    /// Changes the total rate reserved for all its flows.
     SetRate {
         bits: u64,
     },
-    /// Adds a flow, or all of a process, with a rate of its own. Reply: `Joined`.
+    /// Adds a flow, or all sessions of a process, with a rate of its own. Reply: `Joined`.
     Join {
         scope: Scope,
         bits: u64,
     },
-    /// Takes out what `Joined` named.
+    /// Removes the member named by `Joined`.
     Leave {
         member: u32,
     },
-    /// Ends the group and its flows' rates.
+    /// Deletes the group and its flows' rates.
     Delete,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupOptions {
-    /// Flows may use what others of the group leave.
+    /// Flows may use what other flows of the group leave over.
     pub share: bool,
-    /// The group goes beyond its rate while the link has slack.
+    /// The group may exceed its rate while the link has spare capacity.
     pub slack: bool,
-    /// The group stays when its maker and its flows have gone.
+    /// The group persists when its creator and its flows are gone.
     pub keep: bool,
 }
 
-/// How a group's flows share its rate (`alg` of MS Table I). There is one: each flow has its rate at any time, as by the
-/// paper's KT_RC, kept by the link's scheduler.
+/// How a group's flows share its rate (`alg` of MS Table I). There is only one: each flow has its rate at any time, as
+/// with the paper's KT_RC, enforced by the link's qdisc.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Algorithm {
     #[default]
@@ -211,7 +212,7 @@ pub enum QosReply {
     /// An encoded [`QosReport`].
     State(crate::control::Blob),
     Done,
-    /// Names the flow's membership.
+    /// Identifies the flow's membership.
     Joined {
         member: u32,
     },
@@ -223,11 +224,11 @@ pub enum QosReply {
 pub struct Refusal {
     /// The closest errno, for programs.
     pub errno: i32,
-    /// Which test failed and what would have passed it, for people.
+    /// Which test failed and what would have passed it, for users.
     pub reason: String,
 }
 
-/// Everything that is reserved.
+/// All reservations.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QosReport {
     pub links: Vec<LinkReport>,
@@ -235,19 +236,19 @@ pub struct QosReport {
     pub groups: Vec<GroupReport>,
     pub receive: Vec<ReceiveReport>,
     pub cpu_classes: Vec<CpuClassReport>,
-    /// Promised by other servers of this machine, in millionths of one CPU.
+    /// Reserved by other servers of this machine, in millionths of one CPU.
     pub cpu_elsewhere_ppm: u64,
     pub cpu: Vec<CpuReport>,
 }
 
-/// What becomes of a promise on a link that has changed since.
+/// The state of a reservation on a link that has changed since.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RateKept {
     #[default]
     Full,
-    /// The link is too slow for all promises: so many bits per second of this one, in proportion.
+    /// The link is too slow for all reservations: this one is scaled to that many bits per second.
     Scaled { bits: u64 },
-    /// The link has gone, or cannot have its scheduler.
+    /// The link is gone, or its qdisc cannot be installed.
     Suspended,
 }
 
@@ -255,26 +256,26 @@ pub enum RateKept {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LinkReport {
     pub device: String,
-    /// It has gone since the server started, and has not come back.
+    /// It has disappeared since the server started.
     pub gone: bool,
-    /// None: not known, nothing can be reserved.
+    /// None: unknown, so that nothing can be reserved.
     pub rate: Option<u64>,
-    /// What reservations may have of it together.
+    /// Limit of all reservations together.
     pub reservable: u64,
     pub reserved: u64,
-    /// What all others have sent.
+    /// Traffic without a reservation.
     pub best_effort: ClassTraffic,
-    /// The queueing discipline that was there before.
+    /// The former qdisc.
     pub replaced: Option<String>,
 }
 
-/// Counts of a class of the link's scheduler.
+/// Counters of a class of the link's qdisc.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClassTraffic {
     pub bytes: u64,
     pub packets: u64,
     pub drops: u64,
-    /// Bytes that wait now.
+    /// Bytes queued now.
     pub backlog: u32,
 }
 
@@ -284,7 +285,7 @@ pub struct TransmitReport {
     pub device: String,
     /// Minor number of the class, as `tc class show` prints it in hexadecimal.
     pub class: u16,
-    /// Who asked for it.
+    /// The user who requested it.
     pub uid: u32,
     pub rate: u64,
     pub ceiling: u64,
@@ -302,7 +303,7 @@ pub struct GroupReport {
     pub uid: u32,
     pub mode: u16,
     pub rate: u64,
-    /// What its flows have reserved together.
+    /// The sum of its flows' reservations.
     pub reserved: u64,
     pub options: GroupOptions,
     pub kept: RateKept,
@@ -314,10 +315,10 @@ pub struct ReceiveReport {
     pub scope: Scope,
     pub uid: u32,
     pub spec: Receive,
-    /// Packets that were within the budget, and beyond it.
+    /// Packets within the budget, and beyond it.
     pub passed: u64,
     pub dropped: u64,
-    /// Packets dropped early for their low priority.
+    /// Packets dropped early because of their low priority.
     pub early: u64,
 }
 
@@ -325,9 +326,9 @@ pub struct ReceiveReport {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CpuClassReport {
     pub name: String,
-    /// `R_k`, of all that may be reserved.
+    /// `R_k`, as part of all that may be reserved.
     pub rate_ppm: u64,
-    /// `b_k` in millionths; none: without bound.
+    /// `b_k` in millionths; none: unlimited.
     pub overbooking_ppm: Option<u64>,
     /// Sum of the members' nominal rates.
     pub nominal_ppm: u64,
@@ -339,22 +340,22 @@ pub struct CpuReport {
     pub scope: Scope,
     pub uid: u32,
     pub spec: Cpu,
-    /// In its class, with those that are there now.
+    /// The rate in its class, with the current members.
     pub effective_ppm: u32,
     /// Measured over the last second.
     pub used_ppm: u32,
-    /// Periods of the last second in which it wanted more than it had.
+    /// Periods of the last second in which it needed more time than it had.
     pub overruns: u32,
-    /// What `Adapt` would make of it.
+    /// The rate that `Adapt` proposes.
     pub proposed_ppm: Option<u32>,
     pub form: CpuForm,
 }
 
-/// How a CPU reservation is kept.
+/// How a CPU reservation is enforced.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum CpuForm {
     /// `SCHED_DEADLINE`.
     Deadline,
-    /// Something weaker, and why.
+    /// A weaker mechanism, and why.
     Weaker { form: String, reason: String },
 }

@@ -6,15 +6,15 @@ use core::net::SocketAddr;
 use portolan_types::Protocol;
 use serde::{Deserialize, Serialize};
 
-/// What tells the packets of such a protocol from all others. One program of a host has it at a time.
+/// Identifies the packets of a raw protocol. Only one program of a host can have it at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Guard {
-    /// Frames of this EtherType, those to groups included.
+    /// Frames of this EtherType, including those to groups.
     EtherType(u16),
-    /// Packets of this protocol over IPv4 and IPv6 that are whole and for this host.
+    /// Unfragmented packets of this protocol over IPv4 and IPv6 to this host.
     IpProtocol(u8),
-    /// Packets of TCP or UDP for this address, or for any of this host's, and port, in fragments too, and ICMP
-    /// errors about what was sent from there. Port 0 asks for an ephemeral one; `::` is for IPv4, too.
+    /// Packets of TCP or UDP to this address, or to any of this host, and port, including fragments, and ICMP errors
+    /// about packets sent from there. Port 0 requests an ephemeral one; `::` includes IPv4.
     Port {
         protocol: Protocol,
         #[serde(with = "portolan_types::endpoint")]
@@ -22,7 +22,7 @@ pub enum Guard {
     },
 }
 
-/// Below are lengths (IEEE 802.3).
+/// Smaller values are lengths (IEEE 802.3).
 const LEAST_ETHERTYPE: u16 = 0x600;
 /// IPv4, ARP, VLANs (802.1Q, 802.1ad), IPv6.
 const KERNELS_ETHERTYPES: [u16; 5] = [0x0800, 0x0806, 0x8100, 0x88a8, 0x86dd];
@@ -30,14 +30,14 @@ const KERNELS_ETHERTYPES: [u16; 5] = [0x0800, 0x0806, 0x8100, 0x88a8, 0x86dd];
 const STACKS_PROTOCOLS: [u8; 14] = [0, 1, 2, 6, 17, 43, 44, 50, 51, 58, 59, 60, 135, 139];
 
 impl Guard {
-    /// Can a program have it? Not what the stacks of this host live by.
+    /// Whether a program may have it: not if the stacks of this host depend on it.
     pub fn is_free(self) -> bool {
         match self {
             Guard::EtherType(number) => {
                 number >= LEAST_ETHERTYPE && !KERNELS_ETHERTYPES.contains(&number)
             }
             Guard::IpProtocol(number) => !STACKS_PROTOCOLS.contains(&number),
-            // Whose it is the table of ports knows.
+            /// The table of ports decides.
             Guard::Port { .. } => true,
         }
     }

@@ -1,5 +1,5 @@
-//! What `portolan ss`, `counters` and `doctor` show, and the page on which a library publishes
-//! the figures of the sessions it holds.
+//! Data shown by `portolan ss`, `counters` and `doctor`, and the memory in which a library publishes the
+//! figures of the sessions it holds.
 
 use core::net::SocketAddr;
 
@@ -11,7 +11,7 @@ use crate::control::Delivery;
 use crate::extension::layout::ExtensionStatistics;
 use crate::raw::Guard;
 
-/// One session as the server knows it; the figures come from its holder.
+/// A session as known by the server; the figures come from its holder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SessionReport {
     pub session: SessionId,
@@ -22,44 +22,44 @@ pub struct SessionReport {
     pub uid: u32,
     /// RFC 9293 state name, or `UNCONN`/`ESTAB` for UDP as `ss` prints it.
     pub state: String,
-    /// How often it went to a process or came back from one.
+    /// Number of transfers to and from processes.
     pub migrations: u32,
     pub mapping: Mapping,
     pub delivery: DeliveryReport,
     pub figures: SessionFigures,
-    /// Of one that listens.
+    /// For a listener.
     pub listener: Option<ListenerReport>,
 }
 
-/// What came of SYNs to a listener, and of cookies. Listeners that share a port share what the packet filter counts.
+/// Counters of SYNs to a listener, and of cookies. Listeners that share a port share the packet filter's counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListenerReport {
     /// A program performs its handshakes.
     pub is_delegated: bool,
-    /// Its SYNs are a flood now: the packet filter answers them.
+    /// There is a flood of SYNs now: the packet filter answers them.
     pub is_flooded: bool,
     pub filter: FloodCounts,
     pub cookies: CookieCounts,
 }
 
-/// Floods of SYNs, and what the packet filter made of them.
+/// Floods of SYNs, and what the packet filter did about them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FloodCounts {
     pub floods: u64,
-    /// SYNs that it answered by cookies.
+    /// SYNs answered by cookies.
     pub answered: u64,
-    /// Since as many connections as may be wait to be accepted.
+    /// SYNs dropped because the accept queue was full.
     pub dropped: u64,
 }
 
-/// What whoever performs a listener's handshakes counts of cookies.
+/// Cookie counters of the performer of a listener's handshakes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CookieCounts {
-    /// SYNs that he answered so himself.
+    /// SYNs it answered by cookies itself.
     pub sent: u64,
-    /// Acknowledgements that brought a good one back, whoever made it.
+    /// Acknowledgements with a valid cookie, whoever made it.
     pub accepted: u64,
-    /// Those without one, while cookies are about.
+    /// Acknowledgements without one, while cookies are in use.
     pub refused: u64,
 }
 
@@ -70,7 +70,7 @@ impl CookieCounts {
         self.refused = self.refused.wrapping_add(other.refused);
     }
 
-    /// For the row of a listener, which has no other events. They wrap.
+    /// In the form of figures, for the row of a listener, which has no other events. They wrap.
     pub fn figures(self) -> SessionFigures {
         let mut figures = SessionFigures::default();
         let counts = [self.sent, self.accepted, self.refused];
@@ -90,35 +90,35 @@ impl CookieCounts {
     }
 }
 
-/// By which ring a session's frames reach the process that holds it.
+/// The ring by which a session's frames reach the process that holds it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mapping {
-    /// That of all sessions of the process.
+    /// The ring of all sessions of the process.
     #[default]
     Shared,
-    /// One of its own.
+    /// A ring of its own.
     Direct,
-    /// It wanted one of its own.
+    /// A ring of its own was requested and refused.
     Refused(SharedReason),
 }
 
-/// Why a session has no ring of its own that wanted one.
+/// Why a request for a ring was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SharedReason {
-    /// Its process has as many as it may.
+    /// The process has as many as it may.
     ProcessLimit,
-    /// All processes together have.
+    /// All processes together have reached the limit.
     HostLimit,
-    /// Each of its packets is a message.
+    /// The delivery form does not use rings.
     Delivery,
-    /// The kernel did not make it, or the process could not map it.
+    /// The kernel did not create it, or the process could not map it.
     NotMade,
 }
 
 impl Mapping {
-    /// As `portolan ss` shows it; nothing for what is usual.
+    /// As shown by `portolan ss`; empty for the default.
     pub const fn name(self) -> &'static str {
         match self {
             Mapping::Shared => "",
@@ -136,12 +136,12 @@ impl Mapping {
 #[serde(rename_all = "kebab-case")]
 pub enum DeliveryReport {
     As(Delivery),
-    /// By the ring: it was to be by a filter in the driver, which no managed device has.
+    /// By the ring: a filter in the driver was requested, but no managed device has one.
     NotInDriver,
 }
 
 impl DeliveryReport {
-    /// As `portolan ss` shows it; nothing for what is usual.
+    /// As shown by `portolan ss`; empty for the default.
     pub const fn name(self) -> &'static str {
         match self {
             DeliveryReport::As(Delivery::Shm) => "",
@@ -154,7 +154,7 @@ impl DeliveryReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Holder {
     Server,
-    /// Held by the server and moved through its descriptor.
+    /// Held by the server and relayed through its descriptor.
     Relayed,
     Process {
         pid: u32,
@@ -184,7 +184,7 @@ pub struct SessionFigures {
     pub segments_in: u64,
     pub segments_out: u64,
     pub retransmits: u64,
-    /// CPU time of the protocol's work, estimated by samples.
+    /// CPU time of protocol processing, estimated by sampling.
     pub cpu_us: u64,
     pub receive_queue: u32,
     pub send_queue: u32,
@@ -196,20 +196,20 @@ pub struct SessionFigures {
     pub mss: u32,
     pub receive_window: u32,
     pub send_window: u32,
-    /// Which timer runs: [`TIMER_NAMES`].
+    /// The running timer, an index into [`TIMER_NAMES`].
     pub timer: u32,
-    /// Retransmissions or probes in a row.
+    /// Consecutive retransmissions or probes.
     pub retries: u32,
-    /// When that timer is due, in nanoseconds of CLOCK_MONOTONIC.
+    /// When that timer expires, in nanoseconds of CLOCK_MONOTONIC.
     pub timer_at: u64,
-    /// Counts in the order of `portolan_tcp::EVENTS`; they wrap.
+    /// Event counters in the order of `portolan_tcp::EVENTS`; they wrap.
     pub events: [u32; 32],
 }
 
 /// Names of timers as `ss -o` prints them.
 pub const TIMER_NAMES: [&str; 5] = ["off", "on", "keepalive", "timewait", "persist"];
 
-/// A protocol that a program runs itself; the figures come from its library.
+/// A raw flow; the figures come from its library.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RawReport {
     pub guard: Guard,
@@ -240,16 +240,16 @@ pub struct RawFigures {
     pub bytes_out: u64,
     pub frames_in: u64,
     pub frames_out: u64,
-    /// Frames for which there was no room, as too many were unread.
+    /// Frames dropped because too many were unread.
     pub dropped: u64,
-    /// Bytes that nobody has read yet.
+    /// Unread bytes.
     pub receive_queue: u64,
 }
 
-/// Sessions that fit on a library's statistics page; later ones show no figures.
+/// Number of sessions with a row in a library's statistics memfd; others show no figures.
 pub const STATISTICS_SLOTS: usize = 4096;
 
-/// One row of the statistics memfd, indexed by slot. The server treats every number as a claim.
+/// A row of the statistics memfd, indexed by slot. The server treats every number as a claim.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct StatisticsRow {
@@ -260,43 +260,43 @@ pub struct StatisticsRow {
     pub figures: SessionFigures,
 }
 
-/// Counters of a library that fit behind the rows of its sessions.
+/// Number of a library's counters, which follow the rows of its sessions.
 pub const COUNTER_SLOTS: usize = 64;
 
-/// Where the counters lie in the statistics memfd.
+/// Offset of the counters in the statistics memfd.
 pub const COUNTERS_AT: usize = STATISTICS_SLOTS * size_of::<StatisticsRow>();
 
-/// Raw flows that one process may have, each with a row.
+/// Maximum number of raw flows of a process, each with a row.
 pub const RAW_ROWS: usize = 64;
 
-/// Where their rows lie in the statistics memfd.
+/// Offset of their rows in the statistics memfd.
 pub const RAW_AT: usize = COUNTERS_AT + COUNTER_SLOTS * size_of::<u64>();
 
-/// What a library says of one of its raw flows.
+/// A library's report about one of its raw flows.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct RawRow {
-    /// Its slot and one; 0: of none.
+    /// Its slot plus one; 0 if unused.
     pub flow: u64,
     pub figures: RawFigures,
 }
 
-/// Handlers in threads that one process may have, each with a row.
+/// Maximum number of handlers in threads of a process, each with a row.
 pub const THREADED_ROWS: usize = 64;
 
-/// Where their rows lie in the statistics memfd.
+/// Offset of their rows in the statistics memfd.
 pub const THREADED_AT: usize = RAW_AT + RAW_ROWS * size_of::<RawRow>();
 
-/// What a library says of a handler in one of its threads.
+/// A library's report about a handler in one of its threads.
 #[derive(Clone, Copy, Debug, Default, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ThreadedRow {
-    /// The handler's, as the server gave it.
+    /// The handler's number, assigned by the server.
     pub number: u64,
     pub statistics: ExtensionStatistics,
 }
 
-/// Bytes of the statistics memfd.
+/// Size of the statistics memfd.
 pub const STATISTICS_SIZE: usize = THREADED_AT + THREADED_ROWS * size_of::<ThreadedRow>();
 
 /// State names as `ss` prints them.
@@ -321,14 +321,14 @@ pub struct CounterReport {
     pub group: String,
     pub name: String,
     pub value: u64,
-    /// Whose it is; none: of all together.
+    /// The holder that counted; none for the sum of all.
     pub holder: Option<Holder>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusReport {
     pub version: String,
-    /// What libraries must have, too: [`PROTOCOL`](crate::PROTOCOL).
+    /// The version that libraries must have, too: [`PROTOCOL`](crate::PROTOCOL).
     pub protocol: u32,
     pub pid: u32,
     /// The configuration file.
@@ -340,21 +340,21 @@ pub struct StatusReport {
     pub direct: u32,
     pub uptime_s: u64,
     pub filter: FilterReport,
-    /// What is wrong at this moment, a sentence each.
+    /// Current faults, one sentence each.
     pub faults: Vec<String>,
 }
 
-/// How the packet filter works, and what it took while the kernel counted (`kernel.bpf_stats_enabled`).
+/// How the packet filter works, and its run time while the kernel measured it (`kernel.bpf_stats_enabled`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FilterReport {
     pub algorithm: String,
     pub runs: u64,
     pub nanoseconds: u64,
-    /// Of the devices that are to have one; empty where nothing is requested.
+    /// The devices that should have one; empty if none is requested.
     pub driver_hooks: Vec<DriverHookReport>,
 }
 
-/// The packet filter in a device's driver: `native`, `generic`, or `none` and why.
+/// The packet filter in a device's driver: `native`, `generic`, or `none` with the reason.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DriverHookReport {
     pub interface: String,

@@ -1,5 +1,5 @@
 //! Messages from a hostile process: any bytes are refused or decode to something bounded, and
-//! what decodes is encoded as it came.
+//! re-encode to the same bytes.
 
 use bolero::TypeGenerator;
 use portolan_proto::control::{
@@ -13,7 +13,7 @@ use portolan_types::{Protocol, SessionId, Slot};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Bytes that a decoded message may own for each one received: more would be an amplifier.
+/// Bytes that a decoded message may allocate per byte received: more would be an amplifier.
 const BLOW_UP: usize = 64;
 
 fn round_trip<T: Serialize + DeserializeOwned>(bytes: &[u8]) {
@@ -36,7 +36,7 @@ fn no_bytes_make_a_message_decoder_panic() {
     });
 }
 
-/// Requests of every length, and what damages them.
+/// Requests of every length, and how they are damaged.
 #[derive(Debug, TypeGenerator)]
 struct Damaged {
     kind: u8,

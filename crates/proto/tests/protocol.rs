@@ -1,27 +1,27 @@
-//! `PROTOCOL` is raised with what it stands for: the declarations from which messages and shared memory get their shape,
-//! and the capsule's version. A comment, a name of a function or a test is none of them.
+//! `PROTOCOL` must be raised whenever the declarations that determine the layout of messages and shared memory, or the
+//! capsule's version, change. Comments, function names and tests do not count.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use portolan_proto::PROTOCOL;
 
-/// What shapes messages and shared memory.
+/// Declarations that determine messages and shared memory.
 const TYPES: [&str; 3] = ["struct", "enum", "const"];
-/// What shapes capsules.
+/// Declarations that determine capsules.
 const LISTS: [&str; 2] = ["encoding::fields!", "encoding::variants!"];
 
-/// Files and folders beside this crate, and which of their declarations count.
+/// Files and directories beside this crate, and which of their declarations count.
 const SHAPING: [(&str, &[&str]); 6] = [
     ("types/src", &TYPES),
     ("proto/src", &TYPES),
     ("tcp/src/encoding.rs", &TYPES),
     ("tcp/src/config.rs", &TYPES),
-    ("stack/src/passive.rs", &TYPES),
+    ("stack/src/passive/rules.rs", &TYPES),
     ("tcp/src", &LISTS),
 ];
 
-/// `NUMBER DIGEST`, the last line for the present.
+/// `NUMBER DIGEST`, of which the last line is current.
 const RECORDED: &str = include_str!("protocol.txt");
 
 #[test]
@@ -42,7 +42,7 @@ fn the_protocol_number_is_raised_with_what_it_stands_for() {
     );
 }
 
-/// In an order that does not depend on the file system.
+/// In an order independent of the file system.
 fn files(path: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(path) else {
         return vec![path.to_owned()];
@@ -57,7 +57,7 @@ fn files(path: &Path) -> Vec<PathBuf> {
     paths.iter().flat_map(|path| files(path)).collect()
 }
 
-/// The declarations that begin with a word of `counting`, and how types are laid out or encoded, less all else.
+/// The declarations that begin with a word of `counting`, and attributes for layout and encoding, without comments.
 fn declarations(text: &str, counting: &[&str]) -> String {
     let code = text.split("#[cfg(test)]").next().unwrap_or_default();
     let mut found = String::new();
@@ -79,7 +79,7 @@ fn declarations(text: &str, counting: &[&str]) -> String {
     found
 }
 
-/// FNV-1a, 64 bits: the same with every compiler.
+/// FNV-1a, 64 bits: independent of the compiler.
 fn digest(text: &str) -> u64 {
     text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,7 +1,7 @@
-//! Passive opens: listeners, their handshakes and accept queues, floods, Fast Open.
+//! Passive opens: listeners, their handshakes and accept queues, floods.
 
 pub mod delegation;
-pub mod fast_open;
 pub mod floods;
 pub mod listen;
+pub mod passive;
 pub mod rx_throttle;

@@ -118,7 +118,7 @@ impl Server {
                 let mut opener = Local::new(Arc::clone(&memory.rings), Side::Opener);
                 let taken = opener.open_with(self.now, &bytes);
                 // Nobody has the other end yet.
-                let _ = opener.publish();
+                let _ = opener.publish(self.now);
                 u32::try_from(taken).unwrap_or(u32::MAX)
             }
             _ => 0,
@@ -250,7 +250,7 @@ impl Server {
         let mut local = end.watched.take().unwrap_or_else(|| end.open());
         finish(&mut local);
         // The wake-up that it asks for is among those that follow.
-        let _ = local.publish();
+        let _ = local.publish(self.now);
         local.wake_peer();
         if let Some(claim) = awaited_by {
             if local.has_reset() {
@@ -372,7 +372,7 @@ impl Server {
         let Some(end) = self.handles.watched(id) else {
             return false;
         };
-        let wake = end.publish();
+        let wake = end.publish(now);
         end.arm(WakeBy::Notifier);
         let has_news = end.look(now) != Events::NONE;
         self.notify(wake);

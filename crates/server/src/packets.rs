@@ -1,17 +1,13 @@
 //! Frames that reach the server: to its own sessions, SYNs to listeners, frames for sessions that
 //! have moved, and the rest, which is reset.
 
-use portolan_control::{self as control, Errno, Holder, Progress, SessionEntry, SessionPhase};
+use portolan_control::{self as control, Errno, Holder, Progress, SessionPhase};
 use portolan_proto::filter::RecordHeader;
-use portolan_proto::report::CookieCounts;
-use portolan_stack::passive::{
-    ListenerSegment, answer_by_cookie, clamp_for_cookie, open_by_cookie, refusal,
-};
-use portolan_stack::{Input, IpOptions, Packet, Reassembled, Transport, send_segment};
-use portolan_tcp::cookie::Decoded;
-use portolan_tcp::{Config as TcpConfig, Events, StateName};
-use portolan_types::{ChannelId, FlowKey, SessionId, Slot};
-use portolan_wire::tcp::{TcpFlags, TcpHeader};
+use portolan_stack::passive::Segment;
+use portolan_stack::{Input, Packet, Reassembled, Transport};
+use portolan_tcp::{Events, StateName};
+use portolan_types::{ChannelId, SessionId, Slot};
+use portolan_wire::tcp::TcpFlags;
 
 use crate::server::Server;
 
@@ -82,30 +78,30 @@ impl Server {
         let Ok(packet) = Packet::parse(frame, record) else {
             return false;
         };
-        let Transport::Tcp {
-            header, payload, ..
-        } = &packet.transport
-        else {
+        let Some(segment) = Segment::of(&packet) else {
             return false;
         };
         let now = self.now;
         let reopened = self
             .stack
             .tcp(Slot(record.slot))
-            .filter(|session| packet.flow() == Some(session.flow))
+            .filter(|session| segment.flow == session.flow)
             .and_then(|session| {
-                let isn = session.connection.time_wait()?.reopens(now, header)?;
-                Some((session.id, session.flow, isn))
+                let isn = session
+                    .connection
+                    .time_wait()?
+                    .reopens(now, segment.header)?;
+                Some((session.id, isn))
             });
-        let Some((id, flow, isn)) = reopened else {
+        let Some((id, isn)) = reopened else {
             return false;
         };
-        let listener = self.listener_for(&flow);
+        let listener = self.listener_for(&segment.flow);
         self.forget(id);
         // Without a listener of ours the port may be the kernel's by now: the peer repeats its SYN,
         // and with the row gone the kernel answers.
         if let Some(listener) = listener {
-            self.on_syn(listener, flow, (header, payload), isn);
+            self.on_syn(listener, &segment, isn);
         }
         true
     }
@@ -140,41 +136,6 @@ impl Server {
         }
     }
 
-    /// Before a segment: while the accept queue is full no handshake completes.
-    fn hold_handshake(&mut self, slot: Slot) {
-        let Some(session) = self.stack.tcp(slot) else {
-            return;
-        };
-        if session.connection.state() != StateName::SynReceived {
-            return;
-        }
-        let listener = self
-            .control
-            .registry
-            .session(session.id)
-            .and_then(|known| self.control.registry.listener(known.listener?));
-        let has_room = listener.is_none_or(|listener| listener.has_room());
-        session.connection.hold_handshake(!has_room);
-    }
-
-    /// After it: the next segment has to know how full the queue is.
-    fn look_at_handshake(&mut self, id: SessionId, slot: Slot) {
-        let known = self.control.registry.session(id);
-        let is_deferred = known.is_some_and(SessionEntry::is_deferred);
-        let Some(session) = self.stack.tcp(slot) else {
-            return;
-        };
-        let connection = &session.connection;
-        match connection.state() {
-            StateName::SynReceived | StateName::Closed => {}
-            _ if connection.readable() > 0 || connection.is_receive_shut() => {
-                self.input(control::Input::ReadableHandshake(id));
-            }
-            _ if is_deferred => {}
-            _ => self.input(control::Input::Handshake(id)),
-        }
-    }
-
     fn on_unclaimed(&mut self, packet: &Packet<'_>, record: &RecordHeader, frame: &[u8]) {
         let Some(flow) = packet.flow() else {
             self.control.counters.dropped += 1;
@@ -182,11 +143,8 @@ impl Server {
         };
         if let Some(id) = self.control.registry.by_flow(&flow) {
             self.on_moved(id, packet, record, frame);
-        } else if let Transport::Tcp {
-            header, payload, ..
-        } = &packet.transport
-        {
-            self.on_stranger(flow, packet, header, payload);
+        } else if let Some(segment) = Segment::of(packet) {
+            self.on_stranger(&segment);
         } else {
             self.control.counters.dropped += 1;
         }
@@ -267,111 +225,6 @@ impl Server {
         match id {
             Some(id) if is_user => self.on_moved(id, &packet, &record, frame),
             _ => self.control.counters.dropped += 1,
-        }
-    }
-
-    /// A segment without a session.
-    fn on_stranger(
-        &mut self,
-        flow: FlowKey,
-        packet: &Packet<'_>,
-        header: &TcpHeader,
-        payload: &[u8],
-    ) {
-        let Some(listener) = self.listener_for(&flow) else {
-            self.reset(packet, header, payload);
-            return;
-        };
-        if packet.ttl < self.handshake_options(listener).ip.min_ttl {
-            self.control.counters.too_far += 1;
-            return;
-        }
-        let secrets = self.lent_secret(listener).into_iter().chain([&self.secret]);
-        match self.cookie_clock.judge(self.now, &flow, header, secrets) {
-            ListenerSegment::Noise => self.control.counters.dropped += 1,
-            ListenerSegment::Syn => {
-                let isn = self.isn(&flow);
-                self.on_syn(listener, flow, (header, payload), isn);
-            }
-            ListenerSegment::Cookie(decoded) => {
-                self.open_by_cookie(listener, flow, &decoded, (header, payload));
-            }
-            ListenerSegment::Stray { is_forgery } => {
-                self.control.counters.cookies_bad += u64::from(is_forgery);
-                self.count_cookies(listener, |cookies| cookies.refused += u64::from(is_forgery));
-                self.reset(packet, header, payload);
-            }
-        }
-    }
-
-    /// RFC 9293 §3.10.7.1, as often as the limit allows.
-    pub fn reset(&mut self, packet: &Packet<'_>, header: &TcpHeader, payload: &[u8]) {
-        let (Some(flow), Some(reset)) = (packet.flow(), refusal(header, payload)) else {
-            return;
-        };
-        if !self.reset_limit.allows(self.now) {
-            self.control.counters.resets_withheld += 1;
-            // So many are a flood, too.
-            return self.rx_throttle.note(self.now);
-        }
-        let ip = IpOptions::default();
-        if send_segment(&flow, ip, &reset, &self.routes, &mut self.wire) {
-            self.control.counters.resets += 1;
-        }
-    }
-
-    /// Answers a SYN without keeping anything.
-    pub fn send_cookie(&mut self, listener: SessionId, flow: &FlowKey, header: &TcpHeader) {
-        let Some(config) = self.cookie_config(listener, flow) else {
-            return;
-        };
-        let answer = answer_by_cookie(&self.secret, flow, header, &config, self.now);
-        let ip = self.handshake_options(listener).ip;
-        if send_segment(flow, ip, &answer, &self.routes, &mut self.wire) {
-            self.control.counters.cookies_sent += 1;
-            self.count_cookies(listener, |cookies| cookies.sent += 1);
-            self.cookie_clock.note(self.now);
-            self.note_unkept(listener, flow);
-            self.rx_throttle.give_way(self.now);
-        }
-    }
-
-    fn count_cookies(&mut self, listener: SessionId, count: impl FnOnce(&mut CookieCounts)) {
-        if let Some(listener) = self.control.registry.listener_mut(listener) {
-            count(&mut listener.cookies);
-        }
-    }
-
-    fn cookie_config(&self, listener: SessionId, flow: &FlowKey) -> Option<TcpConfig> {
-        let config = self.passive_config(listener, flow)?;
-        Some(clamp_for_cookie(config, &self.handshake_options(listener)))
-    }
-
-    fn open_by_cookie(
-        &mut self,
-        listener: SessionId,
-        flow: FlowKey,
-        decoded: &Decoded,
-        segment: (&TcpHeader, &[u8]),
-    ) {
-        let Some(config) = self.cookie_config(listener, &flow) else {
-            return;
-        };
-        if self
-            .control
-            .registry
-            .listener(listener)
-            .is_none_or(|l| !l.has_room())
-        {
-            // The peer may try again: Linux drops it, too.
-            self.control.counters.accept_overflow += 1;
-            return;
-        }
-        let connection = open_by_cookie(&config, decoded, segment, self.now);
-        if let Some(id) = self.enter_passive(listener, flow, connection) {
-            self.control.counters.cookies_taken += 1;
-            self.count_cookies(listener, |cookies| cookies.accepted += 1);
-            self.input(control::Input::ReadableHandshake(id));
         }
     }
 

@@ -1,5 +1,7 @@
 //! Performs what the machine decides. Nothing is decided here.
 
+use std::time::Duration;
+
 use portolan_control::{Effect, Effects, Holder, Input, Requester, Timer};
 use portolan_proto::control::ReplyBody;
 use portolan_sys::socket_filter;
@@ -10,6 +12,9 @@ use crate::server::Server;
 
 /// What one turn attends to of what is due.
 const TIMERS_PER_TURN: usize = 256;
+
+/// The allocator keeps what programs used that have gone, until the server has nothing to do.
+const MEMORY_KEPT: Duration = Duration::from_secs(5);
 
 /// A slot that no session has.
 const NO_SLOT: Slot = Slot(u32::MAX);
@@ -130,5 +135,18 @@ impl Server {
                 Timer::Watchdog => self.feed_watchdog(),
             }
         }
+    }
+
+    pub fn give_back_memory_later(&mut self) {
+        let later = self.now + MEMORY_KEPT;
+        self.control.timers.arm_once(Timer::FreeMemory, later);
+    }
+
+    /// Walks through the allocator's lists: not while somebody waits.
+    fn give_back_memory(&mut self) {
+        if self.was_asked {
+            return self.give_back_memory_later();
+        }
+        portolan_sys::allocator::give_back_free();
     }
 }

@@ -83,9 +83,10 @@ impl PortReservation {
         // Both must agree to share it, and this one must until it listens.
         sockopt::set_socket_reuseaddr(&self.fd, true).map_err(errno)?;
         let local = rustix::net::getsockname(&self.fd).map_err(errno)?;
-        let family = match self.is_v6 {
-            true => AddressFamily::INET6,
-            false => AddressFamily::INET,
+        let family = if self.is_v6 {
+            AddressFamily::INET6
+        } else {
+            AddressFamily::INET
         };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd =

@@ -14,7 +14,7 @@ use portolan_control::qos::transmit::ClassId;
 use portolan_control::{
     Budget, ClientId, Control, Input, PortTable, SessionPhase, Shares, Slices, Timer,
 };
-use portolan_stack::passive::{CookieClock, first_number, path_config};
+use portolan_stack::passive::{CookieClock, path_config};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, ResetLimit, Routes, Stack, Wire};
 use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
@@ -26,7 +26,7 @@ use portolan_sys::sysctl::{ReserveError, ReservedPorts};
 use portolan_sys::tap::{self, Tap};
 use portolan_sys::unix::{BindError, Listener as ControlSocket};
 use portolan_sys::{accounts, clock};
-use portolan_tcp::isn::Secret;
+use portolan_tcp::isn::{Secret, initial_sequence};
 use portolan_tcp::{Config as TcpConfig, CongestionKind};
 use portolan_types::{ChannelId, FlowKey, Instant, SeqNum, SessionId};
 use rustix::event::epoll::EventFlags;
@@ -618,7 +618,7 @@ impl Server {
     }
 
     pub(crate) fn isn(&self, flow: &FlowKey) -> SeqNum {
-        first_number(&self.secret, flow, self.now)
+        initial_sequence(&self.secret, flow, self.now)
     }
 
     pub(crate) fn hash(&self, value: impl std::hash::Hash) -> u64 {

@@ -1,5 +1,5 @@
-//! What a holder of sessions counts: what became of frames, and the events of all its connections,
-//! also of those that have gone. One table names both.
+//! The counters of a holder of sessions: the fate of frames, and the events of all its connections,
+//! including former ones. One table names both.
 
 use portolan_proto::report::COUNTER_SLOTS;
 use portolan_tcp::{EVENTS, EVENTS_MAX};
@@ -7,7 +7,7 @@ use portolan_tcp::{EVENTS, EVENTS_MAX};
 use crate::packet::Drop;
 use crate::session::Session;
 
-/// Name and meaning of what the stack itself counts.
+/// Name and meaning of the stack's own counters.
 const FRAMES: &[(&str, &str)] = &[
     ("delivered", "frames that went to their session"),
     (
@@ -105,10 +105,10 @@ const FRAMES: &[(&str, &str)] = &[
     ),
 ];
 
-/// Where a holder puts what its threads have spun, which no stack knows.
+/// The counter for the time that a holder's threads have spun, which the stack does not know.
 pub const SPUN_US: usize = FRAMES.len() - 1;
 
-/// How many counters a holder has.
+/// Number of counters of a holder.
 pub const COUNTERS: usize = FRAMES.len() + EVENTS.len();
 
 const _: () = assert!(COUNTERS <= COUNTER_SLOTS);
@@ -122,7 +122,7 @@ pub fn counter_names() -> impl Iterator<Item = (&'static str, &'static str, &'st
     frames.chain(events)
 }
 
-/// What happened to a frame, or to a datagram on its way out.
+/// The fate of a frame, or of a datagram being sent.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fate {
     Delivered,
@@ -177,7 +177,7 @@ impl Fate {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     frames: [u64; FRAMES.len()],
-    /// Events of connections that went, less those that others had counted before they came.
+    /// Event counts of connections that left, less the counts they had when they arrived.
     gone: [u64; EVENTS_MAX],
 }
 

@@ -1,6 +1,6 @@
-//! The handshakes of one listener, performed where its connections are used (ADR 15): segments of
-//! the port come here without a row of their own, and are told apart by their flows. A connection
-//! that is accepted gets a row, and leaves; what is still on its way by the port's row follows it.
+//! The handshakes of one listener, performed where its connections are used (ADR 15): segments of the
+//! port arrive here without rows of their own, and are distinguished by their flows. An accepted
+//! connection gets a row, and leaves; segments still in transit by the port's row are passed on to it.
 
 mod flood;
 
@@ -12,17 +12,16 @@ use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::CookieCounts;
 use portolan_tcp::isn::Secret;
-use portolan_tcp::{Config, Connection, Events, ListenAnswer, StateName, judge_at_listener};
+use portolan_tcp::{Connection, Events, ListenAnswer, StateName, judge_at_listener};
 use portolan_types::{FlowKey, Generation, Instant, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::TcpHeader;
 
-use crate::backlog::{Backlog, CookieUse, SynVerdict};
 use crate::counters::Fate;
 use crate::frame::Wire;
-use crate::packet::{Drop, Packet, Transport};
+use crate::packet::{Drop, Packet};
 use crate::passive::{
-    self, CookieClock, ListenerSegment, Rules, answer_by_cookie, clamp_for_cookie, first_number,
-    open_by_cookie, passive_config, refusal,
+    CookieClock, CookieUse, FastOpenUse, Handshake, Origin, PassiveOpen, Rules, Segment, Step,
+    Terms, Unanswered, path_config,
 };
 use crate::reset_limit::ResetLimit;
 use crate::routes::Routes;
@@ -32,33 +31,26 @@ use crate::stack::{Input, Stack, send_segment};
 pub use flood::FloodReport;
 use flood::FloodReports;
 
-/// How long segments may come by the port's row for a connection that has one of its own.
+/// How long segments may arrive by the port's row for a connection that has its own row.
 const FOLLOW_FOR: Duration = Duration::from_secs(2);
 
-/// Answers that may wait to be sent; more are dropped, like packets.
+/// Limit of the answers waiting to be sent; further ones are dropped, like packets.
 const ANSWERS_MAX: usize = 1024;
 
-/// What a frame of the port has become.
+/// The result for a frame of the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DelegateInput {
-    /// It was heeded, or dropped.
+    /// It was processed or dropped.
     Done,
-    /// Its connection was accepted, and has left since.
+    /// Its connection was accepted, and has migrated since.
     Left,
-}
-
-/// Where a connection stands that nobody has accepted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
-    Handshake,
-    Ready,
 }
 
 /// A connection that came by the port's row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Known {
     slot: Slot,
-    /// Of the peer's SYN: a SYN with another number is of another connection.
+    /// Initial sequence number of the peer: a SYN with another one belongs to another connection.
     peer_isn: SeqNum,
 }
 
@@ -67,20 +59,14 @@ struct Known {
 pub struct Delegation {
     rules: Rules,
     secret: Secret,
-    options: HandshakeOptions,
-    backlog: Backlog,
+    opens: PassiveOpen<Slot>,
     clock: CookieClock,
     flood: FloodReports,
-    cookies: CookieCounts,
     flows: HashMap<FlowKey, Known>,
-    stages: HashMap<Slot, Stage>,
-    ready: VecDeque<Slot>,
     /// Accepted; until when their flows are known.
     leaving: VecDeque<(Instant, FlowKey, Known)>,
     answers: Vec<(FlowKey, TcpHeader)>,
     reset_limit: ResetLimit,
-    /// Reset, and yet to say so.
-    ending: Vec<Slot>,
 }
 
 impl Delegation {
@@ -88,29 +74,25 @@ impl Delegation {
         Delegation {
             secret: Secret(rules.secret),
             rules,
-            options,
-            backlog: Backlog::new(backlog),
+            opens: PassiveOpen::new(options, backlog),
             clock: CookieClock::default(),
             flood: FloodReports::default(),
-            cookies: CookieCounts::default(),
             flows: HashMap::new(),
-            stages: HashMap::new(),
-            ready: VecDeque::new(),
             leaving: VecDeque::new(),
             answers: Vec::new(),
             reset_limit: ResetLimit::default(),
-            ending: Vec::new(),
         }
     }
 
     /// `listen` was called again, or an option was set.
     pub fn change(&mut self, rules: Rules, options: HandshakeOptions, backlog: u32) {
         self.rules = rules;
-        self.options = options;
-        self.backlog.resize(backlog);
+        self.opens.options = options;
+        self.opens.queue.resize(backlog);
+        self.admit_crowded_out();
     }
 
-    /// Takes in a frame that came by the port's row.
+    /// Processes a frame that arrived by the port's row.
     pub fn input(
         &mut self,
         (stack, routes): (&mut Stack, &Routes),
@@ -126,73 +108,87 @@ impl Delegation {
                 return DelegateInput::Done;
             }
         };
-        let Some(flow) = packet.flow() else {
+        let Some(segment) = Segment::of(&packet) else {
             return DelegateInput::Done;
         };
-        let Transport::Tcp {
-            header, payload, ..
-        } = packet.transport
-        else {
-            return DelegateInput::Done;
-        };
+        let flow = segment.flow;
         if let Some(&known) = self.flows.get(&flow) {
             self.hold_handshake(stack, known.slot);
             let met = deliver(stack, (known.slot, flow), now, record, frame);
             self.look_at_handshake(stack, known.slot);
-            if met == DelegateInput::Done || !known.is_followed_by(&header) {
+            if met == DelegateInput::Done || !known.is_followed_by(segment.header) {
                 return met;
             }
-            // The connection is over, else the frame would have come by its row.
+            // The connection is over; otherwise the frame would have arrived by its own row.
             self.flows.remove(&flow);
         }
-        if packet.ttl < self.options.ip.min_ttl {
-            stack.counters.count(Fate::Dropped(Drop::TooFar));
-            return DelegateInput::Done;
-        }
-        self.on_segment((stack, routes), now, flow, (&header, payload));
+        let step = self.judge(routes, now, &segment);
+        self.perform(stack, now, &segment, step);
         DelegateInput::Done
     }
 
-    fn on_segment(
-        &mut self,
-        (stack, routes): (&mut Stack, &Routes),
-        now: Instant,
-        flow: FlowKey,
-        segment: (&TcpHeader, &[u8]),
-    ) {
-        let (header, payload) = segment;
-        let clock = match self.flood.is_told() {
-            true => CookieClock::ALWAYS,
-            false => self.clock,
+    fn judge(&self, routes: &Routes, now: Instant, segment: &Segment<'_>) -> Step {
+        let config = |flow: &FlowKey| {
+            let path = routes.path(flow.remote.ip()).ok()?;
+            Some(path_config(&self.rules.config, &path, flow, &self.secret))
         };
-        match clock.judge(now, &flow, header, [&self.secret]) {
-            ListenerSegment::Noise => stack.counters.count(Fate::Unclaimed),
-            ListenerSegment::Syn => self.on_syn((stack, routes), now, flow, header),
-            // The peer may try again: Linux drops it, too.
-            ListenerSegment::Cookie(_) if self.backlog.is_full() => {
-                stack.counters.count(Fate::AcceptOverflow);
+        let terms = Terms {
+            cookies: self.rules.cookies,
+            // The server keeps such listeners to itself.
+            fast_open: FastOpenUse::NEVER,
+            syn_ack_retries: self.rules.syn_ack_retries,
+            secret: &self.secret,
+            lent_secret: None,
+            clock: if self.flood.is_told() {
+                CookieClock::ALWAYS
+            } else {
+                self.clock
+            },
+            config: &config,
+            is_unfinished: &|_| false,
+        };
+        self.opens.on_segment(now, segment, &terms)
+    }
+
+    fn perform(&mut self, stack: &mut Stack, now: Instant, segment: &Segment<'_>, step: Step) {
+        let flow = segment.flow;
+        match step {
+            Step::Ignore(why) => {
+                if why == Unanswered::SynDropped {
+                    self.note_unkept(now);
+                }
+                if let Some(fate) = fate_of(why) {
+                    stack.counters.count(fate);
+                }
             }
-            ListenerSegment::Cookie(decoded) => {
-                let Some(config) = self.config(routes, &flow) else {
-                    return;
-                };
-                let config = clamp_for_cookie(config, &self.options);
-                let connection = open_by_cookie(&config, &decoded, segment, now);
+            Step::Cookie(answer) => {
+                self.note_unkept(now);
+                self.clock.note(now);
+                stack.counters.count(Fate::CookieSent);
+                self.opens.cookies.sent += 1;
+                self.answer_with(flow, answer);
+            }
+            Step::Open(connection, Origin::Syn(_)) => {
+                stack.counters.count(Fate::Handshake);
+                let slot = self.enter(stack, now, (flow, segment.header.seq), connection);
+                self.opens.queue.handshake_started(slot);
+                self.flood.note_kept(now, flow);
+            }
+            Step::Open(connection, Origin::Cookie) => {
                 stack.counters.count(Fate::CookieTaken);
-                self.cookies.accepted += 1;
-                let peer_isn = header.seq - 1;
-                let slot = self.enter(stack, now, (flow, peer_isn), connection);
-                self.queue(slot);
-                let queue = self.backlog.accept_queue();
-                self.flood.note_opened(now, flow, queue);
+                self.opens.cookies.accepted += 1;
+                let slot = self.enter(stack, now, (flow, segment.header.seq - 1), connection);
+                self.opens.queue.handshake_done(slot);
+                self.flood.note_opened(now, flow, self.opens.queue.state());
             }
-            ListenerSegment::Stray { is_forgery } => {
-                self.cookies.refused += u64::from(is_forgery);
-                stack.counters.count(match is_forgery {
-                    true => Fate::CookieRefused,
-                    false => Fate::Unclaimed,
+            Step::Refuse { reset, is_forgery } => {
+                self.opens.cookies.refused += u64::from(is_forgery);
+                stack.counters.count(if is_forgery {
+                    Fate::CookieRefused
+                } else {
+                    Fate::Unclaimed
                 });
-                match refusal(header, payload) {
+                match reset {
                     Some(reset) if self.reset_limit.allows(now) => self.answer_with(flow, reset),
                     Some(_) => stack.counters.count(Fate::ResetWithheld),
                     None => {}
@@ -201,53 +197,14 @@ impl Delegation {
         }
     }
 
-    fn on_syn(
-        &mut self,
-        (stack, routes): (&mut Stack, &Routes),
-        now: Instant,
-        flow: FlowKey,
-        syn: &TcpHeader,
-    ) {
-        let verdict = self.backlog.on_syn(self.rules.cookies);
-        if verdict != SynVerdict::Open && self.rules.cookies != CookieUse::Never {
+    /// A SYN was dropped, or answered by a cookie.
+    fn note_unkept(&mut self, now: Instant) {
+        let detector = &mut self.opens.flood_detector;
+        detector.note(now);
+        if self.rules.cookies != CookieUse::Never && detector.is_flood(now) {
             let known = self.flows.keys().copied();
-            let queue = self.backlog.accept_queue();
-            self.flood.note_unkept(now, queue, known);
+            self.flood.note_flood(now, self.opens.queue.state(), known);
         }
-        if verdict == SynVerdict::Drop {
-            return stack.counters.count(Fate::SynDropped);
-        }
-        let Some(config) = self.config(routes, &flow) else {
-            return;
-        };
-        if verdict == SynVerdict::Cookie {
-            let config = clamp_for_cookie(config, &self.options);
-            let answer = answer_by_cookie(&self.secret, &flow, syn, &config, now);
-            self.clock.note(now);
-            stack.counters.count(Fate::CookieSent);
-            self.cookies.sent += 1;
-            return self.answer_with(flow, answer);
-        }
-        let isn = first_number(&self.secret, &flow, now);
-        let options = (&self.options, self.rules.syn_ack_retries);
-        let connection = passive::open(&config, options, syn, isn, now);
-        stack.counters.count(Fate::Handshake);
-        let slot = self.enter(stack, now, (flow, syn.seq), connection);
-        self.stages.insert(slot, Stage::Handshake);
-        self.backlog.handshake_started();
-        self.flood.note_kept(now, flow);
-    }
-
-    /// None without a way to the peer.
-    fn config(&self, routes: &Routes, flow: &FlowKey) -> Option<Config> {
-        let path = routes.path(flow.remote.ip()).ok()?;
-        let peer = (&path, flow);
-        Some(passive_config(
-            &self.rules.config,
-            &self.options,
-            peer,
-            &self.secret,
-        ))
     }
 
     fn enter(
@@ -258,7 +215,7 @@ impl Delegation {
         connection: Connection,
     ) -> Slot {
         let session = TcpSession {
-            ip: self.options.ip,
+            ip: self.opens.options.ip,
             ..TcpSession::new(SessionId(0), flow, connection)
         };
         let slot = stack.insert(now, Session::Tcp(Box::new(session)));
@@ -266,98 +223,73 @@ impl Delegation {
         slot
     }
 
-    /// Before a segment: while the accept queue is full no handshake completes.
+    /// Called before a segment: while the accept queue is full no handshake may complete.
     fn hold_handshake(&self, stack: &mut Stack, slot: Slot) {
-        if self.stages.get(&slot) == Some(&Stage::Handshake)
+        if self.opens.queue.is_handshake(slot)
             && let Some(session) = stack.tcp(slot)
         {
-            session.connection.hold_handshake(self.backlog.is_full());
+            session
+                .connection
+                .hold_handshake(self.opens.queue.is_full());
         }
     }
 
-    /// After it: the next segment has to know how full the queue is.
+    /// Called after a segment, since the next one depends on whether the queue is full.
     fn look_at_handshake(&mut self, stack: &mut Stack, slot: Slot) {
-        if self.stages.get(&slot) == Some(&Stage::Handshake)
+        if self.opens.queue.is_handshake(slot)
             && let Some(session) = stack.tcp(slot)
-            && !matches!(
-                session.connection.state(),
-                StateName::SynReceived | StateName::Closed
-            )
+            && Handshake::of(&session.connection) != Handshake::Undone
         {
-            self.backlog.handshake_ended();
-            self.queue(slot);
+            self.opens.queue.handshake_done(slot);
         }
     }
 
-    /// A handshake is done.
-    fn queue(&mut self, slot: Slot) {
-        self.backlog.queued();
-        self.stages.insert(slot, Stage::Ready);
-        self.ready.push_back(slot);
+    fn admit_crowded_out(&mut self) {
+        while self.opens.queue.admit_crowded_out().is_some() {}
     }
 
-    /// Heeds what has happened to a session; false if it is none of those here.
+    /// Processes the events of a session; returns false if the session is not one of these.
     pub fn on_changed(&mut self, stack: &mut Stack, (slot, events): (Slot, Events)) -> bool {
-        let Some(&stage) = self.stages.get(&slot) else {
+        if !self.opens.queue.has(slot) {
             return false;
-        };
-        let has_ended = events.intersects(Events::CLOSED | Events::ERROR);
-        match stage {
-            // As on Linux, one that ends before it is accepted is accepted all the same.
-            Stage::Ready => {}
-            Stage::Handshake if has_ended => {
-                self.backlog.handshake_ended();
+        }
+        // As on Linux, one that ends before it is accepted is accepted all the same.
+        if self.opens.queue.is_handshake(slot) {
+            if events.intersects(Events::CLOSED | Events::ERROR) {
+                self.opens.queue.handshake_failed(slot);
                 self.forget(stack, slot);
-            }
-            Stage::Handshake if events.contains(Events::HELD) => {
+            } else if events.contains(Events::HELD) {
                 stack.counters.count(Fate::AcceptOverflow);
             }
-            Stage::Handshake => {}
         }
         true
     }
 
-    fn reset(&mut self, stack: &mut Stack, now: Instant, slot: Slot) {
-        self.stages.remove(&slot);
-        if let Some(session) = stack.tcp(slot) {
-            session.connection.abort(now);
-            self.flows.remove(&session.flow);
-        }
-        stack.touch(slot);
-        self.ending.push(slot);
-    }
-
-    /// Connections that were reset since the last call: they go when they have said so.
-    pub fn ending(&mut self) -> impl Iterator<Item = Slot> + '_ {
-        self.ending.drain(..)
-    }
-
     fn forget(&mut self, stack: &mut Stack, slot: Slot) {
-        self.stages.remove(&slot);
         if let Some(Session::Tcp(session)) = stack.remove(slot) {
             self.flows.remove(&session.flow);
         }
     }
 
     pub fn cookies(&self) -> CookieCounts {
-        self.cookies
+        self.opens.cookies
     }
 
-    /// Connections that nobody has accepted.
+    /// Number of connections not accepted yet.
     pub fn waiting(&self) -> u32 {
-        self.backlog.waiting()
+        self.opens.queue.waiting()
     }
 
     pub fn has_ready(&self) -> bool {
-        !self.ready.is_empty()
+        self.opens.queue.next_ready().is_some()
     }
 
-    /// Takes the connection that has waited longest, with its slot, which stays promised to it.
+    /// Takes the connection that has waited longest, with its slot, which stays reserved for it.
     pub fn accept(&mut self, stack: &mut Stack, now: Instant) -> Option<(Slot, Box<TcpSession>)> {
-        let slot = self.ready.pop_front()?;
-        self.backlog.accepted();
-        self.flood.note_queue(now, self.backlog.accept_queue());
-        self.stages.remove(&slot);
+        let slot = self.opens.queue.note_offered()?;
+        self.opens.queue.accepted(slot);
+        self.admit_crowded_out();
+        self.flood.note_queue(now, self.opens.queue.state());
         match stack.take(slot)? {
             Session::Tcp(session) => {
                 let known = self.flows.get(&session.flow);
@@ -369,7 +301,7 @@ impl Delegation {
         }
     }
 
-    /// One that was taken by [`Delegation::accept`] waits again, as the first.
+    /// Puts a connection taken by [`Delegation::accept`] back, at the head of the queue.
     pub fn return_accepted(
         &mut self,
         (stack, now): (&mut Stack, Instant),
@@ -379,16 +311,14 @@ impl Delegation {
         self.leaving
             .retain(|(_, left, known)| *left != flow || known.slot != slot);
         stack.insert_at(now, slot, Session::Tcp(session));
-        self.backlog.queued();
-        self.stages.insert(slot, Stage::Ready);
-        self.ready.push_front(slot);
+        self.opens.queue.return_first(slot);
     }
 
     fn forget_left(&mut self, now: Instant) {
         while let Some((until, flow, known)) = self.leaving.front()
             && *until <= now
         {
-            // By now it may be another connection's.
+            // The flow may belong to another connection by now.
             if self.flows.get(flow) == Some(known) {
                 self.flows.remove(flow);
             }
@@ -397,28 +327,28 @@ impl Delegation {
     }
 
     /// Ends the delegation: takes out all connections that nobody has accepted.
-    pub fn surrender(mut self, stack: &mut Stack) -> Vec<TcpSession> {
-        let waiting = self.ready.drain(..).collect::<Vec<_>>();
-        let handshakes = self.stages.iter();
-        let handshakes = handshakes.filter(|(_, stage)| **stage == Stage::Handshake);
-        let slots = waiting.into_iter().chain(handshakes.map(|(slot, _)| *slot));
+    pub fn surrender(self, stack: &mut Stack) -> Vec<TcpSession> {
         let taken = |slot| match stack.remove(slot) {
             Some(Session::Tcp(session)) => Some(*session),
             Some(Session::Udp(_)) | None => None,
         };
+        let slots = self.opens.queue.unaccepted();
         slots
             .filter_map(taken)
             .filter(|session| session.connection.state() != StateName::Closed)
             .collect()
     }
 
-    /// Resets all connections that nobody has accepted: nobody will.
-    pub fn abort(&mut self, stack: &mut Stack, now: Instant) {
-        let slots: Vec<Slot> = self.stages.keys().copied().collect();
-        for slot in slots {
-            self.reset(stack, now, slot);
+    /// Resets all connections that nobody has accepted: nobody will. They go when they have said so.
+    pub fn abort(self, stack: &mut Stack, now: Instant) -> Vec<Slot> {
+        let slots: Vec<Slot> = self.opens.queue.unaccepted().collect();
+        for &slot in &slots {
+            if let Some(session) = stack.tcp(slot) {
+                session.connection.abort(now);
+            }
+            stack.touch(slot);
         }
-        self.ready.clear();
+        slots
     }
 
     fn answer_with(&mut self, flow: FlowKey, answer: TcpHeader) {
@@ -427,27 +357,37 @@ impl Delegation {
         }
     }
 
-    /// What the server is to hear of a flood.
+    /// Takes the reports about floods for the server.
     pub fn flood_reports(&mut self) -> Vec<FloodReport> {
         self.flood.take()
     }
 
-    /// Sends what is answered without a session.
+    /// Sends the answers that belong to no session.
     pub fn answer(&mut self, routes: &Routes, wire: &mut impl Wire) {
         for (flow, answer) in self.answers.drain(..) {
-            send_segment(&flow, self.options.ip, &answer, routes, wire);
+            send_segment(&flow, self.opens.options.ip, &answer, routes, wire);
         }
     }
 }
 
+fn fate_of(why: Unanswered) -> Option<Fate> {
+    match why {
+        Unanswered::Noise => Some(Fate::Unclaimed),
+        Unanswered::TooFar => Some(Fate::Dropped(Drop::TooFar)),
+        Unanswered::SynDropped => Some(Fate::SynDropped),
+        Unanswered::AcceptQueueFull => Some(Fate::AcceptOverflow),
+        Unanswered::NoRoute => None,
+    }
+}
+
 impl Known {
-    /// Does the segment open another connection between the same endpoints?
+    /// Whether the segment opens another connection between the same endpoints.
     fn is_followed_by(&self, header: &TcpHeader) -> bool {
         header.seq != self.peer_isn && judge_at_listener(header) == ListenAnswer::Open
     }
 }
 
-/// A frame of a connection that is known here goes where it is now, if it is.
+/// Delivers a frame of a known connection to its present slot, if it is here.
 fn deliver(
     stack: &mut Stack,
     (slot, flow): (Slot, FlowKey),
@@ -457,7 +397,7 @@ fn deliver(
 ) -> DelegateInput {
     let generation = match stack.get(slot) {
         Some(Session::Tcp(session)) if session.flow == flow => session.generation,
-        // It is between two places of this process, or has left.
+        // It is migrating within this process, or has left.
         _ => Generation(u32::MAX),
     };
     let record = RecordHeader {

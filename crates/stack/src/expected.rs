@@ -1,8 +1,8 @@
-//! The precomputed header filter (BR §3.2): one masked compare over the headers of Ethernet, IP and TCP
-//! says whether a frame is what an undisturbed connection expects next. Then nothing needs to be taken
-//! apart: endpoints, protocol, lengths, flags and options are known to be as in the last one. Everything
-//! else takes the standard path: fragments, IP options and extension headers, congestion marks, urgent data, SYN,
-//! FIN, RST, other TCP options, holes. Checksums are verified on both, and old timestamps are the engine's to refuse.
+//! The precomputed header filter (BR §3.2): one masked compare over the Ethernet, IP and TCP headers
+//! tells whether a frame is what an undisturbed connection expects next. If so, nothing needs to be parsed:
+//! endpoints, protocol, lengths, flags and options are known to match the last frame. Everything else takes
+//! the slow path: fragments, IP options and extension headers, congestion marks, urgent data, SYN, FIN, RST,
+//! other TCP options, holes. Both paths verify checksums; the TCP engine rejects old timestamps.
 
 use portolan_tcp::Codepoint;
 use portolan_types::{Protocol, SeqNum};
@@ -17,23 +17,23 @@ mod pattern;
 
 pub(crate) use datagram::ExpectedDatagram;
 
-/// Of TCP: without options, and with timestamps aligned as RFC 7323 appendix A has them.
+/// Lengths of the TCP header without options, and with timestamps aligned as RFC 7323 appendix A recommends.
 const BARE: usize = 20;
 const STAMPED: usize = 32;
 const ALIGNED: [u8; 4] = [1, 1, 8, 10];
 
-/// What the headers of the next frame are to be.
+/// The expected headers of the next frame.
 #[derive(Debug)]
 pub(crate) struct Expected {
     pattern: Pattern,
     source_port: u16,
     destination_port: u16,
-    /// Of both addresses and the protocol.
+    /// Checksum of both addresses and the protocol.
     pseudo: Sum,
     seq: SeqNum,
 }
 
-/// A segment that was expected, as [`Packet::parse`] would have told it.
+/// An expected segment, with the fields that [`Packet::parse`] would have returned.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Segment<'a> {
     pub(crate) header: TcpHeader,
@@ -42,7 +42,7 @@ pub(crate) struct Segment<'a> {
 }
 
 impl Expected {
-    /// Learns from a frame of the connection; none if it is of a shape that is seldom seen.
+    /// Learns from a frame of the connection; returns none if its headers have an unusual form.
     pub(crate) fn after(frame: &[u8], packet: &Packet<'_>, next: SeqNum) -> Option<Expected> {
         let Transport::Tcp { header, .. } = &packet.transport else {
             return None;
@@ -59,7 +59,7 @@ impl Expected {
         let compared = payload - START;
         value[..compared].copy_from_slice(frame.get(START..payload)?);
         if is_v4 {
-            // Of the ECN bits and the fragment's place: none.
+            // Clear the ECN bits and the fragment fields.
             value[IP - START + 1] = 0;
             value[IP - START + 6] = 0;
             value[IP - START + 7] = 0;
@@ -81,12 +81,12 @@ impl Expected {
         })
     }
 
-    /// The next byte that is expected.
+    /// Sets the sequence number of the next expected byte.
     pub(crate) fn expect(&mut self, next: SeqNum) {
         self.seq = next;
     }
 
-    /// Takes the frame apart if it is as expected.
+    /// Extracts the segment if the frame is as expected.
     pub(crate) fn meet<'a>(&self, frame: &'a [u8]) -> Option<Segment<'a>> {
         if !self.pattern.fits(frame) {
             return None;
@@ -133,8 +133,8 @@ impl Expected {
     }
 }
 
-/// Which bits are to be as they were. Not, beside what [`mask_of_ip`] leaves out: sequence and acknowledgement numbers, PSH,
-/// window, urgent pointer, time stamps, checksum. But marks of congestion count.
+/// The bits that must not change. Excluded, besides those [`mask_of_ip`] leaves out, are: sequence and acknowledgement
+/// numbers, PSH, window, urgent pointer, timestamps, checksum. Congestion marks are included.
 fn mask_of(is_v4: bool, length: usize) -> [u8; LONGEST] {
     let mut mask = [0; LONGEST];
     let tcp = mask_of_ip(&mut mask, is_v4);

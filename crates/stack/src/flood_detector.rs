@@ -1,24 +1,24 @@
-//! When SYNs that are not kept (answered by cookies, or dropped) are so many that they are a flood.
+//! Detects floods of SYNs by the rate of those for which no state is kept (answered by cookies, or dropped).
 
 use core::time::Duration;
 
 use portolan_types::Instant;
 
-/// That many within that time are a flood.
+/// This many within `WINDOW` are a flood.
 const MANY: u32 = 16;
 const WINDOW: Duration = Duration::from_millis(8);
 
-/// SYNs recently that were not kept.
+/// Recent SYNs for which no state was kept.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FloodDetector {
     since: Instant,
     count: u32,
-    /// There is a flood.
+    /// The flood counts as ongoing until this time.
     until: Instant,
 }
 
 impl FloodDetector {
-    /// A SYN was not kept.
+    /// Counts a SYN for which no state was kept.
     pub fn note(&mut self, now: Instant) {
         if now.since(self.since) > WINDOW {
             self.since = now;
@@ -30,7 +30,7 @@ impl FloodDetector {
         }
     }
 
-    /// Are they many now?
+    /// Whether there is a flood now.
     pub fn is_flood(&self, now: Instant) -> bool {
         now < self.until
     }
@@ -40,7 +40,7 @@ impl FloodDetector {
 mod tests {
     use super::*;
 
-    /// SYNs at that rate for a second: is there a flood at its end, and soon after?
+    /// Sends SYNs at that rate for a second: returns whether there is a flood at its end, and soon after.
     fn flooded(per_second: u64) -> [bool; 2] {
         let mut flood_detector = FloodDetector::default();
         let mut now = Instant::from_millis(1000);

@@ -1,4 +1,4 @@
-//! Building frames: a header template per destination, filled in for each segment.
+//! Building frames: a header template per destination, completed for each segment.
 
 use core::net::IpAddr;
 
@@ -22,15 +22,15 @@ const IPV6: usize = ipv6::HEADER_LEN;
 const TCP_MAX: usize = 60;
 const UDP: usize = udp::HEADER_LEN;
 
-/// In the seventh byte of an IPv4 header: path MTU discovery, RFC 1191.
+/// DF, in the seventh byte of an IPv4 header (path MTU discovery, RFC 1191).
 const DONT_FRAGMENT: u8 = 0x40;
 
-/// The same without the transport header: virtio-net, Ethernet, IPv6 with a handle.
+/// The longest head without transport header: virtio-net, Ethernet, IPv6 with a handle.
 const TEMPLATE_MAX: usize = VNET + ETHERNET + IPV6 + ENCLOSED_V6_LEN;
-/// Longest head of a frame, with all options of TCP.
+/// The longest head of a frame, with all TCP options.
 pub(crate) const HEAD_MAX: usize = TEMPLATE_MAX + TCP_MAX;
 
-/// A frame to send: headers (virtio-net header first), then the payload in two pieces.
+/// A frame to send: headers (virtio-net header first), then the payload in two slices.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
     pub head: &'a [u8],
@@ -43,56 +43,56 @@ impl Frame<'_> {
     }
 }
 
-/// One of the ways from a holder of sessions to the device. What waits in one does not hold up the
-/// others.
+/// A transmit queue: a path from a holder of sessions to the device. Frames waiting in one do not delay
+/// those in others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TxQueueId(pub u8);
 
 impl TxQueueId {
-    /// Whose session has no other.
+    /// The queue of all sessions without one of their own.
     pub const MAIN: TxQueueId = TxQueueId(0);
 }
 
-/// Takes frames to the device. It never refuses one: when the device is busy it keeps the frame
-/// and says [`Wire::is_full`] until it has got rid of it.
+/// Sends frames to the device. It never refuses a frame: while the device is busy it keeps the frame,
+/// and [`Wire::is_full`] returns true until it is sent.
 pub trait Wire {
     fn transmit(&mut self, frame: &Frame<'_>);
     fn is_full(&self) -> bool;
 
-    /// What follows is about that transmit queue. Most wires have one only.
+    /// Selects the transmit queue of the following calls. Most wires have only one.
     fn choose(&mut self, _tx_queue: TxQueueId) {}
 
-    /// What follows is sent for the session at `slot`.
+    /// The following frames belong to the session at `slot`.
     fn serve(&mut self, _slot: Slot) {}
 
-    /// Does it cut a UDP payload into datagrams (USO)?
+    /// Whether it segments a UDP payload into datagrams (USO).
     fn cuts_datagrams(&self) -> bool {
         false
     }
 }
 
-/// What the kernel makes of a datagram on its way out.
+/// How the kernel cuts a datagram when it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Segmentation {
     Not,
-    /// Datagrams of that payload.
+    /// Datagrams with this payload.
     Datagrams(u16),
-    /// Fragments of that much IP payload.
+    /// Fragments with this much IP payload.
     Fragments(u16),
 }
 
-/// The part of the head that all packets between two addresses share, with its checksums summed.
+/// The part of the head that all packets between two addresses share, with its checksum sums.
 #[derive(Clone, Debug)]
 pub(crate) struct Template {
     bytes: [u8; TEMPLATE_MAX],
     length: usize,
     /// One's complement sum of addresses and protocol (the pseudo header without its length).
     pseudo_sum: u32,
-    /// Same of the IPv4 header with total length 0; unused for IPv6.
+    /// Sum of the IPv4 header with total length 0; unused for IPv6.
     header_sum: u32,
     source: IpAddr,
     is_ipv4: bool,
-    /// The device leaves packets like these as they are: each goes as it is to be on the wire.
+    /// The device does not segment or complete these packets: each must be final.
     is_final: bool,
 }
 
@@ -106,7 +106,7 @@ impl Template {
         destination_mac: MacAddr,
         options: IpOptions,
     ) -> Option<Template> {
-        // TCP decides on the two low bits for each segment.
+        // TCP sets the two low bits for each segment.
         let tos = match protocol {
             Protocol::Tcp => options.tos & !3,
             Protocol::Udp => options.tos,
@@ -159,12 +159,13 @@ impl Template {
         self.source
     }
 
-    /// The same with a handle in its first option, or header, and marked so. `None` if the application has chosen a
-    /// traffic class.
+    /// The template with a handle in its first option or extension header, and the handle's marker. `None` if the
+    /// application has chosen a traffic class.
     pub(crate) fn enclosing(&self, handle: Handle) -> Option<Template> {
-        match self.is_ipv4 {
-            true => self.enclosing_v4(handle),
-            false => self.enclosing_v6(handle),
+        if self.is_ipv4 {
+            self.enclosing_v4(handle)
+        } else {
+            self.enclosing_v6(handle)
         }
     }
 
@@ -197,12 +198,12 @@ impl Template {
         Some(enclosing)
     }
 
-    /// Whether a segment of so much payload can be sent so.
+    /// Whether a segment with `payload` bytes can be sent with this template.
     pub(crate) fn takes(&self, payload: usize, segment_size: u16) -> bool {
         !self.is_final || !is_cut(payload, segment_size)
     }
 
-    /// Head of a TCP segment; `segment_size` other than 0 asks the device to cut the payload.
+    /// The head of a TCP segment; a nonzero `segment_size` requests segmentation by the device.
     pub(crate) fn tcp_head<'a>(
         &self,
         head: &'a mut [u8; HEAD_MAX],
@@ -243,7 +244,7 @@ impl Template {
         ip[10..12].copy_from_slice(&checksum.to_be_bytes());
     }
 
-    /// Head of a UDP datagram whose payload is cut as told.
+    /// The head of a UDP datagram whose payload is cut as requested.
     pub(crate) fn udp_head<'a>(
         &self,
         head: &'a mut [u8; HEAD_MAX],
@@ -285,8 +286,8 @@ impl Template {
         ip[10..12].copy_from_slice(&checksum.to_be_bytes());
     }
 
-    /// Writes everything below the transport header, and the transport checksum's start value:
-    /// the device completes it (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
+    /// Writes everything below the transport header, and the initial value of the transport checksum,
+    /// which the device completes (`VIRTIO_NET_HDR_F_NEEDS_CSUM`).
     fn fill(&self, head: &mut [u8; HEAD_MAX], transport_length: usize, checksum_at: usize) {
         head[..self.length].copy_from_slice(&self.bytes[..self.length]);
         let start = to_u16(self.length - VNET);
@@ -311,15 +312,15 @@ fn is_cut(payload: usize, segment_size: u16) -> bool {
     segment_size != 0 && payload > usize::from(segment_size)
 }
 
-/// The checksum of a TCP segment that has been started by its pseudo header.
+/// Completes the checksum of a TCP segment that holds the sum of the pseudo header.
 fn complete(tcp: &mut [u8], payload: [&[u8]; 2]) {
     let [first, second] = payload;
     let checksum = Sum::default().over(tcp).over(first).over(second).checksum();
     tcp[tcp::CHECKSUM_AT..][..2].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Lengths here come from MTU-bounded or GSO-bounded segments; a larger one saturates and is
-/// dropped by the device rather than wrapped into a valid smaller one.
+/// Lengths here come from segments limited by MTU or GSO; a larger one saturates, so that the device
+/// drops it, instead of wrapping to a valid smaller one.
 fn to_u16(length: usize) -> u16 {
     u16::try_from(length).unwrap_or(u16::MAX)
 }

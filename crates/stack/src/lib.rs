@@ -1,13 +1,11 @@
 //! Sessions over IP, sans-IO.
 //!
-//! Call contract of [`Stack`]: give it every received frame ([`Stack::input`], fragments by way of
-//! [`Stack::reassemble`]), then let it send
-//! ([`Stack::output`]), look at the [`Stack::changed`] sessions, and come back no later than
-//! [`Stack::deadline`] with [`Stack::expire`] and `output`. After touching a session through
-//! [`Stack::get_mut`] call [`Stack::touch`].
+//! Call contract of [`Stack`]: pass it every received frame ([`Stack::input`]; fragments through
+//! [`Stack::reassemble`]), then call [`Stack::output`], process the [`Stack::changed`] sessions, and
+//! call [`Stack::expire`] and `output` no later than [`Stack::deadline`]. After changing a session
+//! through [`Stack::get_mut`] call [`Stack::touch`].
 #![forbid(unsafe_code)]
 
-mod backlog;
 mod counters;
 mod delegation;
 mod expected;
@@ -25,7 +23,6 @@ mod session;
 mod stack;
 mod udp;
 
-pub use backlog::{Backlog, CookieUse, SOMAXCONN, SynVerdict};
 pub use counters::{COUNTERS, SPUN_US, counter_names};
 pub use delegation::{DelegateInput, Delegation, FloodReport};
 pub use flood_detector::FloodDetector;

@@ -1,13 +1,13 @@
-//! Which groups a UDP socket hears, and from whom (RFC 3376 §3, RFC 3810 §4): what is left to decide
-//! when the kernel has joined the group and the filter has delivered a copy.
+//! Group memberships of a UDP socket, with source filters (RFC 3376 §3, RFC 3810 §4): what remains to be
+//! checked after the kernel has joined the group and the filter has delivered a copy.
 
 use core::net::IpAddr;
 
-/// What one socket has joined.
+/// The memberships of one socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Memberships {
     joined: Vec<Membership>,
-    /// Groups that others on the host have joined are heard, too (`IP_MULTICAST_ALL`).
+    /// Also receives from groups that other sockets on the host have joined (`IP_MULTICAST_ALL`).
     pub all: bool,
 }
 
@@ -34,7 +34,7 @@ impl Default for Memberships {
 }
 
 impl Memberships {
-    /// Is a datagram to `group` that came by that device from `source` for this socket?
+    /// Whether the socket accepts a datagram to `group` that arrived on that device from `source`.
     pub fn accept(&self, group: IpAddr, interface: u32, source: IpAddr) -> bool {
         match self.find(group, interface) {
             Some(at) => match &self.joined[at].sources {
@@ -45,7 +45,7 @@ impl Memberships {
         }
     }
 
-    /// What a host that knows of none is to join for these: a group on a device, from one source or from all.
+    /// The joins that establish these memberships on a fresh socket: group, device, and a source, or none for all.
     pub fn joins(&self) -> Vec<(IpAddr, u32, Option<IpAddr>)> {
         let mut joins = Vec::new();
         for Membership {
@@ -94,7 +94,7 @@ impl Memberships {
         }
     }
 
-    /// True if the membership ended with its last source.
+    /// Returns true if the membership ended with its last source.
     pub fn disallow(&mut self, group: IpAddr, interface: u32, source: IpAddr) -> bool {
         let Some(at) = self.find(group, interface) else {
             return false;

@@ -1,4 +1,4 @@
-//! Taking a received frame apart: Ethernet, IP, transport; checksums verified.
+//! Parsing of received frames: Ethernet, IP, transport; with checksum verification.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -18,12 +18,12 @@ use portolan_wire::udp::UdpHeader;
 use crate::pmtu;
 
 /// A received packet. For an ICMP error, `source` and `destination` are the endpoints of the flow
-/// it is about, seen as if the peer had sent it.
+/// it concerns, as if the peer had sent the packet.
 #[derive(Debug)]
 pub struct Packet<'a> {
     pub source: SocketAddr,
     pub destination: SocketAddr,
-    /// Hops it could still have gone.
+    /// Remaining hops.
     pub ttl: u8,
     pub transport: Transport<'a>,
 }
@@ -33,11 +33,11 @@ pub enum Transport<'a> {
     Tcp {
         header: TcpHeader,
         payload: &'a [u8],
-        /// What routers said of congestion.
+        /// ECN codepoint of the IP header.
         codepoint: Codepoint,
     },
     Udp {
-        /// What the IP header said.
+        /// Fields of the IP header.
         ip: IpOptions,
         payload: &'a [u8],
         has_checksum: bool,
@@ -53,35 +53,35 @@ pub struct IcmpMessage<'a> {
     pub kind: u8,
     pub code: u8,
     pub quoted: Quoted,
-    /// Who says so.
+    /// Sender of the message.
     pub from: IpAddr,
-    /// What the IP header said.
+    /// Fields of the IP header.
     pub ip: IpOptions,
-    /// What it quotes, from the IP header on.
+    /// The quoted packet, starting with its IP header.
     pub packet: &'a [u8],
 }
 
-/// Why a frame was dropped; each has its counter.
+/// Why a frame was dropped; each reason has its counter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Drop {
-    /// A header that is cut short or contradicts itself.
+    /// A header is truncated or contradicts itself.
     Malformed,
     BadChecksum,
     /// A fragment, or a protocol that has no sessions.
     Unsupported,
-    /// For a connection or a connected UDP session, from somebody else.
+    /// For a connection or a connected UDP session, but not from its peer.
     ForeignPeer,
-    /// A datagram to a group that the session does not hear.
+    /// A datagram to a group that the session has not joined.
     NotMember,
     /// The UDP session's receive buffer is full.
     ReceiveBufferFull,
     /// A fragment that contradicts others of its datagram.
     FragmentsOverlap,
-    /// A fragment, while too many datagrams are unfinished.
+    /// A fragment, while too many datagrams are incomplete.
     FragmentsCrowdedOut,
-    /// While too many wait for sessions on their way.
+    /// Too many frames wait for sessions that have not arrived.
     TooEarly,
-    /// A segment from farther away than the socket allows (`IP_MINTTL`).
+    /// A segment that passed more hops than the socket allows (`IP_MINTTL`).
     TooFar,
 }
 
@@ -156,7 +156,7 @@ impl<'a> Packet<'a> {
             }
             Some(Protocol::Udp) => {
                 let (header, payload) = UdpHeader::parse(body)?;
-                // Whether one may be missing is the session's to say.
+                // The session decides whether the checksum may be missing.
                 let has_checksum = header.checksum != 0;
                 if has_checksum
                     && !header.verify(source, destination, payload, Offload::MayBePartial)
@@ -178,8 +178,8 @@ impl<'a> Packet<'a> {
         }
     }
 
-    /// The flow the packet belongs to, seen from this host; `None` for an ICMP error about a
-    /// protocol without sessions.
+    /// The flow of the packet, as seen from this host; `None` for an ICMP error about a protocol without
+    /// sessions.
     pub fn flow(&self) -> Option<FlowKey> {
         let protocol = match &self.transport {
             Transport::Tcp { .. } => Protocol::Tcp,
@@ -234,14 +234,14 @@ fn parse_icmp(
 }
 
 impl IcmpMessage<'_> {
-    /// As the TCP machine wants it; `None` for what TCP ignores (RFC 9293 §3.9.2.2). Like Linux it
-    /// gives an open up for any destination that cannot be reached (RFC 5461 §4.1); a connection
-    /// that stands never for one.
+    /// The error for the TCP engine; `None` for errors that TCP ignores (RFC 9293 §3.9.2.2). As on Linux,
+    /// any unreachable destination ends a connection that is opening (RFC 5461 §4.1), but never an
+    /// established one.
     pub fn for_tcp(&self) -> Option<TcpIcmpError> {
         let unreachable = |error| IcmpKind::Unreachable { hard: true, error };
         let is_v4 = self.quoted.source.is_ipv4();
         let kind = match self.cause {
-            // Codes that only `icmp_err_convert` tells from others.
+            // Codes that only `icmp_err_convert` distinguishes.
             _ if is_v4 && (self.kind, self.code) == (3, 5) => unreachable(Error::Unsupported),
             _ if is_v4 && (self.kind, self.code) == (3, 7) => unreachable(Error::HostDown),
             _ if is_v4 && (self.kind, self.code) == (3, 8) => unreachable(Error::NoNetwork),
@@ -254,7 +254,7 @@ impl IcmpMessage<'_> {
             }
             Cause::ProtocolUnreachable => unreachable(Error::ProtocolUnreachable),
             Cause::PortUnreachable => unreachable(Error::Refused),
-            // `icmp_err_convert` has EHOSTUNREACH for most of them, `icmpv6_err_convert` EACCES.
+            // `icmp_err_convert` maps most of them to EHOSTUNREACH, `icmpv6_err_convert` to EACCES.
             Cause::Prohibited if is_v4 => unreachable(Error::HostUnreachable),
             Cause::Prohibited => unreachable(Error::Prohibited),
             Cause::TooBig { .. } => {
@@ -272,7 +272,7 @@ impl IcmpMessage<'_> {
         })
     }
 
-    /// What the path takes, by a report that can be true (RFC 1191 §5, RFC 8201 §4).
+    /// The path MTU in a plausible report (RFC 1191 §5, RFC 8201 §4).
     pub fn path_mtu(&self) -> Option<u32> {
         let Cause::TooBig { mtu } = self.cause else {
             return None;
@@ -280,8 +280,8 @@ impl IcmpMessage<'_> {
         pmtu::believable(self.quoted.destination.ip(), mtu, self.quoted.length)
     }
 
-    /// The error that a connected UDP session reports, as `__udp4_lib_err` and `__udp6_lib_err` of
-    /// Linux choose it: only hard errors reach a socket that did not ask for more.
+    /// The error that a connected UDP session reports, chosen as by Linux's `__udp4_lib_err` and
+    /// `__udp6_lib_err`: only hard errors reach a socket that has not requested more.
     pub fn errno_for_udp(&self, discovery: MtuDiscovery) -> Option<i32> {
         if matches!(self.cause, Cause::TooBig { .. }) {
             return (discovery != MtuDiscovery::Dont).then_some(errno::MSGSIZE);
@@ -290,8 +290,8 @@ impl IcmpMessage<'_> {
         is_hard.then_some(errno)
     }
 
-    /// The errno of the error, and whether it is hard: `icmp_err_convert` and
-    /// `icmpv6_err_convert` of Linux.
+    /// The errno of the error, and whether it is hard: Linux's `icmp_err_convert` and
+    /// `icmpv6_err_convert`.
     pub fn errno(&self) -> Option<(i32, bool)> {
         if self.quoted.source.is_ipv4() {
             errno_v4(self.kind, self.code)
@@ -332,7 +332,7 @@ fn errno_v6(kind: u8, code: u8) -> Option<(i32, bool)> {
     })
 }
 
-/// Linux's numbers, which all its machines but a few share.
+/// Linux's error numbers, which are the same on nearly all architectures.
 mod errno {
     pub(super) const ACCES: i32 = 13;
     pub(super) const NONET: i32 = 64;
@@ -392,7 +392,7 @@ mod tests {
         }
     }
 
-    /// Tables of `net/ipv4/icmp.c` and `net/ipv6/icmp.c`, from the side of a connected socket.
+    /// Tables of `net/ipv4/icmp.c` and `net/ipv6/icmp.c`, as seen by a connected socket.
     #[test]
     fn a_connected_socket_hears_of_hard_errors_only() {
         let other = Cause::OtherUnreachable { code: 0 };

@@ -1,4 +1,4 @@
-//! What routers have told of paths that take less than their first link does (RFC 1191, RFC 8201):
+//! Path MTUs reported by routers, where smaller than the MTU of the first link (RFC 1191, RFC 8201):
 //! kept per destination, for all sessions of a holder, for ten minutes.
 
 use core::net::IpAddr;
@@ -7,19 +7,19 @@ use std::collections::{BTreeSet, HashMap};
 
 use portolan_types::Instant;
 
-/// RFC 8201 §4: try a larger one no sooner than five minutes, better ten. Linux:
+/// RFC 8201 §4: a larger size must not be tried for five minutes; ten are recommended. Linux:
 /// `mtu_expires`.
 const LIFETIME: Duration = Duration::from_secs(600);
 
-/// Less is not a path but an attack (Linux: `min_pmtu`).
+/// A smaller report is an attack, not a path (Linux: `min_pmtu`).
 pub(crate) const LEAST_V4: u32 = 552;
-/// RFC 8200 §5: every IPv6 link takes that much.
+/// RFC 8200 §5: the minimum MTU of an IPv6 link.
 pub(crate) const LEAST_V6: u32 = 1280;
 
-/// Destinations kept; those that would expire first give way.
+/// Limit of the destinations kept; those that expire first are removed first.
 const DESTINATIONS: usize = 4096;
 
-/// RFC 1191 §7.1: sizes to try when a router does not say what it takes.
+/// RFC 1191 §7.1: sizes to try when a router does not report one.
 const PLATEAUS: [u32; 7] = [32_000, 17_914, 8_166, 4_352, 2_002, 1_492, 1_006];
 
 #[derive(Debug, Default)]
@@ -35,15 +35,14 @@ impl PathMtus {
         self.generation
     }
 
-    /// What the path takes, as far as is known; `link` is what its first link takes.
+    /// The known path MTU; `link` is the MTU of the first link.
     pub(crate) fn limit(&self, destination: IpAddr, link: u32) -> u32 {
         self.known
             .get(&destination)
             .map_or(link, |(mtu, _)| link.min(*mtu))
     }
 
-    /// A router says that the path takes `mtu` only. Never raises what is known: that is for time
-    /// to do.
+    /// A router reports a path MTU of `mtu`. Never raises the known value: it has to expire.
     pub(crate) fn learn(&mut self, now: Instant, destination: IpAddr, mtu: u32) {
         let mtu = mtu.max(least(destination));
         if let Some(&(known, until)) = self.known.get(&destination) {
@@ -84,8 +83,8 @@ pub(crate) fn least(destination: IpAddr) -> u32 {
     }
 }
 
-/// What the path takes according to a report about a packet of `quoted` bytes; `None` if the
-/// report cannot be true: a packet that fits is not too big.
+/// The path MTU according to a report about a packet of `quoted` bytes; `None` if the report cannot
+/// be true: a packet that fits is not too big.
 pub(crate) fn believable(destination: IpAddr, reported: u32, quoted: u32) -> Option<u32> {
     let mtu = match reported {
         0 => PLATEAUS

@@ -1,24 +1,24 @@
-//! A limit to the resets that segments without a connection are answered by. Without it whoever sends such segments
-//! has the host send as many, to addresses of the sender's choice.
+//! Rate limit for resets that answer segments without a connection. Without it an attacker could make the host send a
+//! reset for each such segment, to addresses of the attacker's choice.
 
 use core::time::Duration;
 
 use portolan_types::Instant;
 
-/// Resets a second, as Linux limits its ICMP messages (`net.ipv4.icmp_msgs_per_sec`).
+/// Resets per second, as Linux limits its ICMP messages (`net.ipv4.icmp_msgs_per_sec`).
 const RATE: u32 = 1000;
 
-/// What a second without any saves up.
+/// Largest burst, as the time in which its credit accumulates.
 const BURST: Duration = Duration::from_secs(1);
 
-/// By the virtual clock of GCRA (ITU-T I.371): each reset moves it on by its price.
+/// GCRA's virtual clock (ITU-T I.371): each reset advances it by its cost.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ResetLimit {
     paid_until: Instant,
 }
 
 impl ResetLimit {
-    /// Counts one reset, if one may be sent.
+    /// Counts a reset and returns true if it may be sent.
     pub fn allows(&mut self, now: Instant) -> bool {
         let paid_until = self.paid_until.max(now);
         if paid_until.since(now) >= BURST {

@@ -1,5 +1,5 @@
 //! How a session's packets reach their destination: the route, the neighbour, and the header
-//! template that follows from both. Kept with the session until metastate moves.
+//! template that follows from both. Cached in the session until the metastate changes.
 
 use core::net::IpAddr;
 
@@ -13,52 +13,52 @@ use crate::frame::Template;
 use crate::pmtu::PathMtus;
 use crate::routes::{NoRoute, Path, Routes};
 
-/// Both ends of a packet, and what it carries.
+/// Both addresses of a packet, and its protocol.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ends {
     pub(crate) protocol: Protocol,
     pub(crate) source: IpAddr,
     pub(crate) destination: IpAddr,
-    /// The device of the link that a scoped destination is on, else 0.
+    /// The device of the link of a scoped destination, else 0.
     pub(crate) scope: u32,
 }
 
-/// A neighbour that packets go to first.
+/// The neighbour to which packets are sent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct NextHop {
     pub interface: u32,
     pub address: IpAddr,
 }
 
-/// A way to one destination, valid as long as the routes stay what they were.
+/// A path to one destination, valid as long as the routes are unchanged.
 #[derive(Debug)]
 pub(crate) struct ResolvedPath {
     generation: u32,
     mtu_generation: u32,
     destination: IpAddr,
     scope: u32,
-    /// What the whole path takes.
+    /// MTU of the whole path.
     pub(crate) mtu: u32,
-    /// What its first link takes.
+    /// MTU of the first link.
     pub(crate) link_mtu: u32,
     pub(crate) template: Template,
-    /// The neighbour whose link-layer address nobody has told yet. The template goes to no station, which
-    /// leaves it to the kernel to find him.
+    /// The neighbour whose link-layer address is not known yet. The template then has a zero destination address; the
+    /// kernel must resolve the neighbour.
     pub(crate) unresolved: Option<NextHop>,
-    /// The last handle that went with a packet, and the template with it, if there can be one.
+    /// The handle enclosed last, and the template for it, if there can be one.
     enclosing: Option<(Handle, Option<Template>)>,
 }
 
-/// Why there is none.
+/// Why there is no path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouteError {
     NoRoute,
-    /// The destination is this host's, not unicast, or behind a device that is not managed.
+    /// The destination is local, not unicast, or reached through an unmanaged device.
     NotOurs,
 }
 
 impl ResolvedPath {
-    /// Looks for a way.
+    /// Looks up a path.
     pub(crate) fn find(
         ends: Ends,
         ip: IpOptions,
@@ -71,7 +71,7 @@ impl ResolvedPath {
         if !path.managed || path.kind != RouteKind::Unicast || !is_unicast(ends.destination) {
             return Err(RouteError::NotOurs);
         }
-        // A UDP session that is bound to a group or to a broadcast address sends from another.
+        // A UDP session bound to a group or to a broadcast address sends from another one.
         if ends.protocol == Protocol::Udp && !routes.is_local(ends.source) {
             return Err(RouteError::NotOurs);
         }
@@ -79,7 +79,7 @@ impl ResolvedPath {
         ResolvedPath::by(&path, station, ends, ip, routes, mtus)
     }
 
-    /// The way to a group, by the device that is named.
+    /// The path to a group through the given device.
     pub(crate) fn to_group(
         ends: Ends,
         ip: IpOptions,
@@ -129,7 +129,7 @@ impl ResolvedPath {
         })
     }
 
-    /// The kept way if it still leads there, else a new one, which is kept.
+    /// Returns the cached path if it is current, else looks up and caches a new one.
     pub(crate) fn current<'a>(
         kept: &'a mut Option<ResolvedPath>,
         ends: Ends,
@@ -146,7 +146,7 @@ impl ResolvedPath {
         kept.as_mut().ok_or(RouteError::NoRoute)
     }
 
-    /// The template for a segment, which is to enclose a handle or none.
+    /// The template for a segment, with or without a handle.
     pub(crate) fn template_for(&mut self, segment: &Segment<'_>) -> &Template {
         let Some(handle) = segment.handle else {
             return &self.template;
@@ -178,7 +178,7 @@ impl ResolvedPath {
         }
     }
 
-    /// How much of a datagram goes into one fragment of `mtu` bytes: a multiple of eight.
+    /// IP payload of one fragment on a link with `mtu`: a multiple of eight.
     pub(crate) fn fragment_size(&self, mtu: usize) -> Option<u16> {
         let headers = match self.destination {
             IpAddr::V4(_) => ipv4::HEADER_LEN,
@@ -188,7 +188,7 @@ impl ResolvedPath {
         u16::try_from(room).ok().filter(|&room| room > 0)
     }
 
-    /// What one packet may hold.
+    /// Maximum size of a packet.
     pub(crate) fn mtu_for(&self, discovery: MtuDiscovery) -> u32 {
         if discovery.heeds_routers() {
             self.mtu

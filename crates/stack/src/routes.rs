@@ -1,4 +1,4 @@
-//! Look-ups on metastate: which device, next hop, source address and MTU a destination has.
+//! Look-ups in the metastate: device, next hop, source address and MTU of a destination.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::collections::{BTreeMap, HashMap};
@@ -7,26 +7,26 @@ use portolan_proto::filter::{PathKey, RETURN_PATHS, ReturnPath};
 use portolan_proto::metastate::{Interface, Metastate, Route, RouteKind};
 use portolan_types::{MacAddr, is_scoped};
 
-/// One generation of metastate, ready for look-ups.
+/// One generation of the metastate, prepared for look-ups.
 #[derive(Debug, Default)]
 pub struct Routes {
     generation: u32,
     state: Metastate,
-    /// In order, since a hash map gets its keys from `getrandom`, in which libc ends threads that are
-    /// cancelled: this is made where they wait.
+    /// Not a hash map, whose keys come from `getrandom`, where libc ends cancelled threads: this map is built in
+    /// threads that wait.
     neighbours: BTreeMap<(u32, IpAddr), MacAddr>,
 }
 
-/// Where packets to one destination go.
+/// Where packets to a destination are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Path {
     pub interface: u32,
-    /// Portolan's filter serves that device.
+    /// Whether Portolan's filter serves the device.
     pub managed: bool,
     pub kind: RouteKind,
     /// The gateway, or the destination itself.
     pub next_hop: IpAddr,
-    /// The address packets leave from unless the session has one.
+    /// The default source address.
     pub source: Option<IpAddr>,
     pub mtu: u32,
     pub mac: MacAddr,
@@ -50,18 +50,18 @@ impl Routes {
         }
     }
 
-    /// Generation of the metastate this was made from.
+    /// Generation of the metastate that this was built from.
     pub fn generation(&self) -> u32 {
         self.generation
     }
 
-    /// Longest prefix first, then lowest metric, as metastate is sorted; routes through devices
-    /// that are down do not count.
+    /// Longest prefix first, then lowest metric, the order of the metastate; ignores routes through devices
+    /// that are down.
     pub fn path(&self, destination: IpAddr) -> Result<Path, NoRoute> {
         self.path_in(destination, 0)
     }
 
-    /// As [`Routes::path`], through the device of the link that a scoped destination is on; 0: any.
+    /// Like [`Routes::path`], restricted to the device `scope` of a scoped destination; 0 for any.
     pub fn path_in(&self, destination: IpAddr, scope: u32) -> Result<Path, NoRoute> {
         self.state
             .routes
@@ -72,8 +72,8 @@ impl Routes {
             .ok_or(NoRoute)
     }
 
-    /// What the packet filter is to know of [`Routes::path`]: where answers go that it makes itself. None if
-    /// there are too many.
+    /// The paths of answers that the packet filter makes itself, as [`Routes::path`] finds them. Empty if there are
+    /// too many.
     pub fn return_paths(&self) -> HashMap<PathKey, ReturnPath> {
         let mut paths = HashMap::new();
         if self.state.routes.len() > RETURN_PATHS {
@@ -113,15 +113,15 @@ impl Routes {
         })
     }
 
-    /// An address of the device in the destination's subnet, else any of its family; of IPv6 the
-    /// one that RFC 6724 prefers.
+    /// An address of the device in the destination's subnet, else any of its family; for IPv6 the
+    /// address preferred by RFC 6724.
     fn address_near(&self, interface: u32, destination: IpAddr) -> Option<IpAddr> {
         let of_device = self
             .state
             .addresses
             .iter()
             .filter(|a| a.interface == interface);
-        // Of equals the first.
+        // The first of equals.
         let best = of_device.min_by_key(|a| {
             core::cmp::Reverse(match (a.address, destination) {
                 (IpAddr::V4(_), IpAddr::V4(_)) => {
@@ -136,7 +136,7 @@ impl Routes {
         (best.address.is_ipv4() == destination.is_ipv4()).then_some(best.address)
     }
 
-    /// Do packets go through `interface` to `address` directly?
+    /// Whether packets are sent through `interface` to `address` directly.
     pub fn is_next_hop(&self, interface: u32, address: IpAddr) -> bool {
         self.state.routes.iter().any(|route| {
             let is_reached = match route.gateway {
@@ -147,7 +147,7 @@ impl Routes {
         })
     }
 
-    /// The path to a destination that is on the link of a device that is up.
+    /// The path to an on-link destination, if the device is up.
     pub fn path_on(&self, interface: u32, destination: IpAddr) -> Option<Path> {
         let interface = self.interface(interface)?;
         Some(Path {
@@ -161,7 +161,7 @@ impl Routes {
         })
     }
 
-    /// The device that has an address of this host, or that the address is routed to as this host's.
+    /// The device that has a local address, or the device of the address's local route.
     pub fn interface_with(&self, address: IpAddr) -> Option<u32> {
         let of = self.state.addresses.iter().find(|a| a.address == address);
         let routed = || {
@@ -172,13 +172,13 @@ impl Routes {
         of.map(|address| address.interface).or_else(routed)
     }
 
-    /// Is there a device of that index, up or down?
+    /// Whether a device with that index exists, up or down.
     pub fn has_interface(&self, index: u32) -> bool {
         let mut interfaces = self.state.interfaces.iter();
         interfaces.any(|interface| interface.index == index)
     }
 
-    /// The device that a group is joined on and sent to by default (Linux: the one its route names).
+    /// The default device for a group, to join and to send (Linux: the device of its route).
     pub fn multicast_interface(&self, group: IpAddr) -> Option<u32> {
         let by_route = self.state.routes.iter().find(|route| {
             covers(route.destination, route.prefix, group)
@@ -188,7 +188,7 @@ impl Routes {
         by_route.map(|route| route.interface)
     }
 
-    /// Is this the address of all stations, or of all in one of this host's networks?
+    /// Whether the address is the limited broadcast address or that of a local network.
     pub fn is_broadcast(&self, address: IpAddr) -> bool {
         address == IpAddr::V4(Ipv4Addr::BROADCAST)
             || self
@@ -198,7 +198,7 @@ impl Routes {
                 .any(|route| route.kind == RouteKind::Broadcast && route.destination == address)
     }
 
-    /// A device that is up.
+    /// The device with that index, if it is up.
     fn interface(&self, index: u32) -> Option<&Interface> {
         self.state
             .interfaces
@@ -211,7 +211,7 @@ impl Routes {
         self.neighbours.get(&(interface, address)).copied()
     }
 
-    /// Does Portolan serve the device of this address? None if it is none of the host's.
+    /// Whether Portolan serves the device of a local address. None if the address is not local.
     pub fn serves(&self, address: IpAddr) -> Option<bool> {
         let mut addresses = self.state.addresses.iter();
         let own = addresses.rfind(|own| own.address == address)?;
@@ -220,7 +220,7 @@ impl Routes {
         Some(interfaces.iter().any(is_managed))
     }
 
-    /// Is this one of the host's own addresses?
+    /// Whether the address is local.
     pub fn is_local(&self, address: IpAddr) -> bool {
         address.is_loopback() || self.state.addresses.iter().any(|a| a.address == address)
     }
@@ -231,7 +231,7 @@ fn mtu_of(route: &Route, interface: &Interface) -> u32 {
     limit.min(interface.mtu)
 }
 
-/// RFC 6724 §5, of two of one device the greater: rules 2 (scope), 6 (label), 8 (longest prefix).
+/// RFC 6724 §5, for addresses of one device, greater is better: rules 2 (scope), 6 (label), 8 (longest prefix).
 fn source_preference(source: Ipv6Addr, destination: Ipv6Addr) -> (bool, bool, u32) {
     let is_narrow = |address: Ipv6Addr| is_scoped(address.into());
     let has_scope = is_narrow(source) == is_narrow(destination);
@@ -240,7 +240,7 @@ fn source_preference(source: Ipv6Addr, destination: Ipv6Addr) -> (bool, bool, u3
     (has_scope, has_label, common)
 }
 
-/// RFC 6724 §2.1, of the prefixes that are still in use.
+/// RFC 6724 §2.1, for the prefixes still in use.
 fn label(address: Ipv6Addr) -> u8 {
     match address.segments() {
         [0x2002, ..] => 2,
@@ -250,7 +250,7 @@ fn label(address: Ipv6Addr) -> u8 {
     }
 }
 
-/// Does `network/prefix` cover `address`? Families must agree.
+/// Whether `network/prefix` covers `address`. Families must match.
 fn covers(network: IpAddr, prefix: u8, address: IpAddr) -> bool {
     match (network, address) {
         (IpAddr::V4(n), IpAddr::V4(a)) => {

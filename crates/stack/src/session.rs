@@ -1,4 +1,4 @@
-//! A session and its capsule: what a holder keeps, and what travels when the holder changes.
+//! A session and its capsule: the state of a holder, and the form in which it is transferred.
 
 use std::net::{IpAddr, SocketAddr, SocketAddrV6};
 
@@ -9,7 +9,7 @@ use portolan_types::{FlowKey, Generation, Protocol, SessionId};
 
 use crate::udp::UdpSession;
 
-/// Bytes that a capsule seldom exceeds, stored data aside.
+/// Usual maximum size of a capsule without stored data.
 const STATE_ROOM: usize = 1024;
 
 #[derive(Debug)]
@@ -27,7 +27,7 @@ impl Session {
     }
 }
 
-/// A TCP session: its endpoints, and the machine that runs it.
+/// A TCP session: its endpoints, and the TCP engine.
 #[derive(Debug)]
 pub struct TcpSession {
     pub id: SessionId,
@@ -49,8 +49,8 @@ impl TcpSession {
         }
     }
 
-    /// The session and its endpoints, then the connection. Bytes that are read elsewhere ([`Connection::handoff`])
-    /// have to travel beside it.
+    /// Encodes the session and its endpoints, then the connection. Memory read in place ([`Connection::handoff`])
+    /// must travel beside the capsule.
     pub fn to_capsule(&self) -> Vec<u8> {
         let mut out = Writer::new(STATE_ROOM + self.connection.stored());
         self.id.0.put(&mut out);
@@ -61,13 +61,12 @@ impl TcpSession {
         out.finish()
     }
 
-    /// Parses a capsule that may come from a hostile process: whatever this returns is safe to
-    /// run.
+    /// Parses a capsule that may come from a hostile process: a session that this returns is safe to run.
     pub fn from_capsule(bytes: &[u8]) -> Result<TcpSession, Refused> {
         TcpSession::from_parts(bytes, None)
     }
 
-    /// As [`TcpSession::from_capsule`], with the unread bytes that travelled beside the capsule.
+    /// Like [`TcpSession::from_capsule`], with the unread bytes that travelled beside the capsule.
     pub fn from_parts(bytes: &[u8], unread: Option<HandoffBuffer>) -> Result<TcpSession, Refused> {
         let mut from = Reader::new(bytes)?;
         let id = SessionId(u64::take(&mut from)?);
@@ -87,7 +86,7 @@ impl TcpSession {
     }
 }
 
-/// Families, as capsules name them.
+/// Address families in capsules.
 const V4: u8 = 4;
 const V6: u8 = 6;
 

@@ -31,51 +31,51 @@ use early::EarlyFrames;
 pub use output::send_segment;
 use tx_queues::WaitingQueues;
 
-/// A holder whose sessions wait for a route or a neighbour looks again after so long, at first and at
-/// last.
+/// First and last interval at which a holder checks the routes for sessions that wait for a route or a
+/// neighbour.
 const LOOK_FIRST: Duration = Duration::from_millis(2);
 const LOOK_LAST: Duration = Duration::from_secs(1);
 
-/// Sessions of one holder, and what they want to send.
+/// The sessions of one holder, and their pending output.
 #[derive(Debug)]
 pub struct Stack {
     places: Vec<SlotState>,
     free: Vec<u32>,
-    /// Sessions that are here.
+    /// Number of sessions present.
     count: usize,
     timers: Wheel,
-    /// Sessions that may have something to send, each at most once, there or at its transmit queue.
+    /// Sessions that may have something to send, each at most once, here or at its transmit queue.
     pending: VecDeque<u32>,
     tx_queues: WaitingQueues,
-    /// Sessions whose acknowledgements wait for data to go with, if they may.
+    /// Sessions whose acknowledgements are deferred until data can carry them, if that is enabled.
     owing: Option<Vec<u32>>,
     /// Sessions that wait for a route or a neighbour.
     stalled: Vec<u32>,
-    /// When to look whether there is news for them, and how long after that.
+    /// When to check for them next, and the interval to the check after that.
     next_look: Option<(Instant, Duration)>,
     unresolved: Vec<NextHop>,
     changed: Vec<(Slot, Events)>,
     fragments: Reassembly,
-    /// Bytes of all frames that wait for sessions on their way.
+    /// Bytes of all frames waiting for sessions that have not arrived.
     early: usize,
-    /// Frames that waited for a session which did not come.
+    /// Frames that waited for a session that did not arrive.
     released: Vec<Vec<u8>>,
     mtus: PathMtus,
-    /// Generation of the routes that `stalled` were tried with.
+    /// Generation of the routes at the last attempt for `stalled`.
     tried_generation: u32,
     pub(crate) counters: Counters,
     fast_path_disabled: bool,
-    /// One of those that sent last has more to send than its windows let through.
+    /// A session that sent in the last round has more data than its windows permit.
     awaits_window: bool,
     observer: Option<fn(Step)>,
 }
 
-/// What the stack is about to do for a session, told to who observes it.
+/// A step of the stack for a session, reported to an observer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// To compare, take apart or write the headers of a frame, checksums included.
+    /// Comparing, parsing or writing the headers of a frame, including checksums.
     Headers,
-    /// To have the session take something in, or say what it has to send.
+    /// Processing input in the session, or collecting its output.
     Session,
 }
 
@@ -90,41 +90,41 @@ enum SlotState {
 #[derive(Debug)]
 struct SessionEntry {
     session: Session,
-    /// Of the last packet sent.
+    /// Path of the last packet sent.
     resolved: Option<ResolvedPath>,
-    /// The session is in `pending`, or waits for its transmit queue.
+    /// The session is in `pending`, or waits at its transmit queue.
     is_pending: bool,
     /// The session is in `owing`.
     is_owing: bool,
     tx_queue: TxQueueId,
-    /// Its transmit queue from now on, as soon as nothing of it waits in the one it has.
+    /// The transmit queue to use once no frames wait in the current one.
     next_tx_queue: TxQueueId,
-    /// It sends nothing.
+    /// Sending is suspended.
     is_suspend_tx: bool,
     expected: Option<Box<NextHeaders>>,
-    /// When the wheel will look at it; never later than its deadline.
+    /// When the wheel will check it; never later than its deadline.
     scheduled: Instant,
 }
 
-/// The headers of a session's next frame.
+/// The expected headers of a session's next frame.
 #[derive(Debug)]
 enum NextHeaders {
     OfSegment(Expected),
     OfDatagram(ExpectedDatagram),
 }
 
-/// What became of a received frame.
+/// The result for a received frame.
 #[derive(Debug)]
 #[expect(
     clippy::large_enum_variant,
     reason = "it lives for a moment, and a flood of SYNs must not allocate"
 )]
 pub enum Input<'a> {
-    /// It went to the session at that slot.
+    /// Delivered to the session at that slot.
     Delivered(Slot),
-    /// It waits for the session that is on its way to that slot.
+    /// Waits for the session that will arrive at that slot.
     Held(Slot),
-    /// It is sound, but no session here is its owner.
+    /// The frame is valid, but its session is not here.
     Unclaimed(Packet<'a>),
     Dropped(Drop),
 }
@@ -155,7 +155,7 @@ impl Stack {
         }
     }
 
-    /// Every frame takes the standard path from now on: what the fast one spares can be measured.
+    /// Disables the fast path, so that its savings can be measured.
     pub fn take_all_apart(&mut self) {
         self.fast_path_disabled = true;
         for place in &mut self.places {
@@ -165,13 +165,13 @@ impl Stack {
         }
     }
 
-    /// `observer` is told of every step from now on.
+    /// Calls `observer` on every step from now on.
     pub fn observe(&mut self, observer: fn(Step)) {
         self.observer = Some(observer);
     }
 
-    /// Acknowledgements that are due for one full segment and a little more wait from now on for data to go with, until
-    /// [`Stack::settle_acknowledgements`].
+    /// Defers acknowledgements that are due for one full segment and a little more until data can carry them, or
+    /// [`Stack::settle_acknowledgements`] is called.
     pub fn defer_acknowledgements(&mut self) {
         self.owing.get_or_insert_default();
     }
@@ -180,7 +180,7 @@ impl Stack {
         self.owing.as_ref().is_some_and(|owing| !owing.is_empty())
     }
 
-    /// No data is about to go: the acknowledgements that wait for some go with the next [`Stack::output`].
+    /// No data is about to be sent: sends deferred acknowledgements with the next [`Stack::output`].
     pub fn settle_acknowledgements(&mut self) {
         while let Some(slot) = self.owing.as_mut().and_then(Vec::pop) {
             if let Some(entry) = self.entry(slot) {
@@ -190,7 +190,7 @@ impl Stack {
         }
     }
 
-    /// Promises a slot to a session that will come by [`Stack::insert_at`].
+    /// Reserves a slot for a session that [`Stack::insert_at`] will insert.
     pub fn reserve(&mut self) -> Slot {
         if let Some(slot) = self.free.pop() {
             let place = &mut self.places[slot as usize];
@@ -204,7 +204,7 @@ impl Stack {
         Slot(u32::try_from(self.places.len() - 1).expect("fewer than 2^32 sessions in memory"))
     }
 
-    /// Puts a session at a slot that [`Stack::reserve`] gave, and gives it what came for it already.
+    /// Inserts a session at a slot returned by [`Stack::reserve`], and delivers the frames that arrived for it earlier.
     pub fn insert_at(&mut self, now: Instant, slot: Slot, session: Session) {
         self.counters.came(&session);
         let place = SlotState::Taken(Box::new(SessionEntry {
@@ -239,7 +239,7 @@ impl Stack {
         slot
     }
 
-    /// Takes a session out, or gives a reserved slot back.
+    /// Removes a session, or frees a reserved slot.
     pub fn remove(&mut self, slot: Slot) -> Option<Session> {
         let taken = self.take(slot);
         let place = self.places.get_mut(slot.0 as usize)?;
@@ -254,7 +254,7 @@ impl Stack {
         taken
     }
 
-    /// What waits for a session that is on its way to the slot: there is to be none.
+    /// Takes the frames that wait at a reserved slot for which no session will be inserted.
     pub fn take_early(&mut self, slot: Slot) -> Vec<(RecordHeader, Vec<u8>)> {
         let Some(SlotState::Reserved(early)) = self.places.get_mut(slot.0 as usize) else {
             return Vec::new();
@@ -269,13 +269,12 @@ impl Stack {
         !self.released.is_empty()
     }
 
-    /// Frames that waited for a session which did not come, or was another, since the last call.
+    /// Returns the frames, since the last call, that waited for a session that did not arrive, or was another one.
     pub fn released(&mut self) -> impl Iterator<Item = Vec<u8>> + '_ {
         self.released.drain(..)
     }
 
-    /// Takes a session out and keeps its slot promised, so that it can come back by
-    /// [`Stack::insert_at`].
+    /// Removes a session and keeps its slot reserved, so that [`Stack::insert_at`] can put it back.
     pub fn take(&mut self, slot: Slot) -> Option<Session> {
         let place = self.places.get_mut(slot.0 as usize)?;
         let SlotState::Taken(entry) = place else {
@@ -328,7 +327,7 @@ impl Stack {
         }
     }
 
-    /// Is no session here?
+    /// Whether there are no sessions.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -355,7 +354,7 @@ impl Stack {
         entry_of(&mut self.places, slot)
     }
 
-    /// The session at `slot` may have something to send: [`Stack::output`] will ask it.
+    /// The session at `slot` may have something to send: [`Stack::output`] will check it.
     pub fn touch(&mut self, slot: Slot) {
         if let Some(entry) = self.entry(slot.0)
             && !entry.is_pending
@@ -365,14 +364,14 @@ impl Stack {
         }
     }
 
-    /// The session, which is about to leave, sends nothing more from here.
+    /// Stops sending for the session, which is about to leave.
     pub fn suspend_tx(&mut self, slot: Slot) {
         if let Some(entry) = self.entry(slot.0) {
             entry.is_suspend_tx = true;
         }
     }
 
-    /// It stays.
+    /// Resumes sending for the session, which does not leave after all.
     pub fn resume_tx(&mut self, slot: Slot) {
         if let Some(entry) = self.entry(slot.0) {
             entry.is_suspend_tx = false;
@@ -380,14 +379,14 @@ impl Stack {
         self.touch(slot);
     }
 
-    /// The application changed an IP option of the session: build its next header anew.
+    /// The application changed an IP option of the session: the next header is built anew.
     pub fn forget_path(&mut self, slot: Slot) {
         if let Some(entry) = self.entry(slot.0) {
             entry.resolved = None;
         }
     }
 
-    /// Keeps a fragment until its datagram is whole, which is then to be given to [`Stack::input`].
+    /// Keeps a fragment until its datagram is complete; the caller then passes that to [`Stack::input`].
     pub fn reassemble(&mut self, now: Instant, record: &RecordHeader, frame: &[u8]) -> Reassembled {
         let reassembled = self.fragments.take_in(now, record, frame);
         if let Reassembled::Dropped(reason) = &reassembled {
@@ -396,7 +395,7 @@ impl Stack {
         reassembled
     }
 
-    /// What packets to `destination` may hold; `None` without a route.
+    /// MTU of the path to `destination`; `None` without a route.
     pub fn path_mtu(&self, destination: IpAddr, routes: &Routes) -> Option<u32> {
         let path = routes.path(destination).ok()?;
         Some(self.mtus.limit(destination, path.mtu))
@@ -421,12 +420,12 @@ impl Stack {
         !self.changed.is_empty()
     }
 
-    /// Sessions whose state changed for their application since the last call.
+    /// Returns the sessions whose state has changed for their application since the last call.
     pub fn changed(&mut self) -> impl Iterator<Item = (Slot, Events)> + '_ {
         self.changed.drain(..)
     }
 
-    /// Next hops that nobody has an address for since the last call: have them resolved.
+    /// Returns the next hops, since the last call, whose link-layer addresses the caller must have resolved.
     pub fn unresolved(&mut self) -> impl Iterator<Item = NextHop> + '_ {
         self.unresolved.drain(..)
     }

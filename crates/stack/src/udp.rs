@@ -1,4 +1,4 @@
-//! A UDP session: its endpoints, and the datagrams that wait for a reader.
+//! A UDP session: its endpoints, and the datagrams to be read.
 
 use core::net::{IpAddr, SocketAddr};
 use std::collections::VecDeque;
@@ -8,13 +8,13 @@ use portolan_types::{Generation, Instant, SessionId};
 use crate::membership::Memberships;
 use portolan_proto::ip::IpOptions;
 
-/// Bytes a datagram costs in a receive buffer beyond its payload.
+/// Overhead of a datagram in a receive buffer.
 const DATAGRAM_OVERHEAD: usize = 256;
 
-/// Errors that wait for `MSG_ERRQUEUE`; older ones give way.
+/// Limit of the errors kept for `MSG_ERRQUEUE`; the oldest is discarded.
 const ERRORS_MAX: usize = 64;
 
-/// A UDP session: an endpoint, perhaps a peer, and the datagrams nobody has read yet.
+/// A UDP session: an endpoint, an optional peer, and the unread datagrams.
 #[derive(Debug)]
 pub struct UdpSession {
     pub id: SessionId,
@@ -25,10 +25,10 @@ pub struct UdpSession {
     pub multicast: MulticastOptions,
     pub memberships: Memberships,
     pub queue: VecDeque<Datagram>,
-    /// `SO_RCVBUF`: what `queue` may hold, overhead included, in bytes.
+    /// `SO_RCVBUF`: limit of `queue` in bytes, including overhead.
     pub receive_buffer: usize,
     queued: usize,
-    /// Datagrams that came coalesced are read so (`UDP_GRO`).
+    /// Reads coalesced datagrams as one (`UDP_GRO`).
     pub coalesce: bool,
     pub checksums: Checksums,
     pub v6_sizes: V6Sizes,
@@ -36,25 +36,24 @@ pub struct UdpSession {
     pub error: Option<i32>,
     pub reports: Reports,
     pub errors: VecDeque<DatagramError>,
-    /// What the path takes of a datagram that was refused, and where it was to go
-    /// (`IPV6_RECVPATHMTU`).
+    /// The path MTU for a datagram that was refused, and its destination (`IPV6_RECVPATHMTU`).
     pub path_mtu: Option<(SocketAddr, u32)>,
     pub datagrams_in: u64,
     pub datagrams_out: u64,
     pub bytes_in: u64,
     pub bytes_out: u64,
-    /// Datagrams lost because nobody read fast enough.
+    /// Datagrams lost because the receive buffer was full.
     pub overflow: u64,
 }
 
-/// Which checksums there need not be.
+/// Checksums that may be omitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checksums {
     /// `SO_NO_CHECK`
     pub v4_unsent: bool,
     /// `UDP_NO_CHECK6_TX`
     pub v6_unsent: bool,
-    /// `UDP_NO_CHECK6_RX`: IPv6 datagrams without one are taken (RFC 6936).
+    /// `UDP_NO_CHECK6_RX`: accepts IPv6 datagrams without a checksum (RFC 6936).
     pub v6_unwanted: bool,
 }
 
@@ -67,19 +66,19 @@ impl Checksums {
     }
 }
 
-/// What IPv6 datagrams may be cut into.
+/// Fragmentation of IPv6 datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct V6Sizes {
-    /// Nothing: those that do not fit are refused (`IPV6_DONTFRAG`).
+    /// No fragmentation: datagrams that do not fit are refused (`IPV6_DONTFRAG`).
     pub whole_only: bool,
-    /// Fragments no larger than this, whatever the path takes (`IPV6_MTU`).
+    /// Upper bound of the fragment size, whatever the path MTU (`IPV6_MTU`).
     pub most: Option<u32>,
 }
 
-/// What the program is told of errors.
+/// The errors that are reported to the program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reports {
-    /// `IP_RECVERR`: every error is pending, and lies in `errors`.
+    /// `IP_RECVERR`: every error is pending, and queued in `errors`.
     pub v4: bool,
     /// `IPV6_RECVERR`
     pub v6: bool,
@@ -100,9 +99,9 @@ impl Reports {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MulticastOptions {
     pub ttl: u8,
-    /// Members on this host get them, too.
+    /// Members on this host receive them, too.
     pub is_looped: bool,
-    /// The device they leave by; the routes choose if there is none.
+    /// The output device; chosen by the routes if there is none.
     pub interface: Option<u32>,
 }
 
@@ -122,44 +121,44 @@ pub struct Datagram {
     /// The address it was sent to: one of this host's, or a group's.
     pub to: SocketAddr,
     pub interface: u32,
-    /// What its IP header said.
+    /// Fields of its IP header.
     pub ip: IpOptions,
     pub received: Instant,
-    /// Bytes of each of the datagrams that it is made of, but for the last; 0: it is one.
+    /// Payload of each datagram that it is made of, except the last; 0 for a single datagram.
     pub segment: u16,
-    /// How many were lost before it.
+    /// Number of datagrams lost before it.
     pub dropped: u32,
-    /// It is empty, and has been looked at.
+    /// It is empty and has been peeked at.
     pub is_seen: bool,
     pub data: Vec<u8>,
 }
 
-/// What the error queue holds.
+/// An entry of the error queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DatagramError {
     pub errno: i32,
     pub cause: ErrorCause,
-    /// `ee_info`: the path MTU, or what a time stamp is of.
+    /// `ee_info`: the path MTU, or the kind of a timestamp.
     pub info: u32,
-    /// `ee_data`: the number of the datagram that a time stamp is of.
+    /// `ee_data`: the number of the datagram that a timestamp belongs to.
     pub data: u32,
-    /// Where the datagram was to go; nowhere if it was sent from here without fault.
+    /// Destination of the datagram; none if it was sent from here without error.
     pub to: Option<SocketAddr>,
     pub offender: Option<IpAddr>,
-    /// What the IP header of the message said.
+    /// Fields of the IP header of the message.
     pub ip: IpOptions,
     pub at: Instant,
-    /// What is left of the datagram.
+    /// The quoted part of the datagram.
     pub payload: Vec<u8>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ErrorCause {
-    /// This host would not send it.
+    /// This host refused to send it.
     Local,
-    /// Type and code of the message that said so.
+    /// Type and code of the ICMP message.
     Icmp { is_v6: bool, kind: u8, code: u8 },
-    /// Not an error: it has been sent.
+    /// Not an error: the datagram was sent.
     Timestamp,
 }
 
@@ -197,7 +196,7 @@ impl UdpSession {
         }
     }
 
-    /// Queues a datagram unless the receive buffer is full; false if it was lost.
+    /// Queues a datagram; returns false if the receive buffer is full and it was lost.
     pub fn deliver(&mut self, mut datagram: Datagram) -> bool {
         let cost = datagram.data.len() + DATAGRAM_OVERHEAD;
         if self.queued + cost > self.receive_buffer {
@@ -219,8 +218,8 @@ impl UdpSession {
         Some(datagram)
     }
 
-    /// The datagram `start` bytes from the first one's beginning, and where in it that is: what a
-    /// look with `SO_PEEK_OFF` sees. An empty one is seen once.
+    /// Returns the datagram `start` bytes from the beginning of the first one, and the offset in it, as
+    /// `SO_PEEK_OFF` requires. An empty one is seen once.
     pub fn look_from(&mut self, start: usize) -> Option<(&Datagram, usize)> {
         let mut rest = start;
         let at = self.queue.iter().position(|datagram| {
@@ -241,7 +240,7 @@ impl UdpSession {
         self.errors.push_back(error);
     }
 
-    /// Takes the oldest error; the pending one becomes the next that came from the network.
+    /// Takes the oldest error; the next error that came from the network becomes the pending one.
     pub fn take_error(&mut self) -> Option<DatagramError> {
         let error = self.errors.pop_front()?;
         let is_icmp = |error: &DatagramError| matches!(error.cause, ErrorCause::Icmp { .. });

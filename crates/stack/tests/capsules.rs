@@ -1,4 +1,4 @@
-//! Capsules from a hostile process: what is accepted can be driven by packets, time and its user
+//! Capsules from a hostile process: any that is accepted can be driven by packets, time and its user
 //! without a panic, without an endless loop, and within bounds.
 
 use core::time::Duration;
@@ -13,14 +13,14 @@ use portolan_tcp::{Config, Connection, HandoffBuffer, capsule};
 use portolan_types::{FlowKey, Instant, Protocol, SeqNum, SessionId};
 use portolan_wire::tcp::{SackBlock, TcpFlags, TcpHeader, Timestamps};
 
-/// More segments than any send buffer makes due at one instant.
+/// More segments than any send buffer can make due at one time.
 const BURST: usize = 100_000;
 
 fn start() -> Instant {
     Instant::from_millis(1_000_000)
 }
 
-/// A session in the middle of its life: bytes in flight, lost, SACKed, unread and out of order.
+/// An active session with bytes in flight, lost, SACKed, unread and out of order.
 fn genuine(stage: u8) -> TcpSession {
     let mut now = start();
     let config = Config::default();
@@ -117,11 +117,11 @@ enum Step {
 #[derive(Debug, TypeGenerator)]
 struct Attack {
     stage: u8,
-    /// What has arrived lies beside the capsule.
+    /// What has arrived is stored beside the capsule.
     is_aside: bool,
     #[generator(produce::<Vec<(u16, u8)>>().with().len(0..4usize))]
     changes: Vec<(u16, u8)>,
-    /// Written in place of whole words, where lengths and numbers are.
+    /// Written over whole words that hold lengths and numbers.
     #[generator(produce::<Vec<(u16, u8)>>().with().len(0..2usize))]
     insertions: Vec<(u16, u8)>,
     #[generator(produce::<Vec<Step>>().with().len(0..40usize))]
@@ -139,7 +139,7 @@ fn a_damaged_capsule_is_refused_or_harmless() {
             }
             let memory = session.connection.handoff().cloned();
             let mut capsule = session.to_capsule();
-            // The control block lies behind and before the bytes: aim at its places, too.
+            // The control block lies before and after the bytes: damage these places, too.
             let length = capsule.len();
             for &(at, value) in &attack.changes {
                 let at = usize::from(at) % 600;
@@ -154,7 +154,7 @@ fn a_damaged_capsule_is_refused_or_harmless() {
         });
 }
 
-/// Sessions whose capsules `tests/golden` has, as version and name.
+/// The sessions whose capsules are in `tests/golden`, with version and name.
 fn golden() -> Vec<(String, TcpSession)> {
     let mut connection = Connection::connect(&Config::default(), 1000, 2000, SeqNum(7), start());
     drain(&mut connection, start());
@@ -170,7 +170,7 @@ fn golden() -> Vec<(String, TcpSession)> {
     stages.chain([("opening".to_owned(), opening)]).collect()
 }
 
-/// Which field is where is `tests/protocol.rs` of `portolan-proto`'s to notice.
+/// `tests/protocol.rs` of `portolan-proto` detects changes of the fields.
 #[test]
 fn kept_capsules_of_this_version_are_read_and_written_as_they_are() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
@@ -211,9 +211,9 @@ fn what_is_no_capsule_is_refused_with_the_reason() {
         refused(&bytes)
     };
     assert_eq!(changed(0, 2), Refused::Version(2));
-    // Behind the session's number stands the family of its own endpoint.
+    // The session's number is followed by the family of its own endpoint.
     assert_eq!(changed(9, 5), Refused::Value("the family of an endpoint"));
-    // And behind both and the IP options the ports and the state.
+    // Both endpoints and the IP options are followed by the ports and the state.
     assert_eq!(changed(9 + 14 + 3, 6), Refused::Value("path MTU discovery"));
     assert_eq!(changed(9 + 14 + 4 + 4, 99), Refused::Value("State"));
 }
@@ -330,7 +330,7 @@ fn apply(connection: &mut Connection, now: &mut Instant, buffer: &mut [u8], step
     }
 }
 
-/// Timers may go on forever, but each moves the clock or the end.
+/// Timers may run forever, but each must advance the clock or end.
 fn rest(connection: &mut Connection, mut now: Instant) {
     let mut stood = 0;
     for _ in 0..200 {

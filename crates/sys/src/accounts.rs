@@ -1,4 +1,4 @@
-//! Users and groups of this host, by name and by number, as `/etc/passwd` and `/etc/group` have them.
+//! Users and groups of this host by name and number, from `/etc/passwd` and `/etc/group`.
 
 use std::fs;
 

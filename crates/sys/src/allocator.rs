@@ -1,10 +1,10 @@
-//! What the C library's allocator keeps for the next time.
+//! Memory cached by the C library's allocator.
 
-/// Gives whole free pages back to the kernel (`malloc_trim`). Takes milliseconds where much is free in small pieces; other
-/// threads wait when they allocate.
+/// Returns whole free pages to the kernel (`malloc_trim`). Takes milliseconds if there are many small free blocks;
+/// threads that allocate meanwhile are blocked.
 pub fn give_back_free() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: it may be called by any thread at any time.
+    // SAFETY: any thread may call it at any time.
     unsafe {
         libc::malloc_trim(0);
     }

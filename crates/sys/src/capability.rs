@@ -1,4 +1,4 @@
-//! Which privileges the process has of those that the server needs.
+//! Which of the privileges that the server needs the process has.
 
 use rustix::io::Errno;
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
@@ -18,9 +18,8 @@ pub enum Capability {
     SysNice,
 }
 
-/// What a server uses where it has it: the statistics of extensions and the numbers of programs (SYS_ADMIN), ports below the
-/// first unprivileged one, more descriptors, the group of its socket, and files of control
-/// groups that are not root's.
+/// Capabilities a server uses if it has them: statistics of extensions and program IDs (SYS_ADMIN), ports below the
+/// first unprivileged one, more descriptors, the group of its socket, and cgroup files not owned by root.
 const BESIDES: CapabilitySet = CapabilitySet::SYS_ADMIN
     .union(CapabilitySet::NET_BIND_SERVICE)
     .union(CapabilitySet::SYS_RESOURCE)
@@ -36,7 +35,7 @@ impl Capability {
         Capability::SysNice,
     ];
 
-    /// As capabilities(7) spells it.
+    /// The name in capabilities(7).
     pub const fn name(self) -> &'static str {
         match self {
             Capability::NetAdmin => "CAP_NET_ADMIN",
@@ -57,8 +56,8 @@ impl Capability {
         }
     }
 
-    /// True if the calling thread has it in effect. CAP_SYS_ADMIN stands for the two that were
-    /// once part of it.
+    /// Whether the calling thread has it in effect. CAP_SYS_ADMIN implies the two that were once part
+    /// of it.
     pub fn in_effect(self) -> bool {
         let Ok(sets) = capabilities(None) else {
             return false;
@@ -68,7 +67,7 @@ impl Capability {
             || parted && sets.effective.contains(CapabilitySet::SYS_ADMIN)
     }
 
-    /// Takes from the calling thread, and from those that it starts, for good what no server uses.
+    /// Permanently drops the capabilities that no server uses, from the calling thread and those it starts.
     pub fn renounce_others() -> Result<(), Errno> {
         let used = Capability::ALL
             .into_iter()
@@ -84,7 +83,7 @@ impl Capability {
         set_capabilities(None, sets)
     }
 
-    /// Takes it from the calling thread for good, and what would stand for it.
+    /// Permanently drops it from the calling thread, and CAP_SYS_ADMIN, which may imply it.
     pub fn renounce(self) -> Result<(), Errno> {
         let mut sets = capabilities(None)?;
         let gone = self.set() | CapabilitySet::SYS_ADMIN;
@@ -93,7 +92,7 @@ impl Capability {
         set_capabilities(None, sets)
     }
 
-    /// Those the calling thread lacks.
+    /// The capabilities that the calling thread lacks.
     pub fn missing() -> impl Iterator<Item = Capability> {
         Capability::ALL.into_iter().filter(|one| !one.in_effect())
     }

@@ -1,25 +1,25 @@
-//! The host's monotonic clock as [`Instant`]. The one place where time enters Portolan.
+//! The host's monotonic clock as [`Instant`]. Time enters Portolan only here.
 
 use std::time::Duration;
 
 use portolan_types::Instant;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-/// Reads CLOCK_MONOTONIC, the clock of `bpf_ktime_get_ns`; no system call where the vDSO has it.
+/// Reads CLOCK_MONOTONIC, the clock of `bpf_ktime_get_ns`; without a system call if the vDSO has it.
 pub fn now() -> Instant {
     instant(clock_gettime(ClockId::Monotonic))
 }
 
-/// How far [`recent`] may lie behind [`now`]: more than the longest tick of a kernel (100 Hz).
+/// How far [`recent`] may be behind [`now`]: more than the longest tick of a kernel (100 Hz).
 pub const RECENT: Duration = Duration::from_millis(12);
 
-/// The time of the kernel's last tick: for a fraction of the cost, not later than [`now`], and
-/// behind it by no more than [`RECENT`].
+/// The time of the kernel's last tick: much cheaper than [`now`], never later, and behind it by at
+/// most [`RECENT`].
 pub fn recent() -> Instant {
     instant(clock_gettime(ClockId::MonotonicCoarse))
 }
 
-/// What the calling thread has used of the CPU.
+/// CPU time used by the calling thread.
 pub fn of_thread() -> Duration {
     let used = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(used.tv_sec as u64, used.tv_nsec as u32)
@@ -57,7 +57,7 @@ mod tests {
         }
     }
 
-    /// The cheapest of several rounds: the machine may have other things to do during some of them.
+    /// The cost in the cheapest of several rounds: others may be disturbed.
     fn cost_of(call: impl Fn()) -> Duration {
         const CALLS: u32 = 2_000;
         let rounds = (0..50).map(|_| {

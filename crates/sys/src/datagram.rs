@@ -1,5 +1,5 @@
-//! Datagrams over the kernel's own sockets, with the ancillary data that says where they came in
-//! and where they are to go out.
+//! Datagrams over kernel sockets, with the ancillary data that tells how they arrived and how they
+//! are to be sent.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::{size_of, zeroed};
@@ -15,7 +15,7 @@ use crate::raw;
 /// Bytes for all control messages of one datagram.
 const CONTROL: usize = 256;
 
-/// A received datagram, its payload aside.
+/// A received datagram without its payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReceivedDatagram {
     pub length: usize,
@@ -26,7 +26,7 @@ pub struct ReceivedDatagram {
     pub service: u8,
 }
 
-/// How a datagram is to leave.
+/// How to send a datagram.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Departure {
     pub to: Option<SocketAddr>,
@@ -34,11 +34,11 @@ pub struct Departure {
     pub interface: u32,
     pub hops: Option<u8>,
     pub service: Option<u8>,
-    /// Cut into datagrams of that size (`UDP_SEGMENT`); 0: none.
+    /// Size of the datagrams to cut it into (`UDP_SEGMENT`); 0 for none.
     pub segment: u16,
 }
 
-/// Has the socket tell what [`receive`] wants to know.
+/// Enables the ancillary data that [`receive`] uses.
 pub fn announce(socket: impl AsFd, is_v6: bool) -> Result<(), Errno> {
     set_all(socket, is_v6, 1)
 }
@@ -65,8 +65,8 @@ fn set_all(socket: impl AsFd, is_v6: bool, value: i32) -> Result<(), Errno> {
     Ok(())
 }
 
-/// The next datagram; `Errno::AGAIN` if there is none. Never waits, whatever others did to the
-/// socket's flags.
+/// Receives the next datagram; `Errno::AGAIN` if there is none. Never blocks, whatever flags others set
+/// on the socket.
 pub fn receive(socket: impl AsFd, buffer: &mut [u8]) -> Result<ReceivedDatagram, Errno> {
     // SAFETY: all zeros is a valid value of both.
     let (mut name, mut message): (sockaddr_storage, libc::msghdr) = unsafe { zeroed() };
@@ -134,7 +134,7 @@ fn note(arrival: &mut ReceivedDatagram, level: c_int, kind: c_int, data: &[u8]) 
     }
 }
 
-/// Sends one datagram; never waits.
+/// Sends one datagram; never blocks.
 pub fn send(
     socket: impl AsFd,
     pieces: &[IoSlice<'_>],
@@ -212,7 +212,7 @@ fn address_of(name: &sockaddr_storage, length: libc::socklen_t) -> Option<Socket
     }
 }
 
-/// Room for control messages, aligned for their headers.
+/// Space for control messages, aligned for their headers.
 #[repr(C, align(8))]
 struct Control([u8; CONTROL]);
 
@@ -234,7 +234,7 @@ impl Control {
         })
     }
 
-    /// Writes what `departure` asks for; answers how many bytes it takes.
+    /// Writes the control messages for `departure`; returns their length in bytes.
     fn describe(&mut self, departure: &Departure) -> usize {
         let mut used = 0;
         let mut put = |level: c_int, kind: c_int, data: &[u8]| {

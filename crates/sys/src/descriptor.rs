@@ -1,6 +1,6 @@
-//! Descriptors by number: the application's, which the library works on but does not own. If the
-//! application closes one meanwhile, a call fails or meets the number's next owner, as with any
-//! descriptor used after close.
+//! The application's descriptors by number, on which the library operates but which it does not own. If
+//! the application closes one during a call, the call fails or hits the number's next owner, as with
+//! any descriptor used after close.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 
@@ -11,7 +11,7 @@ use rustix::net::AddressFamily;
 
 use crate::raw;
 
-/// Is it a socket of the kernel's for TCP, UDP or the like?
+/// Whether it is a kernel socket of an internet protocol.
 pub fn is_network_socket(fd: impl AsFd) -> bool {
     rustix::net::getsockname(fd).is_ok_and(|name| {
         matches!(
@@ -21,38 +21,38 @@ pub fn is_network_socket(fd: impl AsFd) -> bool {
     })
 }
 
-/// `EBADF` for a negative number.
+/// Borrows the descriptor; `EBADF` for a negative number.
 pub fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: the number is not -1; what it refers to, if anything, is the application's affair,
-    // and every call made on it reports `EBADF` if that is nothing.
+    // SAFETY: the number is not -1. The application is responsible for what it refers to, and every call
+    // on it reports `EBADF` if it is not open.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
 }
 
-/// What the caller has just opened, by its number.
+/// Takes ownership of a descriptor that the caller has just opened.
 pub fn own(fd: RawFd) -> Result<OwnedFd, Errno> {
     if fd < 0 {
         return Err(Errno::BADF);
     }
-    // SAFETY: the caller's promise; it is -1 only if it is nothing.
+    // SAFETY: the caller guarantees it is open and unowned; it is not -1.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// Closes the application's descriptor on its behalf.
 pub fn close(fd: RawFd) {
     if fd >= 0 {
-        // SAFETY: the application asked for it and gives the number up.
+        // SAFETY: the application requested it and gives the number up.
         unsafe { rustix::io::close(fd) };
     }
 }
 
-/// `dup3`: makes the number `onto` refer to what `from` does.
+/// `dup3`: makes the number `onto` refer to the same open file as `from`.
 pub fn replace(from: impl AsFd, onto: RawFd, close_on_exec: bool) -> Result<(), Errno> {
     let flags = if close_on_exec { libc::O_CLOEXEC } else { 0 };
     let from = from.as_fd().as_raw_fd();
-    // SAFETY: plain numbers; what `onto` referred to is the application's to give up.
+    // SAFETY: plain numbers; the application gives up what `onto` referred to.
     unsafe {
         raw::syscall(
             libc::SYS_dup3,
@@ -81,7 +81,7 @@ pub fn is_nonblocking(fd: impl AsFd) -> Result<bool, Errno> {
     Ok(fcntl_getfl(fd)?.contains(OFlags::NONBLOCK))
 }
 
-/// The numbers that refer to something in this process; none where there is no `/proc`.
+/// The open descriptors of this process; none without `/proc`.
 pub fn all_open() -> Vec<RawFd> {
     let Ok(entries) = std::fs::read_dir("/proc/self/fd") else {
         return Vec::new();
@@ -92,7 +92,7 @@ pub fn all_open() -> Vec<RawFd> {
         .collect()
 }
 
-/// Could the process open a descriptor now?
+/// Whether the process could open another descriptor now.
 pub fn has_free_number() -> bool {
     match rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 0) {
         Ok(copy) => {
@@ -115,7 +115,7 @@ pub fn set_nonblocking(fd: impl AsFd, on: bool) -> Result<(), Errno> {
     )
 }
 
-/// `setsockopt` with the bytes as they are.
+/// `setsockopt` with raw bytes.
 pub fn set_socket_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
     // SAFETY: `value` is readable for its length.
     unsafe {
@@ -134,7 +134,7 @@ pub fn set_socket_option(fd: impl AsFd, level: i32, name: i32, value: &[u8]) -> 
     Ok(())
 }
 
-/// `getsockopt` of an option as long as `value`.
+/// `getsockopt` for an option of the length of `value`.
 pub fn socket_option(fd: impl AsFd, level: i32, name: i32, value: &mut [u8]) -> Result<(), Errno> {
     let mut length = value.len() as libc::socklen_t;
     // SAFETY: `value` is writable for `length`, which the kernel reads and writes.
@@ -154,7 +154,7 @@ pub fn socket_option(fd: impl AsFd, level: i32, name: i32, value: &mut [u8]) -> 
     Ok(())
 }
 
-/// A kernel socket.
+/// Opens a kernel socket.
 pub fn kernel_socket(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: plain numbers.
     let fd = unsafe {
@@ -163,20 +163,20 @@ pub fn kernel_socket(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, E
             [number(domain), number(kind), number(protocol), 0, 0, 0],
         )?
     };
-    // SAFETY: the kernel just made it for us; descriptors fit an `int`.
+    // SAFETY: the kernel has just opened it; descriptors fit an `int`.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// `ioctl` with the argument as the application gave it.
+/// `ioctl` with the application's argument.
 pub fn request(fd: impl AsFd, request: u64, argument: usize) -> Result<i32, Errno> {
     let fd = number(fd.as_fd().as_raw_fd());
-    // SAFETY: the caller of `ioctl` vouches for its argument; the kernel checks the pointers in it.
+    // SAFETY: the caller of `ioctl` is responsible for its argument; the kernel checks the pointers in it.
     let result =
         unsafe { raw::syscall(libc::SYS_ioctl, [fd, request as usize, argument, 0, 0, 0])? };
     Ok(result as i32)
 }
 
-/// `epoll_ctl` with the data as it is. `event` is unused for a removal.
+/// `epoll_ctl` with the given data. `event` is unused for a removal.
 pub fn epoll_control(
     set: RawFd,
     operation: i32,
@@ -195,12 +195,12 @@ pub fn epoll_control(
     Ok(())
 }
 
-/// What a kernel epoll set has now, without waiting.
+/// Returns the events that a kernel epoll set has now, without blocking.
 pub fn epoll_collect(set: RawFd, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
     if events.is_empty() {
         return Ok(0);
     }
-    // SAFETY: `events` is writable for its length; a null mask leaves the signals alone.
+    // SAFETY: `events` is writable for its length; a null mask leaves the signal mask unchanged.
     unsafe {
         raw::syscall(
             libc::SYS_epoll_pwait,
@@ -216,7 +216,7 @@ pub fn epoll_collect(set: RawFd, events: &mut [libc::epoll_event]) -> Result<usi
     }
 }
 
-/// A new kernel epoll set.
+/// Creates a kernel epoll set.
 pub fn epoll_create(close_on_exec: bool) -> Result<OwnedFd, Errno> {
     let flags = if close_on_exec {
         epoll::CreateFlags::CLOEXEC
@@ -228,11 +228,11 @@ pub fn epoll_create(close_on_exec: bool) -> Result<OwnedFd, Errno> {
 
 /// Raises SIGPIPE in the calling thread, as writing to a closed socket does.
 pub fn raise_sigpipe() {
-    // SAFETY: a signal to the calling thread; what it does is the application's choice.
+    // SAFETY: a signal to the calling thread; the application chose its effect.
     unsafe { libc::raise(libc::SIGPIPE) };
 }
 
-/// An `int` argument as a register holds it.
+/// An `int` argument as passed in a register.
 pub(crate) fn number(argument: i32) -> usize {
     argument as isize as usize
 }

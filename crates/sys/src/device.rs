@@ -1,5 +1,5 @@
-//! What the kernel says about one network device, by the classic device ioctls, and the few
-//! settings that a tap needs.
+//! Properties of a network device, from the classic device ioctls, and the few settings that a tap
+//! needs.
 
 use std::os::fd::OwnedFd;
 
@@ -9,7 +9,7 @@ use rustix::ioctl::{Opcode, Updater, ioctl};
 use rustix::net::netdevice::index_to_name;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
-/// A device as it was when asked.
+/// A snapshot of a device's properties.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {
     pub index: u32,
@@ -29,7 +29,7 @@ pub enum DeviceError {
     Change { name: String, errno: Errno },
 }
 
-/// Looks the Ethernet device `name` up in the calling thread's network namespace.
+/// Looks up the Ethernet device `name` in the calling thread's network namespace.
 pub fn by_name(name: &str) -> Result<Device, DeviceError> {
     let ask = |errno| DeviceError::Ask {
         name: name.to_owned(),
@@ -46,7 +46,8 @@ pub fn by_name(name: &str) -> Result<Device, DeviceError> {
     })
 }
 
-/// Is there a device of that number in the calling thread's network namespace? What cannot be asked is taken to be there.
+/// Whether a device with that index exists in the calling thread's network namespace; true if that cannot be
+/// determined.
 pub fn exists(index: u32) -> bool {
     let flags = SocketFlags::CLOEXEC;
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None);
@@ -54,12 +55,12 @@ pub fn exists(index: u32) -> bool {
     !matches!(name, Err(Errno::NODEV))
 }
 
-/// Rate of a device in bits per second; none if it does not say.
+/// The device's rate in bits per second; none if unknown.
 pub fn rate(name: &str) -> Option<u64> {
     Requests::about(name).ok()?.rate().ok().flatten()
 }
 
-/// Makes `name` fall silent and comes up: no ARP, no multicast, a queue of `queue` packets.
+/// Silences `name` and brings it up: no ARP, no multicast, a queue of `queue` packets.
 pub(crate) fn bring_up_quietly(name: &str, queue: u32) -> Result<(), DeviceError> {
     let change = |errno| DeviceError::Change {
         name: name.to_owned(),
@@ -88,7 +89,7 @@ pub(crate) fn request(name: &str) -> Option<libc::ifreq> {
     if bytes.is_empty() || bytes.len() >= libc::IFNAMSIZ || bytes.contains(&0) {
         return None;
     }
-    // SAFETY: `ifreq` is integers and plain unions of them, for which zero is a value.
+    // SAFETY: `ifreq` consists of integers and unions of them, for which zero is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(bytes) {
         *to = *from as libc::c_char;
@@ -96,14 +97,14 @@ pub(crate) fn request(name: &str) -> Option<libc::ifreq> {
     Some(request)
 }
 
-/// The name that an `ifreq` holds.
+/// The name in an `ifreq`.
 pub(crate) fn name_of(request: &libc::ifreq) -> String {
     let bytes = request.ifr_name.iter().map(|byte| *byte as u8);
     let name: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
     String::from_utf8_lossy(&name).into_owned()
 }
 
-/// Device ioctls about one name, on a socket that serves for nothing else.
+/// Device ioctls about one name, on a socket opened for this purpose.
 struct Requests {
     socket: OwnedFd,
     named: libc::ifreq,
@@ -137,7 +138,7 @@ impl Requests {
         Ok(unsafe { answer.ifr_ifru.ifru_mtu } as u32)
     }
 
-    /// None if the device is not Ethernet; the loopback device is not.
+    /// None if the device is not Ethernet, like the loopback device.
     fn mac(&self) -> Result<Option<MacAddr>, Errno> {
         let answer = self.perform::<{ libc::SIOCGIFHWADDR as Opcode }>(self.named)?;
         // SAFETY: SIOCGIFHWADDR fills this member.
@@ -162,13 +163,13 @@ impl Requests {
 
     fn set_queue(&self, packets: u32) -> Result<(), Errno> {
         let mut request = self.named;
-        // The queue length shares its place in the union with the other plain integers.
+        // The queue length shares the union member with the other plain integers.
         request.ifr_ifru.ifru_metric = packets as i32;
         self.perform::<{ libc::SIOCSIFTXQLEN as Opcode }>(request)?;
         Ok(())
     }
 
-    /// `ETHTOOL_GSET` is answered for every driver; of `ethtool_cmd` the speed is read, in Mbit/s.
+    /// `ETHTOOL_GSET` works for every driver; only the speed in Mbit/s is read from `ethtool_cmd`.
     fn rate(&self) -> Result<Option<u64>, Errno> {
         const ETHTOOL_GSET: u32 = 1;
         const UNKNOWN: u32 = u32::MAX;
@@ -181,7 +182,7 @@ impl Requests {
         let (low, high) = (&bytes[12..14], &bytes[28..30]);
         let half = |bytes: &[u8]| u32::from(u16::from_ne_bytes([bytes[0], bytes[1]]));
         let speed = half(high) << 16 | half(low);
-        // A device without a carrier says 0, or that it does not know.
+        // A device without a carrier reports 0, or that the speed is unknown.
         let known = speed != 0 && speed != UNKNOWN && speed != 0xffff;
         Ok(known.then(|| u64::from(speed) * 1_000_000))
     }
@@ -190,8 +191,8 @@ impl Requests {
         &self,
         mut request: libc::ifreq,
     ) -> Result<libc::ifreq, Errno> {
-        // SAFETY: the opcodes used here are device ioctls, which read and write one `ifreq`, and
-        // what `rate` has it point to, which is as large as `ETHTOOL_GSET` wants.
+        // SAFETY: the opcodes used here are device ioctls, which read and write one `ifreq`, and the buffer
+        // that `rate` has it point to, which is as large as `ETHTOOL_GSET` requires.
         let call = unsafe { Updater::<OPCODE, libc::ifreq>::new(&mut request) };
         // SAFETY: as above; the request is plain data.
         unsafe { ioctl(&self.socket, call)? };

@@ -1,5 +1,5 @@
-//! The page on which a channel's owner tells the packet filter whether it sleeps, and on which the
-//! filter counts. See [`portolan_proto::filter::Doorbell`] for the layout.
+//! The page on which a channel's owner tells the packet filter whether it sleeps, and in which the
+//! filter keeps counters. See [`portolan_proto::filter::Doorbell`] for the layout.
 
 use std::mem::offset_of;
 use std::os::fd::AsFd;
@@ -11,14 +11,14 @@ use rustix::io::Errno;
 
 use crate::mapping::{Mapping, page_size};
 
-/// What the owner of a channel does about new frames.
+/// How the owner of a channel notices new frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Looks at the ring by itself.
+    /// It polls the ring.
     Awake,
-    /// Sleeps on the ring's descriptor.
+    /// It sleeps on the ring's descriptor.
     Asleep,
-    /// Sleeps on the tap: the filter sends frames there until the owner says otherwise.
+    /// It sleeps on the tap: the filter sends frames there until the owner changes the state.
     AsleepOnTap,
 }
 
@@ -38,9 +38,9 @@ impl Doorbell {
         Ok(Doorbell { page })
     }
 
-    /// Announces `state`. A full barrier: when the owner looks at the ring after this, either it
-    /// sees a frame or the filter sees the new state. (The filter has to order its side too: its
-    /// read of the state follows an atomic add that follows the reservation of the record.)
+    /// Sets `state`, with a full barrier: if the owner checks the ring afterwards, either it sees a
+    /// frame or the filter sees the new state. (The filter must order its side, too: it reads the
+    /// state after an atomic add that follows the reservation of the record.)
     pub fn set(&self, state: State) {
         let value = match state {
             State::Awake => Layout::AWAKE,
@@ -52,21 +52,21 @@ impl Doorbell {
             .swap(value, SeqCst);
     }
 
-    /// Is the filter to wake whoever waits on the ring's descriptor for frames that an owner who is awake has not
-    /// looked at for a while? A full barrier: when the owner looks at the ring after this, either it sees a frame or the
-    /// filter sees what is wanted.
+    /// Sets whether the filter must wake the waiter on the ring's descriptor if frames have not been polled for a while
+    /// although the owner is awake. A full barrier: if the owner checks the ring afterwards, either it sees a frame or
+    /// the filter sees the new value.
     pub fn want_attention(&self, is_wanted: bool) {
         let wanted = self.page.u32_at(offset_of!(Layout, wants_attention));
         wanted.swap(is_wanted.into(), SeqCst);
     }
 
-    /// The owner looks at the ring.
+    /// Records that the owner polls the ring now.
     pub fn note_look(&self, now: Instant) {
         let attended_at = self.page.u64_at(offset_of!(Layout, attended_at));
         attended_at.store(now.as_nanos(), Relaxed);
     }
 
-    /// The owner looks at the ring, again and again and without a clock.
+    /// Records that the owner polls the ring continuously, without reading a clock.
     pub fn note_looks(&self) {
         let attended_at = self.page.u64_at(offset_of!(Layout, attended_at));
         if attended_at.load(Relaxed) != 0 {
@@ -74,7 +74,7 @@ impl Doorbell {
         }
     }
 
-    /// Could the owner not send all that it had, for want of a window?
+    /// Records whether the owner could not send all its data because of a window.
     pub fn note_awaited_window(&self, is_awaited: bool) {
         let awaits_window = self.page.u32_at(offset_of!(Layout, awaits_window));
         if awaits_window.load(Relaxed) != u32::from(is_awaited) {
@@ -82,7 +82,7 @@ impl Doorbell {
         }
     }
 
-    /// The state as it stands; the filter returns it to `Awake` when it has notified.
+    /// The current state; the filter resets it to `Awake` when it has notified.
     pub fn state(&self) -> State {
         match self.page.u32_at(offset_of!(Layout, state)).load(SeqCst) {
             Layout::ASLEEP => State::Asleep,
@@ -91,19 +91,19 @@ impl Doorbell {
         }
     }
 
-    /// Frames the filter sent to the tap; wraps.
+    /// Number of frames that the filter sent to the tap; wraps.
     pub fn by_tap(&self) -> u32 {
         self.page.u32_at(offset_of!(Layout, by_tap)).load(SeqCst)
     }
 
-    /// Frames the filter put into the ring.
+    /// Number of frames that the filter put into the ring.
     pub fn delivered(&self) -> u64 {
         self.page
             .u64_at(offset_of!(Layout, delivered))
             .load(Relaxed)
     }
 
-    /// Frames the filter lost because the ring was full.
+    /// Number of frames that the filter lost because the ring was full.
     pub fn overflow(&self) -> u64 {
         self.page.u64_at(offset_of!(Layout, overflow)).load(Relaxed)
     }

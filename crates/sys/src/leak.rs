@@ -1,15 +1,15 @@
-//! A global that is made once, late, and never freed: what an `AtomicPtr` to leaked memory is for.
+//! Globals that are initialised once, at run time, and never freed: an `AtomicPtr` to leaked memory.
 
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// What [`store`] put there.
+/// The value that [`store`] put into the cell.
 pub fn load<T: Sync>(cell: &'static AtomicPtr<T>) -> Option<&'static T> {
-    // SAFETY: only `store` and a null store write the cell, and what `store` leaks lives forever.
+    // SAFETY: the cell is written only by `store` or set to null, and what `store` leaks is never freed.
     unsafe { cell.load(Ordering::Acquire).as_ref() }
 }
 
-/// Leaks `value` and puts it into the cell. The cell must be written by nothing else, but for
-/// null.
+/// Leaks `value` and stores it in the cell. Nothing else may write the cell, except for setting it
+/// to null.
 pub fn store<T: Sync>(cell: &'static AtomicPtr<T>, value: T) -> &'static T {
     let leaked: &'static T = Box::leak(Box::new(value));
     cell.store(std::ptr::from_ref(leaked).cast_mut(), Ordering::Release);

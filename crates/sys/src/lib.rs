@@ -1,6 +1,6 @@
 //! The operating system as Portolan needs it: clock, taps, rings, shared memory, UNIX sockets with
-//! descriptors, rtnetlink, sysctls, namespaces, waiting. Owns every unsafe block of these; decides
-//! nothing. System calls never pass through a libc function that a preload shim could interpose.
+//! descriptors, rtnetlink, sysctls, namespaces, waiting. Contains all unsafe blocks for these, and makes
+//! no decisions. System calls never pass through a libc function that a preload shim could interpose.
 
 pub mod accounts;
 pub mod allocator;

@@ -1,6 +1,6 @@
-//! Puts datagrams into a UDP socket of this host, from the addresses that they first came from: a raw
-//! socket writes their headers, and the kernel loops back what goes to an address of its own. Nothing
-//! is sent before the kernel has said which socket it would deliver to (`sock_diag`).
+//! Delivers datagrams to a UDP socket of this host with their original source addresses: a raw socket
+//! writes the headers, and the kernel loops back packets to its own addresses. Nothing is sent before
+//! the kernel has confirmed to which socket it would deliver (`sock_diag`).
 
 use std::io::IoSlice;
 use std::net::{IpAddr, SocketAddr};
@@ -25,13 +25,13 @@ const HEADER: usize = 16;
 #[derive(Debug)]
 pub struct LocalDelivery {
     v4: OwnedFd,
-    /// A kernel may be without IPv6.
+    /// None if the kernel lacks IPv6.
     v6: Option<OwnedFd>,
     lookup: OwnedFd,
 }
 
 impl LocalDelivery {
-    /// Needs `CAP_NET_RAW`.
+    /// Opens the sockets. Needs `CAP_NET_RAW`.
     pub fn open() -> Result<LocalDelivery, Errno> {
         Ok(LocalDelivery {
             v4: raw(AddressFamily::INET)?,
@@ -44,7 +44,7 @@ impl LocalDelivery {
         })
     }
 
-    /// Is it the UDP socket with this cookie that gets what comes `from` there `to` here by a device?
+    /// Whether the UDP socket with this cookie receives datagrams that arrive by `interface` with these addresses.
     pub fn reaches(
         &self,
         cookie: u64,
@@ -74,8 +74,8 @@ impl LocalDelivery {
         }
     }
 
-    /// Sends an IP packet to an address of this host, as if it had come by `interface`; 0: by none that
-    /// matters.
+    /// Sends an IP packet to a local address as if it had arrived by `interface`; 0 if the device does not
+    /// matter.
     pub fn send(&self, packet: &[u8], to: IpAddr, interface: u32) -> Result<(), Errno> {
         let socket = match to {
             IpAddr::V4(_) => Some(&self.v4),
@@ -99,16 +99,16 @@ fn open(
     socket_with(family, kind, SocketFlags::CLOEXEC, protocol)
 }
 
-/// Of this protocol the program writes the IP header.
+/// Opens a raw socket on which the program writes the IP header.
 fn raw(family: AddressFamily) -> Result<OwnedFd, Errno> {
     let fd = open(family, SocketType::RAW, Some(ipproto::RAW))?;
-    // It would hear packets of that protocol, which nobody reads.
+    // The socket would also receive packets of that protocol, which nobody reads.
     sockopt::set_socket_recv_buffer_size(&fd, 1)?;
     Ok(fd)
 }
 
-/// `struct inet_diag_req_v2` for one UDP socket. In the look-up of one the kernel takes the packet's
-/// source for the socket's (`udp_dump_one`).
+/// `struct inet_diag_req_v2` for one UDP socket. For such a look-up the kernel interprets the packet's
+/// source as that of the socket (`udp_dump_one`).
 fn lookup_request(cookie: u64, (from, to): (SocketAddr, SocketAddr), interface: u32) -> Vec<u8> {
     let family = match to {
         SocketAddr::V4(_) => libc::AF_INET,

@@ -1,4 +1,4 @@
-//! A BPF map of an extension, from its owner's side: by its descriptor, which the server passed.
+//! A BPF map of an extension, accessed by its owner through the descriptor that the server passed.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -9,7 +9,7 @@ const LOOKUP: i64 = 1;
 const UPDATE: i64 = 2;
 const DELETE: i64 = 3;
 
-/// What bpf(2) takes for these commands.
+/// The part of `union bpf_attr` that these commands use.
 #[repr(C)]
 struct Attributes {
     fd: u32,
@@ -28,7 +28,7 @@ pub struct Map {
 }
 
 impl Map {
-    /// `key` and `value` are how many bytes each has.
+    /// `key` and `value` are their sizes in bytes.
     pub fn new(fd: OwnedFd, key: u32, value: u32) -> Map {
         Map {
             fd,
@@ -37,9 +37,9 @@ impl Map {
         }
     }
 
-    /// `ENOENT` if there is no such entry.
+    /// Looks up an entry; `ENOENT` if there is none.
     pub fn get(&self, key: &[u8]) -> Result<Vec<u8>, Errno> {
-        // The kernel rounds up, and of a map of each processor it writes all values.
+        // The kernel rounds up the size, and writes the values of all CPUs if the map is per CPU.
         let room = self.value.next_multiple_of(8) * processors();
         let mut value = vec![0; room];
         self.call(LOOKUP, key, value.as_mut_ptr() as u64)?;
@@ -51,7 +51,7 @@ impl Map {
         if value.len() != self.value {
             return Err(Errno::INVAL);
         }
-        // As for `get`: all processors' values are the same.
+        // As in `get`: the values of all CPUs are set alike.
         let width = self.value.next_multiple_of(8);
         let mut all = vec![0; width * processors()];
         for one in all.chunks_mut(width.max(1)) {
@@ -75,9 +75,9 @@ impl Map {
             value,
             flags: 0,
         };
-        // SAFETY: the kernel reads `self.key` bytes at the key, and reads or writes at the value
-        // what a map of this shape has, for which the callers have made room; if the map is of
-        // another shape, whoever passed its shape is at fault, which is the server that made it.
+        // SAFETY: the kernel reads `self.key` bytes at the key, and reads or writes at the value as much
+        // as a map of this shape has, for which the callers have allocated space. The server, which made
+        // the map and reported its shape, is trusted to be right.
         let answer = unsafe {
             libc::syscall(
                 libc::SYS_bpf,
@@ -99,14 +99,14 @@ impl AsFd for Map {
     }
 }
 
-/// As many as the kernel may ever have.
+/// Number of possible CPUs.
 fn processors() -> usize {
     static COUNT: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
     *COUNT.get_or_init(|| {
         let possible = std::fs::read_to_string("/sys/devices/system/cpu/possible");
         let possible = possible.unwrap_or_default();
         let last = possible.trim().rsplit(['-', ',']).next();
-        // Without /sys there is no telling; the kernel knows no more.
+        // Without /sys it is unknown; this is the kernel's maximum.
         last.and_then(|last| last.parse().ok())
             .map_or(8192, |last: usize| last + 1)
     })

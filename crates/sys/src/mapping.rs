@@ -1,5 +1,5 @@
-//! Memory shared with other processes or the kernel, mapped for as long as a [`Mapping`] lives.
-//! Hands out atomics only: whoever shares the memory may change it at any time.
+//! Memory shared with other processes or the kernel, mapped for the lifetime of a [`Mapping`].
+//! Gives access by atomics only: others may change the memory at any time.
 
 use std::os::fd::BorrowedFd;
 use std::ptr::{NonNull, copy_nonoverlapping, null_mut};
@@ -12,7 +12,7 @@ use rustix::mm::{
     mprotect, mremap_fixed, munmap,
 };
 
-/// Size of a page; the layouts shared with the kernel count in it.
+/// Size of a page, the unit of the layouts shared with the kernel.
 pub(crate) fn page_size() -> usize {
     rustix::param::page_size()
 }
@@ -25,7 +25,7 @@ fn own_number() -> i32 {
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     length: usize,
-    /// The process that alone has it, if it is kept from children; else 0.
+    /// The process that has it exclusively, if it is kept from children; else 0.
     kept_by: AtomicI32,
 }
 
@@ -79,10 +79,11 @@ impl Mapping {
         })
     }
 
-    /// A child of `fork` does not have it, and must not use its copy of the `Mapping`. Its page tables are not copied then.
+    /// Keeps the mapping from children of `fork`, which must not use their copy of the `Mapping`. Saves copying page
+    /// tables.
     pub(crate) fn keep_from_children(&self) {
         self.kept_by.store(own_number(), Relaxed);
-        // SAFETY: exactly the range that `shared` mapped; this process has it as before.
+        // SAFETY: exactly the range that `shared` mapped; this process keeps it.
         let kept = unsafe {
             madvise(
                 self.start.as_ptr().cast(),
@@ -93,10 +94,10 @@ impl Mapping {
         debug_assert!(kept.is_ok());
     }
 
-    /// Puts a private copy in the place of whole pages, from `offset` on: they are shared with nobody any more, and a child
-    /// of `fork` has them. Whoever reads them meanwhile sees the same bytes before and after.
+    /// Replaces whole pages, from `offset` on, by a private copy: they are not shared any more, and children of `fork`
+    /// inherit them. Concurrent readers see the same bytes before and after.
     ///
-    /// Nobody may write to these pages until this is done.
+    /// Nobody may write to these pages until this has returned.
     pub(crate) fn make_private(&self, offset: usize, length: usize) -> Result<(), Errno> {
         assert!(offset.is_multiple_of(page_size()) && length.is_multiple_of(page_size()));
         let place = self.pointer(offset, length);
@@ -109,11 +110,11 @@ impl Mapping {
                 MapFlags::PRIVATE,
             )?
         };
-        // SAFETY: both ranges are `length` bytes long (`pointer` asserts it of the first), mapped, and apart; nobody knows
-        // of the second yet.
+        // SAFETY: both ranges are `length` bytes long (`pointer` asserts it of the first), mapped, and disjoint; nobody
+        // else knows the second one yet.
         unsafe { copy_nonoverlapping(place.cast_const(), copy.cast(), length) };
-        // SAFETY: `copy` is this function's own. What it takes the place of is a part of this mapping, which has the same
-        // bytes; a thread that reads there meanwhile waits for the kernel, which does this in one go.
+        // SAFETY: `copy` belongs to this function. It replaces a part of this mapping that has the same bytes; a thread
+        // that reads there at that moment waits for the kernel, which replaces the range atomically.
         let moved = unsafe {
             mprotect(copy, length, MprotectFlags::READ).and_then(|()| {
                 let flags = MremapFlags::MAYMOVE;
@@ -121,7 +122,7 @@ impl Mapping {
             })
         };
         if moved.is_err() {
-            // SAFETY: it is still where it was, and nobody knows of it.
+            // SAFETY: it was not moved, and nobody else knows it.
             let _ = unsafe { munmap(copy, length) };
         }
         moved
@@ -131,7 +132,7 @@ impl Mapping {
         self.length
     }
 
-    /// First byte of `offset..offset + length`, which must lie inside the mapping.
+    /// Pointer to the first byte of `offset..offset + length`, which must lie inside the mapping.
     pub(crate) fn pointer(&self, offset: usize, length: usize) -> *mut u8 {
         let end = offset.checked_add(length);
         assert!(end.is_some_and(|end| end <= self.length), "outside mapping");
@@ -142,8 +143,8 @@ impl Mapping {
     pub(crate) fn u32_at(&self, offset: usize) -> &AtomicU32 {
         assert!(offset.is_multiple_of(align_of::<AtomicU32>()));
         let pointer = self.pointer(offset, size_of::<AtomicU32>());
-        // SAFETY: in bounds (`pointer`), aligned (asserted; mappings start at a page), alive as
-        // long as `self`; shared memory that is only touched through atomics.
+        // SAFETY: in bounds (`pointer`), aligned (asserted; mappings start at a page), valid as long as
+        // `self`; the shared memory is only accessed through atomics.
         unsafe { AtomicU32::from_ptr(pointer.cast()) }
     }
 
@@ -158,7 +159,8 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         if ![0, own_number()].contains(self.kept_by.get_mut()) {
-            // In the child something else may lie there by now. What was made private it has, and keeps.
+            // In a child the range may hold another mapping by now. Pages made private belong to the child, which keeps
+            // them.
             return;
         }
         // SAFETY: exactly the range that `shared` mapped; every borrow of it has ended.

@@ -1,17 +1,17 @@
-//! Memory that a program has handed over by a pointer, which may lead nowhere. A page is touched before it is used, by an
-//! instruction that may fault: the handler of `SIGSEGV` and `SIGBUS` has such a thread go on ([`recover`]), and the
-//! touch answers that the page is bad. Without that handler a bad pointer ends the program, as in any library.
+//! Program memory passed by pointer, which may be invalid. A page is touched before use, by an instruction that may
+//! fault: the handler of `SIGSEGV` and `SIGBUS` resumes such a thread ([`recover`]), and the touch reports that the
+//! page is bad. Without that handler a bad pointer ends the program, as in any library.
 
 use std::arch::global_asm;
 use std::ffi::c_void;
 
 use rustix::io::Errno;
 
-/// The smallest page that there is. Touching more often than needed does no harm.
+/// The smallest page size of any architecture. Touching more often than needed is harmless.
 const PAGE: usize = 4096;
 
-// The first instruction of each function is the only one that may fault. They use no stack, so that the refusal can
-// return to the caller in their place.
+// Only the first instruction of each function may fault. The functions use no stack, so that the refusal can return to
+// the caller in their place.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .text.portolan_touch, \"ax\", @progbits",
@@ -47,7 +47,7 @@ global_asm!(
     ".popsection",
 );
 
-// A load that is exclusive leaves the thread's monitor open; the store may fail for want of it, and is tried again.
+// An exclusive load leaves the thread's monitor open; the store may fail without it, and is retried.
 #[cfg(target_arch = "aarch64")]
 global_asm!(
     ".pushsection .text.portolan_touch, \"ax\", @progbits",
@@ -86,20 +86,20 @@ global_asm!(
 );
 
 unsafe extern "C" {
-    /// Reads the byte: 1, or 0 if it cannot be read.
+    /// Reads the byte; returns 1, or 0 if it cannot be read.
     safe fn portolan_touch_read(byte: usize) -> u32;
-    /// Writes the byte as it is, in one step: 1, or 0 if it cannot be written.
+    /// Rewrites the byte unchanged, atomically; returns 1, or 0 if it cannot be written.
     safe fn portolan_touch_write(byte: usize) -> u32;
     safe fn portolan_touch_refused() -> u32;
 }
 
-/// Where the calling thread of a fault stood: has a touch faulted? Then its thread finds, when the handler returns, that
-/// it was refused.
+/// Returns whether a fault, at the thread context `context`, was caused by a touch. If so, the touch reports failure
+/// when the handler returns.
 ///
 /// # Safety
-/// `context` is what the kernel gave the handler that calls this, which was installed with `SA_SIGINFO`.
+/// `context` is the argument that the kernel passed to the calling handler, which was installed with `SA_SIGINFO`.
 pub unsafe fn recover(context: *mut c_void) -> bool {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let at = unsafe { &mut *instruction(context) };
     let functions = [
         portolan_touch_read as *const () as u64,
@@ -114,7 +114,7 @@ pub unsafe fn recover(context: *mut c_void) -> bool {
     is_touch
 }
 
-/// Bytes from the start of a touch to the last instruction that may fault.
+/// Offset of the last instruction of a touch that may fault.
 #[cfg(target_arch = "x86_64")]
 const LAST_FAULT: u64 = 0;
 #[cfg(target_arch = "aarch64")]
@@ -125,7 +125,7 @@ const LAST_FAULT: u64 = 4;
 #[cfg(target_arch = "x86_64")]
 unsafe fn instruction(context: *mut c_void) -> *mut u64 {
     let context = context.cast::<libc::ucontext_t>();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { (&raw mut (*context).uc_mcontext.gregs[libc::REG_RIP as usize]).cast() }
 }
 
@@ -134,27 +134,27 @@ unsafe fn instruction(context: *mut c_void) -> *mut u64 {
 #[cfg(target_arch = "aarch64")]
 unsafe fn instruction(context: *mut c_void) -> *mut u64 {
     let context = context.cast::<libc::ucontext_t>();
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { &raw mut (*context).uc_mcontext.pc }
 }
 
-/// How many bytes from `start` on, of `length`, can be read.
+/// Returns how many of the `length` bytes from `start` on can be read.
 pub fn readable_at(start: usize, length: usize) -> usize {
     good(start, length, portolan_touch_read)
 }
 
-/// How many bytes from `start` on, of `length`, can be written. They stay as they are.
+/// Returns how many of the `length` bytes from `start` on can be written. Their contents do not change.
 pub fn writable_at(start: usize, length: usize) -> usize {
     good(start, length, portolan_touch_write)
 }
 
-/// The part of a buffer that can be read, from its start.
+/// The readable part of a buffer, from its start.
 #[inline]
 pub fn readable(bytes: &[u8]) -> &[u8] {
     &bytes[..readable_at(bytes.as_ptr().addr(), bytes.len())]
 }
 
-/// The part of a buffer that can be written, from its start.
+/// The writable part of a buffer, from its start.
 #[inline]
 pub fn writable(bytes: &mut [u8]) -> &mut [u8] {
     let good = writable_at(bytes.as_ptr().addr(), bytes.len());
@@ -174,24 +174,24 @@ fn good(start: usize, length: usize, touch: extern "C" fn(usize) -> u32) -> usiz
     length
 }
 
-/// Reads an integer behind a pointer that an application gave as a number (`ioctl`). It need not be aligned: the kernel
-/// does not mind either.
+/// Reads an integer through a pointer that an application passed as a number (`ioctl`). Like the kernel, does not
+/// require it to be aligned.
 pub fn read_int(pointer: usize) -> Result<i32, Errno> {
     if readable_at(pointer, size_of::<i32>()) < size_of::<i32>() {
         return Err(Errno::FAULT);
     }
     let pointer = std::ptr::with_exposed_provenance::<i32>(pointer);
-    // SAFETY: the bytes can be read, and are the caller's of `ioctl` to show.
+    // SAFETY: the bytes are readable, and the caller of `ioctl` permits reading them.
     Ok(unsafe { pointer.read_unaligned() })
 }
 
-/// As [`read_int`].
+/// Writes an integer; see [`read_int`].
 pub fn write_int(pointer: usize, value: i32) -> Result<(), Errno> {
     if writable_at(pointer, size_of::<i32>()) < size_of::<i32>() {
         return Err(Errno::FAULT);
     }
     let pointer = std::ptr::with_exposed_provenance_mut::<i32>(pointer);
-    // SAFETY: the bytes can be written, and are the caller's of `ioctl` to give.
+    // SAFETY: the bytes are writable, and the caller of `ioctl` permits writing them.
     unsafe { pointer.write_unaligned(value) };
     Ok(())
 }
@@ -205,13 +205,13 @@ mod tests {
     extern "C" fn handler(signal: i32, _: *mut libc::siginfo_t, context: *mut c_void) {
         // SAFETY: the arguments of a handler with SA_SIGINFO.
         if !unsafe { recover(context) } {
-            // SAFETY: the fault comes once more, and ends the program.
+            // SAFETY: the fault occurs again, and ends the program.
             unsafe { libc::signal(signal, libc::SIG_DFL) };
         }
     }
 
     fn install() {
-        // SAFETY: zeros are a `sigaction`; the handler takes what SA_SIGINFO gives.
+        // SAFETY: zeros are a valid `sigaction`; the handler has the signature of SA_SIGINFO.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             let function: extern "C" fn(i32, *mut libc::siginfo_t, *mut c_void) = handler;
@@ -224,7 +224,7 @@ mod tests {
 
     /// Two pages, the second with the given protection.
     fn pages(second: i32) -> usize {
-        // SAFETY: new memory; the second page of it is nobody's yet.
+        // SAFETY: new memory; nobody uses its second page yet.
         unsafe {
             let both = libc::PROT_READ | libc::PROT_WRITE;
             let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -1,4 +1,4 @@
-//! Network namespaces: which one this is, and starting programs in another.
+//! Network namespaces: identifying, creating and entering them, and starting programs in one.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -9,27 +9,27 @@ use rustix::fs::{Mode, OFlags, open, stat};
 use rustix::io::Errno;
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
 
-/// Names the calling thread's network namespace among those of the host.
+/// The inode of the calling thread's network namespace, which is unique on the host.
 pub fn inode() -> Result<u64, Errno> {
     Ok(stat("/proc/thread-self/ns/net")?.st_ino)
 }
 
-/// Where the server of the calling thread's network namespace listens unless told otherwise.
+/// The default control socket of the server of the calling thread's network namespace.
 pub fn control_path() -> Result<PathBuf, Errno> {
     Ok(format!("/run/portolan/{}/control", inode()?).into())
 }
 
-/// Makes a fresh network namespace, which lasts while the descriptor, a process or a device in it
-/// does. The calling thread stays where it is.
+/// Creates a network namespace, which lasts as long as the descriptor, or a process or device in it.
+/// The calling thread does not enter it.
 pub fn create() -> Result<OwnedFd, Errno> {
     std::thread::scope(|scope| {
         let made = scope.spawn(|| {
-            // SAFETY: a new network namespace leaves the descriptor table shared.
+            // SAFETY: a new network namespace does not affect the descriptor table.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }?;
             let flags = OFlags::RDONLY | OFlags::CLOEXEC;
             open("/proc/thread-self/ns/net", flags, Mode::empty())
         });
-        // The thread does nothing that panics.
+        // The thread never panics.
         made.join().unwrap_or(Err(Errno::CANCELED))
     })
 }

@@ -1,6 +1,6 @@
-//! A lock that a network namespace has one of, whatever files its processes see: the name of an abstract UNIX socket, which the
-//! kernel keeps for each network namespace (unix(7)) and frees when its holder ends, however that comes about. Any user
-//! may take a name, so that who listens by it is asked for.
+//! A lock that exists once per network namespace, whatever files its processes see: the name of an abstract UNIX
+//! socket, which the kernel keeps per network namespace (unix(7)) and frees when its holder ends for any reason. Any
+//! user may take a name, so the credentials of its holder are checked.
 
 use std::os::fd::OwnedFd;
 
@@ -14,7 +14,7 @@ use crate::unix::peer_credentials;
 
 const ROOT: u32 = 0;
 
-/// Held until dropped.
+/// The lock, held until dropped.
 #[derive(Debug)]
 pub struct NamespaceLock {
     _socket: OwnedFd,
@@ -22,10 +22,10 @@ pub struct NamespaceLock {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimError {
-    /// By root, or by this process's user.
+    /// Held by root or this process's user: the process ID.
     #[error("process {0} has it")]
     Held(u32),
-    /// By a user who has no business with it.
+    /// Held by a user who is neither.
     #[error("a process of another user, {0:?}, has its name")]
     Squatted(Option<u32>),
     #[error("{0}")]
@@ -38,13 +38,13 @@ impl From<Errno> for ClaimError {
     }
 }
 
-/// Takes the lock of that name in the network namespace of the calling thread.
+/// Takes the lock `name` in the calling thread's network namespace.
 pub fn claim(name: &str) -> Result<NamespaceLock, ClaimError> {
     let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
     let socket = seqpacket()?;
     match bind(&socket, &address) {
         Ok(()) => {
-            // Whoever finds it taken connects, and is told by whom.
+            // A process that finds the name taken connects, to learn the holder's credentials.
             listen(&socket, 1)?;
             Ok(NamespaceLock { _socket: socket })
         }
@@ -61,7 +61,7 @@ fn holder(address: &SocketAddrUnix) -> Result<ClaimError, ClaimError> {
             ClaimError::Held(holder.pid)
         }
         Ok(holder) => ClaimError::Squatted(Some(holder.uid)),
-        // Its queue is full, or it does not listen: a server's is neither for long.
+        // Its queue is full, or it does not listen: neither lasts long for a server.
         Err(_) => ClaimError::Squatted(None),
     })
 }

@@ -1,8 +1,7 @@
 //! The server's view of the host's network: links, addresses, routes (main and local table) and
-//! neighbours, kept true by rtnetlink. Events only say which table to read again: the kernel does
-//! not announce everything that follows from a change (a link that goes down takes its IPv4 routes
-//! with it in silence), and a table that is read whole cannot drift. Policy rules and further
-//! tables are not mirrored.
+//! neighbours, kept up to date by rtnetlink. Events only tell which table to read again: the kernel does
+//! not announce all consequences of a change (a link that goes down silently loses its IPv4 routes), and
+//! a table that is read as a whole cannot drift. Policy rules and further tables are not mirrored.
 
 mod parse;
 mod socket;
@@ -46,16 +45,16 @@ pub struct DeleteError {
     pub errno: Errno,
 }
 
-/// Has the driver of a device that is down get its frames without a queueing discipline before it.
+/// Removes the queueing discipline of a device that is down, so that its driver gets frames directly.
 pub(crate) fn remove_discipline(ifindex: u32) -> Result<(), Errno> {
     Requests::open()?.acknowledged(parse::no_discipline(ifindex))
 }
 
-/// Of devices that are to be deleted.
+/// The group of devices to be deleted.
 const DOOMED: u32 = u32::from_be_bytes(*b"PTLx");
 
-/// Removes devices, whoever keeps them; nothing to do for those that have gone. The kernel waits tens of milliseconds
-/// until nobody uses a device any more, and no longer for many of a group that it deletes at once.
+/// Deletes devices, even if others hold them; those that no longer exist are ignored. The kernel waits tens of
+/// milliseconds until a device is unused, and no longer for many devices of a group deleted at once.
 pub fn delete_devices(devices: &[u32]) -> Result<(), DeleteError> {
     let failed = |ifindex| move |errno| DeleteError { ifindex, errno };
     let mut requests = Requests::open().map_err(failed(0))?;
@@ -77,12 +76,12 @@ fn unless_gone(result: Result<(), Errno>) -> Result<(), Errno> {
     }
 }
 
-/// For requests whose messages another module makes.
+/// A socket for requests whose messages another module builds.
 pub(crate) fn request_socket() -> Result<OwnedFd, Errno> {
     socket::open(SocketFlags::empty())
 }
 
-/// Which tables have to be read again.
+/// The tables that must be read again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stale {
     links: bool,
@@ -91,16 +90,16 @@ struct Stale {
     neighbours: bool,
 }
 
-/// After a table could not be read undisturbed.
+/// Delay after a table that changed while it was read.
 const READ_AGAIN_IN: Duration = Duration::from_millis(10);
 
-/// Between two readings ten times as long passes as one took: a storm of changes takes a tenth of the server's time.
+/// Ratio of the pause to the time that reading took: a storm of changes takes a tenth of the server's time.
 const PAUSE: u32 = 9;
 
-/// But no neighbour is waited for longer than that.
+/// Upper bound of the pause, for the sake of neighbours being resolved.
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Changes heard of at a time.
+/// Number of changes processed per call.
 const EVENTS_PER_TURN: usize = 256;
 
 impl Stale {
@@ -132,7 +131,7 @@ impl Stale {
     }
 }
 
-/// The network as last read.
+/// The network as read last.
 #[derive(Clone, Debug, Default)]
 pub struct Tables {
     links: Vec<Interface>,
@@ -156,22 +155,22 @@ impl Tables {
         }
     }
 
-    /// The numbers of all devices.
+    /// The indices of all devices.
     pub fn devices(&self) -> Vec<u32> {
         self.links.iter().map(|link| link.index).collect()
     }
 }
 
-/// Follows one network namespace: the one its creator's thread was in.
+/// Follows one network namespace: that of the thread that created the monitor.
 #[derive(Debug)]
 pub struct Monitor {
     events: Events,
     requests: Requests,
-    /// Not read since they changed.
+    /// Changed since they were read.
     stale: Stale,
-    /// Not to be read before.
+    /// Not to be read before this time.
     due: Instant,
-    /// The snapshot is another one than its reader knows.
+    /// The snapshot has changed since `process` last returned true.
     changed: bool,
     tables: Tables,
 }
@@ -191,8 +190,8 @@ impl Monitor {
         Ok(monitor)
     }
 
-    /// Takes the changes that wait; true if the snapshot is another one now. Call when the
-    /// descriptor is readable, and at the [`Monitor::deadline`]. What could not be read is read again then.
+    /// Processes pending changes; returns true if the snapshot has changed. Call it when the descriptor is
+    /// readable, and at the [`Monitor::deadline`], when failed reads are repeated.
     pub fn process(&mut self, now: Instant) -> Result<bool, MonitorError> {
         self.hear()?;
         if now < self.due || self.stale == Stale::default() {
@@ -205,12 +204,12 @@ impl Monitor {
         Ok(std::mem::take(&mut self.changed))
     }
 
-    /// When tables are to be read, if some have changed.
+    /// When changed tables are to be read, if there are any.
     pub fn deadline(&self) -> Option<Instant> {
         (self.stale != Stale::default()).then_some(self.due)
     }
 
-    /// It took so long to read the tables and to do what follows from them.
+    /// Sets the pause after `effort`, the time it took to read the tables and to process the changes.
     pub fn rest(&mut self, now: Instant, effort: Duration) {
         let pause = (effort * PAUSE).min(LONGEST_PAUSE);
         self.due = self.due.max(now + pause);
@@ -234,15 +233,15 @@ impl Monitor {
         &self.tables
     }
 
-    /// Asks the kernel to find the link-layer address of `address`, or to confirm it. The answer
-    /// comes as a change.
+    /// Asks the kernel to resolve the link-layer address of `address`, or to confirm it. The answer
+    /// arrives as a change.
     pub fn resolve(&mut self, ifindex: u32, address: IpAddr) -> Result<(), ResolveError> {
         self.requests
             .acknowledged(parse::use_neighbour(ifindex, address))
             .map_err(|errno| ResolveError { address, errno })
     }
 
-    /// A table is stale until it was read undisturbed. Those that come first are the ones that others follow from.
+    /// Reads stale tables, until each was read undisturbed. Tables that others depend on come first.
     fn read_stale(&mut self) -> Result<(), MonitorError> {
         if self.stale.links {
             let links = self.table("link", parse::all_links(), parse::link)?;
@@ -287,7 +286,7 @@ impl AsFd for Monitor {
     }
 }
 
-/// Puts `new` in place of `old`; true if they differ.
+/// Replaces `old` by `new`; returns true if they differ.
 fn replace<T: PartialEq>(old: &mut Vec<T>, new: Vec<T>) -> bool {
     let changed = *old != new;
     *old = new;

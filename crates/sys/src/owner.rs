@@ -1,4 +1,4 @@
-//! Who gets signals for a descriptor (fcntl(2), "Managing signals"), and sending them.
+//! The owner of a descriptor, which receives its signals (fcntl(2), "Managing signals"), and signalling it.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 
@@ -8,8 +8,8 @@ use rustix::io::Errno;
 use crate::descriptor::{borrow, number};
 use crate::raw;
 
-/// `O_NONBLOCK`, `O_ASYNC` and who gets signals: what belongs to the open file that `from` refers to
-/// becomes so for `to`, which is to take its place.
+/// Copies `O_NONBLOCK`, `O_ASYNC` and the owner, which belong to the open file that `from` refers to,
+/// to `to`, which will replace it.
 pub fn inherit_status(from: RawFd, to: impl AsFd) -> Result<(), Errno> {
     let to = to.as_fd();
     let mut owner = owner_of(from)?;
@@ -25,14 +25,14 @@ pub fn inherit_status(from: RawFd, to: impl AsFd) -> Result<(), Errno> {
     fcntl_setfl(to, fcntl_getfl(borrow(from)?)?)
 }
 
-/// Sends a signal to who owns the descriptor, if `F_SETOWN` named anybody (fcntl(2)): SIGURG.
+/// Sends SIGURG to the owner of the descriptor, if `F_SETOWN` has set one (fcntl(2)).
 pub fn raise_sigurg(fd: RawFd) {
     if let Ok(owner) = owner_of(fd) {
         owner.signal(libc::SIGURG);
     }
 }
 
-/// As [`raise_sigurg`], for an event of a descriptor with `O_ASYNC`: SIGIO, or what `F_SETSIG` named.
+/// Like [`raise_sigurg`], for an event of a descriptor with `O_ASYNC`: SIGIO, or the signal set by `F_SETSIG`.
 pub fn raise_sigio(fd: RawFd, event: IoEvent) {
     let (Ok(owner), Ok(signal)) = (
         owner_of(fd),
@@ -47,14 +47,14 @@ pub fn raise_sigio(fd: RawFd, event: IoEvent) {
     }
 }
 
-/// What a signal of `F_SETSIG` tells with it (sigaction(2), `si_code` of `SIGIO`).
+/// The event reported with a signal of `F_SETSIG` (sigaction(2), `si_code` of `SIGIO`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoEvent {
     In,
     Out,
 }
 
-// fcntl(2), and the kinds of owners that are not a process.
+// fcntl(2), and the kinds of owners other than a process.
 const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
 const F_SETOWN_EX: i32 = 15;
@@ -62,7 +62,7 @@ const F_GETOWN_EX: i32 = 16;
 const THREAD: i32 = 0;
 const GROUP: i32 = 2;
 
-/// `struct f_owner_ex`: a kind and a thread, process or group.
+/// `struct f_owner_ex`: a kind, and the ID of a thread, process or group.
 #[repr(C)]
 struct Owner {
     kind: i32,
@@ -79,12 +79,12 @@ fn owner_of(fd: RawFd) -> Result<Owner, Errno> {
     Ok(owner)
 }
 
-/// `fcntl` past the symbol.
+/// `fcntl` without the libc function.
 ///
 /// # Safety
-/// That of the command.
+/// As required by the command.
 unsafe fn control(fd: RawFd, command: i32, argument: usize) -> Result<usize, Errno> {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         raw::syscall(
             libc::SYS_fcntl,
@@ -103,12 +103,12 @@ impl Owner {
             GROUP => (libc::SYS_kill, -self.id),
             _ => (libc::SYS_kill, self.id),
         };
-        // SAFETY: the signal goes where the application wants it; nobody may be there any more.
+        // SAFETY: the application has chosen the target; it may no longer exist.
         let _ = unsafe { raw::syscall(call, [number(id), number(signal), 0, 0, 0, 0]) };
     }
 
-    /// With a `siginfo_t`, which the kernel takes for a process's own threads only: to others the
-    /// signal goes without.
+    /// Sends a signal with a `siginfo_t`, which the kernel accepts for the process's own threads only;
+    /// others get the signal without it.
     fn queue(&self, signal: i32, fd: RawFd, event: IoEvent) {
         /// The part of `siginfo_t` that `SIGIO` uses, in its 128 bytes.
         #[repr(C)]

@@ -1,5 +1,5 @@
-//! A mutex whose holder runs with the priority, or the deadline, of whoever waits for it (MS §V): the kernel's
-//! `FUTEX_LOCK_PI`, whose word holds the holder's number. Nobody in the kernel is asked while nobody waits.
+//! A mutex whose holder inherits the priority or deadline of its waiters (MS §V): the kernel's `FUTEX_LOCK_PI`, whose
+//! word holds the holder's thread ID. Without contention it makes no system calls.
 
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
@@ -17,26 +17,26 @@ use crate::thread;
 #[cfg(test)]
 mod tests;
 
-/// How often a thread looks whether the holder is about to be done, before it sleeps.
+/// How often a waiting thread polls the lock before it sleeps.
 const LOOKS: u32 = 100;
 
-/// A thread that sleeps looks up in that time: a child of `vfork` or of a bare `clone` has its parent's
-/// [`NUMBER`], and what it holds in that name the kernel does not take back from it.
+/// A sleeping thread wakes up after this time and retries: a child of `vfork` or of a bare `clone` has its parent's
+/// [`NUMBER`], and the kernel does not unlock what it holds under that ID.
 const LOOK_UP_NANOS: i64 = 100_000_000;
 const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
-/// Between attempts that the kernel refuses.
+/// Delay between attempts that the kernel refuses.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Somebody sleeps: in the word, beside the holder's number.
+/// Bit of the word: a thread sleeps on the lock.
 const FUTEX_WAITERS: u32 = 1 << 31;
 
 thread_local! {
-    /// The calling thread's number; 0 before it is known.
+    /// The calling thread's ID; 0 if not known yet.
     static NUMBER: Cell<u32> = const { Cell::new(0) };
 }
 
-/// In a forked child: its thread has another number than its parent's.
+/// Called in a forked child, whose thread has another ID than its parent's.
 pub fn forget_number() {
     NUMBER.set(0);
 }
@@ -55,15 +55,15 @@ fn learn_number() -> u32 {
     number
 }
 
-/// As `std::sync::Mutex`, without its poison.
+/// Like `std::sync::Mutex`, without poisoning.
 #[derive(Debug)]
 pub struct PiMutex<T> {
-    /// 0 while free, else the holder's number and [`FUTEX_WAITERS`].
+    /// 0 while free, else the holder's ID and [`FUTEX_WAITERS`].
     word: AtomicU32,
     value: UnsafeCell<T>,
 }
 
-// SAFETY: one thread at a time has the value, and it may be any.
+// SAFETY: only one thread at a time accesses the value; it may be any thread.
 unsafe impl<T: Send> Send for PiMutex<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for PiMutex<T> {}
@@ -88,7 +88,7 @@ impl<T> PiMutex<T> {
         }
     }
 
-    /// Does a thread hold it at the moment?
+    /// Whether a thread holds the lock at present.
     pub fn is_held(&self) -> bool {
         self.word.load(Relaxed) != 0
     }
@@ -120,9 +120,9 @@ impl<T> PiMutex<T> {
         }
     }
 
-    /// Until the lock is the caller's.
+    /// Sleeps until the caller has the lock.
     fn sleep(&self) -> Result<(), Errno> {
-        // The kernel takes this operation's time by the clock that may jump.
+        // The kernel interprets this operation's timeout by the realtime clock.
         let mut until = clock_gettime(ClockId::Realtime);
         until.tv_nsec += LOOK_UP_NANOS;
         if until.tv_nsec >= NANOS_PER_SECOND {
@@ -145,35 +145,35 @@ impl<T> PiMutex<T> {
     #[cold]
     fn wake_next(&self) {
         if futex::unlock_pi(&self.word, Flags::PRIVATE).is_err() {
-            // Held in another thread's name, see `LOOK_UP_NANOS`.
+            // Held under another thread's ID, see `LOOK_UP_NANOS`.
             self.word.store(0, Release);
         }
     }
 }
 
-/// The lock, held by the thread that took it.
+/// The held lock.
 #[must_use]
 pub struct PiGuard<'a, T> {
     mutex: &'a PiMutex<T>,
-    /// The holder's number.
+    /// The holder's ID.
     own: u32,
     stays_with_thread: PhantomData<*const ()>,
 }
 
-// SAFETY: those who share the guard see the value as those who share the value do.
+// SAFETY: sharing the guard gives the same access as sharing the value.
 unsafe impl<T: Sync> Sync for PiGuard<'_, T> {}
 
 impl<T> Deref for PiGuard<'_, T> {
     type Target = T;
     fn deref(&self) -> &T {
-        // SAFETY: the guard's thread is the only one that has the lock.
+        // SAFETY: only the guard's thread has the lock.
         unsafe { &*self.mutex.value.get() }
     }
 }
 
 impl<T> DerefMut for PiGuard<'_, T> {
     fn deref_mut(&mut self) -> &mut T {
-        // SAFETY: as above, and the guard is borrowed alone.
+        // SAFETY: as above, and the guard is borrowed exclusively.
         unsafe { &mut *self.mutex.value.get() }
     }
 }

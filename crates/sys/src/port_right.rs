@@ -1,7 +1,6 @@
-//! The right to bind a port below the first unprivileged one, shown to another process: a kernel socket that is
-//! bound to that port in the same network namespace. The kernel has then made every check that it makes of a
-//! bind, of the very process that bound it. Nothing that names a process would do: by the time it is looked at, the
-//! number may be another program's.
+//! Proof for another process of the right to bind a port below the first unprivileged one: a kernel socket bound to
+//! that port in the same network namespace. The kernel has made all its checks for the very process that bound it. A
+//! process ID would not do: by the time it is checked, it may belong to another program.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,10 +13,10 @@ use rustix::net::{
 
 use crate::{descriptor, socket_filter};
 
-/// A socket that shows the right to bind `local`'s port. `ACCES`: there is no such right.
+/// Returns a socket that proves the right to bind `local`'s port. `ACCES`: there is no such right.
 ///
-/// A datagram socket comes first. Where that port is taken a listening one is made, which drops what comes to it: the
-/// address that a stream socket shows without listening may be one that it was accepted at.
+/// Tries a datagram socket first. If that port is taken, returns a listening stream socket that drops everything it
+/// receives: the address of a stream socket that does not listen may be that of an accepted connection.
 pub fn show(local: SocketAddr) -> Result<OwnedFd, Errno> {
     match show_by(local, SocketType::DGRAM, ipproto::UDP) {
         Err(Errno::ADDRINUSE) => {
@@ -44,13 +43,13 @@ fn show_by(local: SocketAddr, kind: SocketType, protocol: Protocol) -> Result<Ow
     Ok(socket)
 }
 
-/// Does the right to bind `shown` hold for `local`: is it one to the port, at this address or at all?
+/// Whether the right to bind `shown` covers `local`: the same port, at this or the unspecified address.
 pub fn covers(shown: SocketAddr, local: SocketAddr) -> bool {
     let ip = shown.ip().to_canonical();
     shown.port() == local.port() && (ip.is_unspecified() || ip == local.ip().to_canonical())
 }
 
-/// Is it a socket of the internet?
+/// Whether it is an internet socket.
 pub fn could_be(socket: impl AsFd) -> bool {
     matches!(
         sockopt::socket_domain(&socket),
@@ -58,7 +57,8 @@ pub fn could_be(socket: impl AsFd) -> bool {
     )
 }
 
-/// What `socket` shows the right to bind. Waits as long as somebody sends by it, from memory that need not come.
+/// The address that `socket` proves the right to bind. May block while another thread sends on the socket from
+/// memory that must first be fetched.
 pub fn shown_address(socket: impl AsFd) -> Result<Option<SocketAddr>, Errno> {
     if !could_be(&socket) || network_of(&socket)? != own_network()? {
         return Ok(None);
@@ -74,7 +74,7 @@ pub fn shown_address(socket: impl AsFd) -> Result<Option<SocketAddr>, Errno> {
     Ok(Some(SocketAddr::try_from(getsockname(&socket)?)?))
 }
 
-/// `SO_NETNS_COOKIE`: of the network namespace that a socket is in.
+/// The cookie of a socket's network namespace (`SO_NETNS_COOKIE`).
 fn network_of(socket: impl AsFd) -> Result<u64, Errno> {
     let mut cookie = [0; size_of::<u64>()];
     descriptor::socket_option(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, &mut cookie)?;

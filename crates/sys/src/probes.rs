@@ -1,9 +1,9 @@
-//! Static probes (USDT) at the boundaries of the library's layers, and a page on which a program adds up the time between
-//! them.
+//! Static probes (USDT) at the boundaries of the library's layers, and a file in which a program sums up the time
+//! between them.
 //!
-//! A probe is one no-operation and a note in the ELF file that says where it lies (SystemTap's version 3 of
-//! `.note.stapsdt`, which perf, bpftrace and the debuggers read). On x86-64 it is the one of five bytes that a kernel
-//! can replace by a call instead of a trap.
+//! A probe is one no-operation and a note in the ELF file with its address (version 3 of SystemTap's `.note.stapsdt`,
+//! which perf, bpftrace and debuggers read). On x86-64 it is the five-byte form, which a kernel can replace by a call
+//! instead of a trap.
 
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -35,7 +35,7 @@ macro_rules! probes {
             pub fn $name() {
                 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
                 #[allow(named_asm_labels, reason = "other tools look for the base by its name")]
-                // SAFETY: a no-operation; what follows it goes into sections that nobody executes.
+                // SAFETY: a no-operation; the rest goes into sections that are not executed.
                 unsafe {
                     core::arch::asm!(
                         concat!("990: ", no_operation!()),
@@ -74,23 +74,23 @@ probes! {
     call,
     /// Bytes move between the program and a session.
     copy,
-    /// The channel is looked at for frames.
+    /// The channel is polled for frames.
     ring,
-    /// A frame is given to the stack.
+    /// A frame is passed to the stack.
     input,
-    /// Sessions are asked what they have to send.
+    /// Sessions are polled for output.
     output,
-    /// A frame is handed to the kernel.
+    /// A frame is passed to the kernel.
     device,
-    /// The thread goes to sleep, and has woken.
+    /// The thread goes to sleep, and wakes up.
     sleep,
     wake_up,
 }
 
-/// Bytes of one row: nanoseconds, and how often.
+/// Size of a row: nanoseconds and count.
 const ROW: usize = 16;
 
-/// Sums of time, in a file that others read while they grow.
+/// Sums of time, in a file that others may read at any time.
 #[derive(Debug)]
 pub struct Totals {
     page: Mapping,
@@ -101,10 +101,10 @@ impl Totals {
         page_size() / ROW
     }
 
-    /// Begins anew in the file at `path`, which is made if there is none.
+    /// Creates or truncates the file at `path`, and starts from zero.
     ///
     /// # Errors
-    /// It is not to be written, or not to be mapped.
+    /// If the file cannot be written or mapped.
     pub fn create(path: &Path) -> Result<Totals, Errno> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = open(path, flags, Mode::RUSR | Mode::WUSR)?;
@@ -115,14 +115,14 @@ impl Totals {
     }
 
     /// # Panics
-    /// If there are fewer rows.
+    /// If there are not as many rows.
     pub fn add(&self, row: usize, nanoseconds: u64) {
         self.page.u64_at(row * ROW).fetch_add(nanoseconds, Relaxed);
         self.page.u64_at(row * ROW + 8).fetch_add(1, Relaxed);
     }
 }
 
-/// What [`Totals`] has written to a file: nanoseconds, and how often.
+/// Parses a file written by [`Totals`]: nanoseconds and count of each row.
 pub fn read_totals(bytes: &[u8]) -> Vec<(u64, u64)> {
     let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_ne_bytes);
     bytes
@@ -135,7 +135,7 @@ pub fn read_totals(bytes: &[u8]) -> Vec<(u64, u64)> {
 mod tests {
     use super::*;
 
-    /// Fires all, so that they are in this file.
+    /// Fires all probes, so that they are in this file.
     #[inline(never)]
     fn fire() {
         call();
@@ -148,7 +148,7 @@ mod tests {
         wake_up();
     }
 
-    /// As readers of the notes find them: provider, name, and no arguments, one after the other.
+    /// The notes are laid out as readers expect: provider, name, and no arguments, one after the other.
     #[test]
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     fn every_probe_is_noted_in_the_file() {
@@ -160,7 +160,7 @@ mod tests {
                 .windows(note.len())
                 .position(|at| at == note.as_bytes());
             let at = found.unwrap_or_else(|| panic!("{name} has no note"));
-            // Before it: owner, place, base, semaphore.
+            // Before it: owner, address, base, semaphore.
             let owner = at - 24 - 8;
             assert_eq!(&file[owner..owner + 8], b"stapsdt\0", "{name}");
             let place = u64::from_ne_bytes(file[owner + 8..owner + 16].try_into().unwrap());

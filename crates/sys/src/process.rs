@@ -1,11 +1,11 @@
-//! What is to happen when the process forks, and when it ends.
+//! Handlers for fork and exit of the process.
 
 use std::sync::OnceLock;
 
 /// Functions for [`at_fork`].
 #[derive(Clone, Copy, Debug)]
 pub struct ForkHandlers {
-    /// In the thread that forks, before it does.
+    /// In the forking thread, before the fork.
     pub before: fn(),
     pub in_parent: fn(),
     pub in_child: fn(),
@@ -14,7 +14,7 @@ pub struct ForkHandlers {
 static FORK: OnceLock<ForkHandlers> = OnceLock::new();
 static EXIT: OnceLock<fn()> = OnceLock::new();
 
-/// Has libc's `fork` call them. The first caller's count.
+/// Makes libc's `fork` call the handlers. Only the first call has an effect.
 pub fn at_fork(handlers: ForkHandlers) {
     if FORK.set(handlers).is_ok() {
         // SAFETY: the handlers are functions of the program, or of a library that is never unloaded.
@@ -22,7 +22,8 @@ pub fn at_fork(handlers: ForkHandlers) {
     }
 }
 
-/// Has libc call it when the program ends by `exit` or returns from `main`. The first caller's counts.
+/// Makes libc call the handler when the program ends by `exit` or returns from `main`. Only the first call has an
+/// effect.
 pub fn at_exit(handler: fn()) {
     if EXIT.set(handler).is_ok() {
         // SAFETY: as in `at_fork`.

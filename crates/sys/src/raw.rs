@@ -1,5 +1,5 @@
-//! The system call instruction itself. The `syscall` function of libc is one that the preload
-//! library replaces, and it would send our own calls back to us.
+//! The system call instruction itself. The preload library replaces libc's `syscall`, which would
+//! redirect Portolan's own calls to the library.
 
 use std::arch::asm;
 
@@ -8,12 +8,12 @@ use rustix::io::Errno;
 /// Makes system call `number`; arguments that it does not take are ignored.
 ///
 /// # Safety
-/// Whatever the system call demands of its arguments.
+/// As required by the system call.
 #[cfg(target_arch = "x86_64")]
 pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
-    // SAFETY: the x86-64 system call convention (syscall(2)); the caller answers for the rest.
+    // SAFETY: the x86-64 system call convention (syscall(2)); the caller guarantees the rest.
     unsafe {
         asm!(
             "syscall",
@@ -26,15 +26,15 @@ pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> Res
     decode(result)
 }
 
-/// As on x86-64.
+/// Like the function for x86-64.
 ///
 /// # Safety
-/// Whatever the system call demands of its arguments.
+/// As required by the system call.
 #[cfg(target_arch = "aarch64")]
 pub(crate) unsafe fn syscall(number: libc::c_long, arguments: [usize; 6]) -> Result<usize, Errno> {
     let [a, b, c, d, e, f] = arguments;
     let result: isize;
-    // SAFETY: the arm64 system call convention (syscall(2)); the caller answers for the rest.
+    // SAFETY: the arm64 system call convention (syscall(2)); the caller guarantees the rest.
     unsafe {
         asm!(
             "svc 0",

@@ -1,9 +1,9 @@
-//! Consumer of a receive ring: a `BPF_MAP_TYPE_RINGBUF` that only the packet filter fills.
-//! Yields frames in place and decides when their space goes back to the filter.
+//! Consumer of a receive ring: a `BPF_MAP_TYPE_RINGBUF` that only the packet filter fills. Returns frames
+//! in place and decides when their space is released to the filter.
 //!
-//! The kernel lays the ring out as one consumer page (ours to write), one producer page, and the
-//! data area mapped twice in a row, so that a record never wraps. A record is a word of length and
-//! flags, a word the kernel keeps for itself, and the data, padded to eight bytes.
+//! The kernel lays the ring out as one consumer page (written here), one producer page, and the data area
+//! mapped twice in a row, so that a record never wraps. A record is a word of length and flags, a word
+//! reserved for the kernel, and the data, padded to eight bytes.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -24,7 +24,7 @@ pub(crate) use loans::{FrameBuffer, LARGEST_FRAME};
 
 /// The filter is still writing the record (`BPF_RINGBUF_BUSY_BIT`).
 const BUSY: u32 = 1 << 31;
-/// The filter gave the record up (`BPF_RINGBUF_DISCARD_BIT`).
+/// The filter discarded the record (`BPF_RINGBUF_DISCARD_BIT`).
 const DISCARD: u32 = 1 << 30;
 /// Bytes before the data of a record (`BPF_RINGBUF_HDR_SZ`).
 const RECORD_PREFIX: u64 = 8;
@@ -40,14 +40,14 @@ pub enum MapError {
     Data(Errno),
 }
 
-/// One frame, lying in the ring.
+/// A frame in the ring.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Record<'a> {
     pub header: RecordHeader,
     pub frame: &'a [u8],
 }
 
-/// The consuming end. One per ring: two would release each other's frames.
+/// The consumer. There must be one per ring: two would release each other's frames.
 #[derive(Debug)]
 pub struct Ring {
     consumer: Mapping,
@@ -56,17 +56,18 @@ pub struct Ring {
     size: u64,
     /// Everything before this position has been read.
     position: u64,
-    /// What the kernel was last told of `position`.
+    /// The position last published to the kernel.
     published: u64,
     malformed: u64,
-    /// Where the record begins that was read last.
+    /// Position of the record read last.
     record: u64,
-    /// Frames that were read and are still in use; none before the first.
+    /// Frames that were read and are still in use; none before the first loan.
     loans: Option<Box<Loans>>,
 }
 
 impl Ring {
-    /// Maps the ring `fd`, whose data area has `size` bytes. A child of `fork` does not have it, and leaks its copy of this.
+    /// Maps the ring `fd` with a data area of `size` bytes. Children of `fork` do not inherit the mapping, and leak
+    /// their copy.
     pub fn map(fd: impl AsFd, size: usize) -> Result<Ring, MapError> {
         let page = page_size();
         // The bound keeps `2 * size + page` from overflowing.
@@ -90,8 +91,8 @@ impl Ring {
         })
     }
 
-    /// The next frame, or none that is complete. What earlier calls returned may be released by
-    /// this one, once half the ring has been read since the last [`Ring::release`].
+    /// Returns the next complete frame, if any. May release frames returned by earlier calls, once half
+    /// the ring has been read since the last [`Ring::release`].
     #[expect(clippy::should_implement_trait, reason = "lends from the ring")]
     pub fn next(&mut self) -> Option<Record<'_>> {
         if self.position - self.published >= self.size / 2 {
@@ -124,7 +125,7 @@ impl Ring {
             return None;
         }
         let offset = page_size() + (self.position & (self.size - 1)) as usize;
-        // Acquire: the filter's data is read after the word that says it is complete.
+        // Acquire: the filter's data is read after the word that marks it complete.
         Some((offset, self.producer.u32_at(offset).load(Acquire)))
     }
 
@@ -132,8 +133,8 @@ impl Ring {
         self.position += (u64::from(length) + RECORD_PREFIX).next_multiple_of(8);
     }
 
-    /// The header of the record whose data are `length` bytes at `start`, if the record holds
-    /// the frame that the header claims. Copied once, then checked.
+    /// The header of the record with `length` bytes of data at `start`, if the record holds the frame
+    /// that the header claims. Copied once, then checked.
     fn header(&self, start: usize, length: usize) -> Option<RecordHeader> {
         if length < HEADER || start + length > self.producer.length() {
             return None;
@@ -142,18 +143,18 @@ impl Ring {
         (header.length as usize <= length - HEADER).then_some(header)
     }
 
-    /// Bytes of a complete record that has not been released.
+    /// The bytes of a complete record that has not been released.
     fn bytes(&self, start: usize, length: usize) -> &[u8] {
         let data = self.producer.pointer(start, length);
         // SAFETY: in bounds (`pointer` asserts it), and nobody writes these bytes while the slice
-        // lives: the mapping is read-only, the kernel refuses a writable one to anybody, and the
-        // filter reuses a record's space only after the consumer position has passed it. That
-        // position is stored by `publish` alone, which takes `&mut self` and so cannot run while
-        // the slice is borrowed.
+        // lives: the mapping is read-only, the kernel refuses a writable one to everybody, and the
+        // filter reuses a record's space only after the consumer position has passed it. Only
+        // `publish` stores that position; it takes `&mut self` and so cannot run while the slice is
+        // borrowed.
         unsafe { from_raw_parts(data, length) }
     }
 
-    /// Gives the space of every frame read so far back to the filter, up to the first that is lent.
+    /// Releases the space of every frame read so far to the filter, up to the first that is lent.
     pub fn release(&mut self) {
         let free = match self.loans {
             None => self.position,
@@ -169,7 +170,7 @@ impl Ring {
         }
     }
 
-    /// The position up to which nothing is lent. What is kept for so long that it holds up half of the ring is copied.
+    /// The position up to which nothing is lent. Copies loans kept for so long that they block half of the ring.
     #[cold]
     fn unlent(&mut self) -> u64 {
         let Some(loans) = &mut self.loans else {
@@ -183,18 +184,18 @@ impl Ring {
         loans.reclaim().unwrap_or(self.position)
     }
 
-    /// May the frame that is read next, or was read last, be lent? Not if that would keep more than a quarter of the ring
-    /// from the filter.
+    /// Whether the frame read next or last may be lent: not if that would withhold more than a quarter of the ring from
+    /// the filter.
     pub fn may_lend(&mut self) -> bool {
         let oldest = self.loans.as_mut().and_then(|loans| loans.reclaim());
         oldest.is_none_or(|oldest| self.position - oldest < self.size / 4)
     }
 
-    /// Lends `range` of the frame that was read last, which stays where it is until the loan is dropped. `fd` is the ring
-    /// that was mapped. Where there is no memory to map it once more the loan is a copy.
+    /// Lends `range` of the frame read last, which stays in place until the loan is dropped. `fd` is the ring that was
+    /// mapped. If it cannot be mapped once more for lack of memory, the loan is a copy.
     ///
     /// # Panics
-    /// If nothing was read since the last release, or not as much.
+    /// If nothing was read since the last release, or the frame is shorter.
     pub fn lend(&mut self, fd: impl AsFd, range: Range<usize>) -> Loan {
         let start = self.record + RECORD_PREFIX + HEADER as u64;
         let is_there = start + range.end as u64 <= self.position && self.record >= self.published;
@@ -208,33 +209,32 @@ impl Ring {
         }
     }
 
-    /// What is lent is copied, so that the ring is free of it. Loans stay what they are; a child of `fork` can read them
-    /// then, too.
+    /// Copies what is lent, so that the ring is free of it. Loans stay valid; children of `fork` can then read them,
+    /// too.
     pub fn detach_loans(&mut self) {
         if let Some(loans) = &mut self.loans {
             loans.detach();
         }
     }
 
-    /// Everything before it has been read; grows forever.
+    /// Everything before it has been read; never decreases.
     pub fn position(&self) -> u64 {
         self.position
     }
 
-    /// Where the filter stands: [`Ring::position`] when all that was reserved so far will have been
-    /// read.
+    /// The filter's position: [`Ring::position`] once everything reserved so far has been read.
     pub fn produced(&self) -> u64 {
         // Acquire: the words of records are read after the position that covers them.
         self.producer.u64_at(0).load(Acquire)
     }
 
-    /// Nothing to read and nothing being written. With a record in the making this is false, so
-    /// an owner that looks here after it has notified in sleep does not sleep over that record.
+    /// Whether there is nothing to read and nothing being written. False while a record is being
+    /// written, so that an owner that checks after it has announced to sleep does not sleep over it.
     pub fn is_empty(&self) -> bool {
         self.head().is_none()
     }
 
-    /// Records that did not hold what their header claims.
+    /// Number of records that did not hold what their header claimed.
     pub fn malformed(&self) -> u64 {
         self.malformed
     }

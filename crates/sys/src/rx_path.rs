@@ -1,8 +1,8 @@
-//! How frames reach the owner of a channel: by the receive ring while it is awake, by its tap while
-//! it sleeps there, whose reader the kernel wakes with the least ado (ADR 3). [`RxPath::next`] gives
-//! them in the order in which they came: what was on the ring when the owner woke, then what came by
-//! the tap while it slept, then what the ring has got since. Frames of sessions that always have them by the tap come
-//! so while it is awake, too.
+//! Reception of frames by the owner of a channel: by the receive ring while it is awake, and by its tap
+//! while it sleeps there, which is the cheapest way for the kernel to wake it (ADR 3). [`RxPath::next`]
+//! returns frames in order of arrival: those on the ring when the owner woke up, then those that came by
+//! the tap while it slept, then those put on the ring since. Sessions with tap delivery get their frames
+//! by the tap while the owner is awake, too.
 
 use std::ops::Range;
 use std::os::fd::AsFd;
@@ -17,44 +17,44 @@ use crate::doorbell::{Doorbell, State};
 use crate::ring::{FrameBuffer, LARGEST_FRAME, Loan, Record, Ring};
 use crate::tap::{TapIo, VNET_HEADER};
 
-/// A frame that the filter sent to the tap when the owner had just woken appears there within a
-/// microsecond, but for a processor that is taken away from it. After this time it was lost.
+/// A frame that the filter sent to the tap when the owner had just woken up appears there within a
+/// microsecond, unless its CPU is preempted. After this time it counts as lost.
 const STRAGGLE: Duration = Duration::from_millis(1);
 
-/// A frame that came by the tap has a buffer of its own if it is at least a quarter of that: one that is kept keeps all
-/// of it.
+/// A frame from the tap gets a buffer of its own if it is at least a quarter of the buffer: a frame that is kept
+/// keeps the whole buffer.
 const LEAST_LENT: usize = LARGEST_FRAME / 4;
 
-/// The receiving half of a channel. The tap is the owner's, who also sends by it.
+/// The receiving half of a channel. The tap belongs to the owner, who also sends by it.
 #[derive(Debug)]
 pub struct RxPath {
     ring: Ring,
     doorbell: Doorbell,
-    /// Where a frame from the tap lies while it is looked at.
+    /// Holds a frame from the tap while it is processed.
     buffer: FrameBuffer,
-    /// The last frame came there.
+    /// The last frame is in the buffer.
     is_in_buffer: bool,
     /// Frames read from the tap; the filter counts those it sent there.
     taken_from_tap: u32,
-    /// Some were given up. If one comes after all the count does not tell, so that after each sleep
-    /// the tap is asked as well.
+    /// Some were given up. If one arrives later, the count does not show it, so the tap is also read
+    /// after each sleep.
     has_given_up: bool,
-    /// The tap has not been asked since the last sleep.
+    /// The tap has not been read since the last sleep.
     must_ask: bool,
     is_asleep: bool,
-    /// Where the ring stood when the owner woke: frames up to there are older than the tap's.
+    /// The ring's position when the owner woke up: frames up to it are older than those of the tap.
     ring_at_wake: u64,
-    /// When the owner woke, until it has seen that nothing more comes by the tap: the filter may have
-    /// met it asleep and not have counted the frame yet.
+    /// When the owner woke up, until the tap is known to be drained: the filter may have seen it asleep
+    /// and not have counted the frame yet.
     woken: Option<Instant>,
-    /// A frame that was sent to the tap has not come; what lies on the ring is younger.
+    /// A frame sent to the tap has not arrived; those on the ring are newer.
     ring_waits: bool,
 }
 
-/// Where the next frame lies.
+/// Where the next frame is.
 enum Location {
     Ring,
-    /// In the buffer, so many bytes with its virtio-net header.
+    /// In the buffer, with its length including the virtio-net header.
     Buffer(RecordHeader, usize),
 }
 
@@ -79,8 +79,8 @@ impl RxPath {
         }
     }
 
-    /// The owner is about to sleep: from now on the filter sends frames to the tap. False if frames
-    /// have come that notify nobody: the owner must wake up and take them.
+    /// Called before the owner sleeps: from now on the filter sends frames to the tap. Returns false if frames
+    /// have arrived without a wake-up: the owner must wake up and process them.
     #[must_use]
     pub fn fall_asleep(&mut self) -> bool {
         if self.has_received() {
@@ -92,13 +92,13 @@ impl RxPath {
         self.ring.is_empty()
     }
 
-    /// Frames come by the ring again. Does nothing to an owner that is awake.
+    /// Switches delivery back to the ring. Does nothing if the owner is awake.
     pub fn wake_up(&mut self, now: Instant) {
         if !self.is_asleep {
             return;
         }
         self.is_asleep = false;
-        // Before the state: what the ring gets from then on is younger than the tap's frames.
+        // Before the state is set: what enters the ring afterwards is newer than the tap's frames.
         self.ring_at_wake = self.ring.produced();
         self.doorbell.note_look(now);
         self.doorbell.set(State::Awake);
@@ -106,23 +106,23 @@ impl RxPath {
         self.must_ask = self.has_given_up;
     }
 
-    /// Are there frames to take, of those that came while the owner was awake or has woken from?
+    /// Whether there are frames to process.
     pub fn has_received(&self) -> bool {
         !self.ring.is_empty() || self.tap_holds_more()
     }
 
-    /// Did the filter send frames to the tap that were not read?
+    /// Whether the filter sent frames to the tap that were not read.
     fn tap_holds_more(&self) -> bool {
         self.doorbell.by_tap() != self.taken_from_tap
     }
 
-    /// May frames come by the tap although the owner is awake?
+    /// Whether frames may arrive by the tap although the owner is awake.
     pub fn is_settling(&self) -> bool {
         self.woken.is_some()
     }
 
-    /// The next frame, if one has come by the ring or by `tap`. What earlier calls gave may be
-    /// overwritten.
+    /// Returns the next frame from the ring or `tap`, if any. It may overwrite frames returned by
+    /// earlier calls.
     pub fn next<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Record<'_>> {
         match self.place_of_next(tap, now)? {
             Location::Ring => self.ring.next(),
@@ -133,7 +133,7 @@ impl RxPath {
         }
     }
 
-    /// As [`RxPath::next`]; also whether [`RxPath::lend`] may lend the frame.
+    /// Like [`RxPath::next`]; also returns whether [`RxPath::lend`] may lend the frame.
     pub fn next_lendable<F: AsFd>(
         &mut self,
         tap: &TapIo<F>,
@@ -153,7 +153,7 @@ impl RxPath {
         }
     }
 
-    /// Lends `range` of the frame that [`RxPath::next_lendable`] gave last; `fd` is the ring.
+    /// Lends `range` of the frame that [`RxPath::next_lendable`] returned last; `fd` is the ring.
     pub fn lend(&mut self, fd: impl AsFd, range: Range<usize>) -> Loan {
         if !std::mem::take(&mut self.is_in_buffer) {
             return self.ring.lend(fd, range);
@@ -172,7 +172,7 @@ impl RxPath {
             return Some(Location::Ring);
         }
         if !self.is_settling() && self.tap_holds_more() {
-            // Of a session whose frames always come so; it may be on its way there still.
+            // From a session with tap delivery; the frame may still be in transit.
             self.woken = Some(now);
         }
         if self.is_settling()
@@ -183,7 +183,7 @@ impl RxPath {
         (!self.ring_waits).then_some(Location::Ring)
     }
 
-    /// Reads a frame into the buffer; one that makes no sense is passed over.
+    /// Reads a frame into the buffer; skips malformed ones.
     fn read_tap<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<(RecordHeader, usize)> {
         loop {
             let is_counted = self.tap_holds_more();
@@ -207,13 +207,13 @@ impl RxPath {
         }
     }
 
-    /// All that was counted has come. Once that has been seen twice there is nothing else.
+    /// All counted frames have arrived. If this was seen twice, no further one is pending.
     fn settle(&mut self, now: Instant) {
         self.ring_waits = false;
         self.woken = self.woken.filter(|&woken| woken >= now);
     }
 
-    /// A counted frame has not come: the ring waits for it, but not forever.
+    /// A counted frame has not arrived: delays frames from the ring, for a limited time.
     fn miss(&mut self, now: Instant) {
         self.ring_waits = self.woken.is_some_and(|woken| now.since(woken) < STRAGGLE);
         if !self.ring_waits {
@@ -223,14 +223,14 @@ impl RxPath {
         }
     }
 
-    /// Gives the space of all frames taken from the ring back to the filter.
+    /// Releases the space of all frames read from the ring to the filter.
     pub fn release(&mut self) {
         self.ring.release();
     }
 }
 
-/// The header that the filter would have put before the frame on the ring. What it sends to the tap
-/// begins with a virtio-net header, then a stamp in place of the Ethernet addresses.
+/// The header that the filter would have put before the frame on the ring. Frames sent to the tap
+/// begin with a virtio-net header, then metadata in place of the Ethernet addresses.
 fn header_of(bytes: &[u8], now: Instant) -> Option<RecordHeader> {
     let (vnet, frame) = VnetHeader::parse(bytes).ok()?;
     let (stamp, _) = TapStamp::read_from_prefix(frame).ok()?;

@@ -1,5 +1,5 @@
-//! How the kernel schedules single threads (sched(7), sched_setattr(2)), any process's: `SCHED_DEADLINE`, what a
-//! thread had before, and what it uses.
+//! Scheduling of single threads of any process (sched(7), sched_setattr(2)): `SCHED_DEADLINE`, restoring earlier
+//! attributes, and CPU usage.
 
 use std::fs;
 use std::time::Duration;
@@ -24,20 +24,20 @@ const SCHED_DEADLINE: u32 = 6;
 const RESET_ON_FORK: u64 = 1;
 const RECLAIM: u64 = 2;
 
-/// The shortest runtime that the kernel takes.
+/// The shortest runtime that the kernel accepts.
 pub const LEAST_RUNTIME: Duration = Duration::from_nanos(1024);
-/// The periods that the kernel takes (`sched_deadline_period_min_us` and `_max_us`).
+/// The periods that the kernel accepts (`sched_deadline_period_min_us` and `_max_us`).
 pub const PERIODS_US: std::ops::RangeInclusive<u32> = 100..=4_194_303;
 
-/// The least of all bandwidths: it rounds to nothing. A thread that leaves `SCHED_DEADLINE` asleep leaves its bandwidth
-/// taken forever (Linux 6.18); so it leaves with this.
+/// The smallest bandwidth, which rounds to zero. If a thread leaves `SCHED_DEADLINE` while asleep, its bandwidth stays
+/// allocated forever (Linux 6.18); so it is reduced to this first.
 const LEAST: Deadline = Deadline {
     runtime: LEAST_RUNTIME,
     period: Duration::from_micros(4_194_303),
     reclaims: false,
 };
 
-/// `struct sched_attr` of the first version.
+/// First version of `struct sched_attr`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
@@ -54,12 +54,12 @@ pub struct Attributes {
 const SIZE: usize = size_of::<Attributes>();
 const _: () = assert!(SIZE == 48);
 
-/// A thread's time under `SCHED_DEADLINE`.
+/// A thread's parameters under `SCHED_DEADLINE`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
     pub runtime: Duration,
     pub period: Duration,
-    /// May run on while others leave their time.
+    /// May use time that others leave over.
     pub reclaims: bool,
 }
 
@@ -67,7 +67,7 @@ impl Attributes {
     pub fn of(tid: u32) -> Result<Attributes, Errno> {
         let mut attributes = Attributes::default();
         let at = std::ptr::from_mut(&mut attributes).expose_provenance();
-        // SAFETY: the kernel writes no more than the size it is told.
+        // SAFETY: the kernel writes at most the given size.
         unsafe { raw::syscall(libc::SYS_sched_getattr, [tid as usize, at, SIZE, 0, 0, 0]) }?;
         Ok(attributes)
     }
@@ -76,7 +76,7 @@ impl Attributes {
         self.policy == SCHED_DEADLINE
     }
 
-    /// Does a nice value mean anything for it?
+    /// Whether the nice value applies.
     pub fn is_ordinary(&self) -> bool {
         [SCHED_OTHER, SCHED_BATCH].contains(&self.policy)
     }
@@ -85,21 +85,22 @@ impl Attributes {
         Attributes { nice, ..self }
     }
 
-    /// As threads are that nobody has given anything.
+    /// Whether the attributes are the defaults.
     pub fn is_plain(&self) -> bool {
         (self.policy, self.flags, self.nice) == (SCHED_OTHER, 0, 0)
     }
 
-    /// Who has this nice value has these attributes instead. One that has since been given another keeps it.
+    /// Applies these attributes to a thread with this nice value. A thread whose nice value was changed since keeps it.
     pub fn replace_nice(&self, nice: i32, tid: u32) -> Result<(), Errno> {
         let now = Attributes::of(tid)?;
-        match now.is_ordinary() && now.nice == nice {
-            true => self.apply(tid),
-            false => Ok(()),
+        if now.is_ordinary() && now.nice == nice {
+            self.apply(tid)
+        } else {
+            Ok(())
         }
     }
 
-    /// For whoever comes after this process, by [`Attributes::recorded`].
+    /// Encodes the attributes for a later process, which restores them by [`Attributes::recorded`].
     pub fn record(&self) -> String {
         let numbers = [
             self.policy.into(),
@@ -131,15 +132,16 @@ impl Attributes {
         })
     }
 
-    /// For so long it runs before others get their turn (Linux 6.12), if it shares the processor as most threads do: the
-    /// shorter, the sooner it runs when it wakes.
+    /// With a time slice (Linux 6.12), for ordinary threads: the shorter it is, the sooner the thread runs after it
+    /// wakes up.
     pub fn with_slice(self, slice: Duration) -> Attributes {
-        match self.is_ordinary() {
-            true => Attributes {
+        if self.is_ordinary() {
+            Attributes {
                 runtime: slice.as_nanos() as u64,
                 ..self
-            },
-            false => self,
+            }
+        } else {
+            self
         }
     }
 
@@ -158,13 +160,13 @@ impl Attributes {
             ..*self
         };
         let at = std::ptr::from_ref(&sized).expose_provenance();
-        // SAFETY: the kernel reads as much as `size` says.
+        // SAFETY: the kernel reads at most `size` bytes.
         unsafe { raw::syscall(libc::SYS_sched_setattr, [tid as usize, at, 0, 0, 0, 0]) }.map(drop)
     }
 }
 
 impl Deadline {
-    /// What the thread starts is ordinary: the kernel allows such threads no children otherwise.
+    /// Applies the deadline. Children of the thread are ordinary: the kernel would not permit any otherwise.
     pub fn apply(&self, tid: u32) -> Result<(), Errno> {
         let period = self.period.as_nanos() as u64;
         let reclaims = if self.reclaims { RECLAIM } else { 0 };
@@ -179,7 +181,7 @@ impl Deadline {
         .apply(tid)
     }
 
-    /// The thread is scheduled as it was before. One that has since been given another policy keeps it.
+    /// Restores the former attributes of the thread. A thread that was given another policy since keeps that.
     pub fn revoke(tid: u32, before: &Attributes) -> Result<(), Errno> {
         if !Attributes::of(tid)?.is_deadline() {
             return Ok(());
@@ -191,16 +193,16 @@ impl Deadline {
     }
 }
 
-/// What a thread has had of the CPUs, since it began.
+/// CPU time of a thread since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub running: Duration,
-    /// Wanted to run, and did not.
+    /// Time in which it was runnable but did not run.
     pub waiting: Duration,
 }
 
 impl Usage {
-    /// None if there is no such thread.
+    /// None if the thread does not exist.
     pub fn of(tid: u32) -> Option<Usage> {
         let text = fs::read_to_string(format!("/proc/{tid}/schedstat")).ok()?;
         let mut fields = text.split_ascii_whitespace().map(str::parse);
@@ -212,11 +214,11 @@ impl Usage {
     }
 }
 
-/// The kernel's priority of a thread, the 18th field of proc_pid_stat(5): 0 to 39 for ordinary ones, below for others.
+/// The kernel's priority of a thread, the 18th field of proc_pid_stat(5): 0 to 39 for ordinary ones, lower for others.
 #[cfg(test)]
 pub(crate) fn priority_of(tid: u32) -> Option<i64> {
     let text = fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
-    // The second field may be anything in parentheses.
+    // The second field is arbitrary text in parentheses.
     let (_, fields) = text.rsplit_once(')')?;
     fields.split_ascii_whitespace().nth(18 - 3)?.parse().ok()
 }
@@ -230,7 +232,7 @@ pub fn threads_of(pid: u32, most: usize) -> Vec<u32> {
     numbers.take(most).collect()
 }
 
-/// What part of each CPU's time `SCHED_DEADLINE` and the like may have, in millionths.
+/// Limit of real-time and deadline scheduling per CPU, in millionths.
 pub fn limit_ppm() -> u32 {
     let read = |name| sysctl::read_value(name).ok()?.parse::<i64>().ok();
     let period = read("kernel/sched_rt_period_us").filter(|period| *period > 0);
@@ -238,18 +240,18 @@ pub fn limit_ppm() -> u32 {
         (Some(runtime), Some(period)) if runtime >= 0 => {
             (runtime.saturating_mul(1_000_000) / period).clamp(0, 1_000_000) as u32
         }
-        // Without bound.
+        // Unlimited.
         _ => 1_000_000,
     }
 }
 
-/// May the thread not run on all CPUs?
+/// Whether the thread may not run on all CPUs.
 pub fn is_bound(tid: u32) -> bool {
     let affinity = Pid::from_raw(tid as i32).and_then(|tid| sched_getaffinity(Some(tid)).ok());
     affinity.is_some_and(|set| set.count() < cpus())
 }
 
-/// CPUs that threads may run on.
+/// Number of CPUs online.
 pub fn cpus() -> u32 {
     let online = fs::read_to_string("/sys/devices/system/cpu/online");
     online
@@ -258,7 +260,7 @@ pub fn cpus() -> u32 {
         .unwrap_or(1)
 }
 
-/// Of a list like `0-3,8`.
+/// Number of CPUs in a list like `0-3,8`.
 fn count_of(list: &str) -> Option<u32> {
     let count = |range: &str| {
         let (first, last) = range.split_once('-').unwrap_or((range, range));

@@ -1,5 +1,6 @@
-//! Memory that library and server share: metastate (server writes), statistics (library writes),
-//! rings of local sessions (both ends write), and blobs that travel sealed. Seals keep the other side from shrinking what is mapped here.
+//! Memory shared by library and server: metastate (written by the server), statistics (written by the library), rings
+//! of local sessions (written by both ends), and sealed blobs. Seals keep the other side from shrinking what is mapped
+//! here.
 
 mod blob;
 mod capsule;
@@ -36,20 +37,20 @@ pub enum MapError {
     Map(#[from] Errno),
 }
 
-/// A memfd of `size` zero bytes that takes seals.
+/// Creates a memfd of `size` zero bytes that permits seals.
 fn create(name: &str, size: usize) -> Result<OwnedFd, Errno> {
     let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&fd, size as u64)?;
     Ok(fd)
 }
 
-/// Fixes the size of `fd` for good, sets `more` and forbids further seals.
+/// Seals the size of `fd` permanently, adds `more` and forbids further seals.
 fn seal(fd: &OwnedFd, more: SealFlags) -> Result<(), Errno> {
     let size = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     fcntl_add_seals(fd, size | more)
 }
 
-/// Checks that mapping `size` bytes of `fd` can never fault.
+/// Checks that accesses to a mapping of `size` bytes of `fd` can never fault.
 fn check_size(fd: impl AsFd, size: usize) -> Result<(), MapError> {
     let seals = fcntl_get_seals(&fd).map_err(|_| MapError::Unsealed)?;
     if !seals.contains(SealFlags::SHRINK) {

@@ -1,4 +1,4 @@
-//! Signals as something to wait for: blocked from interrupting, read from a descriptor, or put off by their handlers.
+//! Signals to wait for: blocked, read from a descriptor, or deferred by their handlers.
 
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,7 +12,7 @@ use crate::{memory, raw};
 /// The kernel's signals are 1 to 64; libc keeps 32 and 33.
 pub const LAST: i32 = 64;
 
-/// Signals that the calling thread's own faults raise: no handler of theirs interrupts a wait.
+/// Signals raised by faults of the calling thread: their handlers do not interrupt a wait.
 const FAULTS: [i32; 5] = [
     libc::SIGSEGV,
     libc::SIGBUS,
@@ -21,27 +21,27 @@ const FAULTS: [i32; 5] = [
     libc::SIGTRAP,
 ];
 
-/// Those of them that say that there is no memory, or none that may be used so.
+/// The ones for memory that does not exist or may not be accessed that way.
 const OF_MEMORY: [i32; 2] = [libc::SIGSEGV, libc::SIGBUS];
 
-/// Other signals about what a thread does at that very moment: what seccomp(2) traps, abort(3) and the profiling timer.
+/// Other signals about the thread's current action: traps of seccomp(2), abort(3) and the profiling timer.
 const OF_THE_MOMENT: [i32; 3] = [libc::SIGSYS, libc::SIGABRT, libc::SIGPROF];
 
-/// libc's own, by which it cancels threads and changes the user of all of them.
+/// libc's own signals, by which it cancels threads and sets the user ID of all of them.
 const OF_LIBC: [i32; 2] = [32, 33];
 
-/// May a handler of this signal wait until it suits the thread?
+/// Whether a handler of this signal may be deferred.
 pub fn may_be_defer(signal: i32) -> bool {
     let cannot_wait = [&FAULTS[..], &OF_THE_MOMENT, &OF_LIBC];
     (1..=LAST).contains(&signal) && !cannot_wait.iter().any(|those| those.contains(&signal))
 }
 
-/// Is it the signal of a bad pointer?
+/// Whether it is a signal for a bad pointer.
 pub fn is_of_memory(signal: i32) -> bool {
     OF_MEMORY.contains(&signal)
 }
 
-/// Signals that a thread has blocked, as the kernel has sets: signal 1 is the lowest bit.
+/// A thread's signal mask in the kernel's format: signal 1 is the lowest bit.
 #[derive(Clone, Copy)]
 pub struct Mask(u64);
 
@@ -60,7 +60,7 @@ fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// What the handler of a signal is called with.
+/// The arguments of a signal handler.
 pub struct SignalInfo {
     signal: i32,
     info: *mut libc::siginfo_t,
@@ -69,8 +69,8 @@ pub struct SignalInfo {
 
 impl SignalInfo {
     /// # Safety
-    /// The arguments of the handler that calls this, which was installed with `SA_SIGINFO` and has not returned while
-    /// this lives.
+    /// The arguments must be those of the calling handler, which was installed with `SA_SIGINFO` and does not return
+    /// while this lives.
     pub unsafe fn new(signal: i32, info: *mut libc::siginfo_t, context: *mut c_void) -> SignalInfo {
         SignalInfo {
             signal,
@@ -79,15 +79,15 @@ impl SignalInfo {
         }
     }
 
-    /// The signal comes once more when the calling thread lets it, and until then, once the handler has returned, nothing
-    /// interrupts the thread but what may not be put off. Answers what it had blocked before.
+    /// Defers the signal: it is sent again and stays pending until the calling thread unblocks it. From the handler's
+    /// return until then only signals that cannot be deferred interrupt the thread. Returns the former signal mask.
     ///
     /// # Errors
-    /// `EAGAIN`: there is no room for one more real-time signal; nothing was done.
+    /// `EAGAIN`: no further real-time signal can be queued; nothing was changed.
     pub fn defer(&self) -> Result<Mask, Errno> {
         self.send_again()?;
-        // SAFETY: the mask in the context is what the kernel takes up when the handler returns. Of libc's set it is only
-        // as long as the kernel's: what follows is something else.
+        // SAFETY: the kernel restores the mask in the context when the handler returns. Only the part of libc's type
+        // that the kernel uses is accessed: what follows it is something else.
         unsafe {
             let kernels = &raw mut (*self.context.cast::<libc::ucontext_t>()).uc_sigmask;
             let kernels = kernels.cast::<u64>();
@@ -97,7 +97,7 @@ impl SignalInfo {
         }
     }
 
-    /// Has a touch of a program's memory faulted? Then the handler is to return: the touch answers that
+    /// Whether the fault was a touch of program memory. If so, the handler must return: the touch reports the failure
     /// ([`memory::recover`]).
     pub fn is_recovered(&self) -> bool {
         // SAFETY: `info` and `context` are the kernel's, and the handler has SA_SIGINFO.
@@ -107,22 +107,22 @@ impl SignalInfo {
         }
     }
 
-    /// Does what the kernel would have done without the handler, which has been taken away and is to return at once.
+    /// Repeats the signal for the default action; the handler must have been removed and return at once.
     pub fn leave_to_default(&self) {
-        // Where there is no room for one more signal, the instruction faults again.
+        // If no further signal can be queued, the instruction faults again.
         let _ = self.send_again();
     }
 
-    /// Does the kernel begin a call again that its handler interrupts?
+    /// Whether the kernel restarts a system call that this handler interrupts.
     pub fn restarts(&self) -> bool {
         restarts(self.signal)
     }
 
-    /// With all that is known of it.
+    /// Sends the signal to the thread again, with its `siginfo_t`.
     fn send_again(&self) -> Result<(), Errno> {
         let number = |number: i32| number as usize;
         let info = self.info.expose_provenance();
-        // SAFETY: a thread may send itself whatever it has got.
+        // SAFETY: a thread may send itself any signal it has received.
         unsafe {
             let (process, thread) = (number(libc::getpid()), number(libc::gettid()));
             let arguments = [process, thread, number(self.signal), info, 0, 0];
@@ -132,17 +132,17 @@ impl SignalInfo {
     }
 }
 
-/// Handlers interrupt the calling thread as before; those that were put off run now.
+/// Restores the mask: handlers interrupt the calling thread as before; deferred ones run now.
 pub fn let_through(mask: Mask) {
     change_mask(libc::SIG_SETMASK, Some(mask));
 }
 
-/// What the calling thread has blocked.
+/// The calling thread's signal mask.
 fn blocked() -> Mask {
     change_mask(libc::SIG_BLOCK, None)
 }
 
-/// Answers what the calling thread had blocked before.
+/// Changes the calling thread's signal mask and returns the former one.
 fn change_mask(how: i32, set: Option<Mask>) -> Mask {
     let mut before = 0_u64;
     let set = set.as_ref().map_or(null(), |Mask(set)| &raw const *set);
@@ -150,7 +150,7 @@ fn change_mask(how: i32, set: Option<Mask>) -> Mask {
         set.expose_provenance(),
         (&raw mut before).expose_provenance(),
     );
-    // SAFETY: both are null or the kernel's sets, as long as it is told. It refuses nothing.
+    // SAFETY: both are null or kernel sets of the given size. The call cannot fail.
     let _ = unsafe {
         let arguments = [how as usize, set, old, size_of::<u64>(), 0, 0];
         raw::syscall(libc::SYS_rt_sigprocmask, arguments)
@@ -158,8 +158,8 @@ fn change_mask(how: i32, set: Option<Mask>) -> Mask {
     Mask(before)
 }
 
-/// Were all handlers of signals that may interrupt the calling thread installed with `SA_RESTART`? `before` is what
-/// it has blocked itself, if [`SignalInfo::put_off`] blocks more.
+/// Whether all handlers of signals that may interrupt the calling thread were installed with `SA_RESTART`. `before` is
+/// the mask it had itself, if [`SignalInfo::defer`] has blocked more.
 pub fn handlers_restart(before: Option<Mask>) -> bool {
     let blocked = before.unwrap_or_else(blocked);
     (1..=LAST)
@@ -167,10 +167,10 @@ pub fn handlers_restart(before: Option<Mask>) -> bool {
         .all(restarts)
 }
 
-/// True also for a signal without a handler.
+/// Also true for a signal without a handler.
 fn restarts(signal: i32) -> bool {
-    // SAFETY: zeros are a `sigaction`, which is only written; a null action changes nothing. For
-    // libc's own signals it fails and leaves the zeros, which mean "no handler".
+    // SAFETY: zeros are a valid `sigaction`, which is only written; a null action changes nothing. For
+    // libc's own signals the call fails and leaves the zeros, which mean "no handler".
     let action = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, null(), &mut action);
@@ -183,7 +183,7 @@ fn restarts(signal: i32) -> bool {
 /// Bytes of `signalfd_siginfo`; its first word is the signal's number.
 const INFO: usize = 128;
 
-/// A set of signals that the calling thread, and those it starts, no longer get otherwise.
+/// A set of signals that the calling thread, and threads it starts, receive only through this.
 #[derive(Debug)]
 pub struct Signals {
     fd: OwnedFd,
@@ -191,27 +191,27 @@ pub struct Signals {
 
 impl Signals {
     pub fn watch(signals: &[Signal]) -> Result<Signals, Errno> {
-        // SAFETY: zero is the empty set.
+        // SAFETY: zeros are the empty set.
         let mut set: libc::sigset_t = unsafe { std::mem::zeroed() };
         for signal in signals {
-            // SAFETY: `set` is a set, and the number is one of a signal.
+            // SAFETY: `set` is initialised, and the signal number is valid.
             unsafe { libc::sigaddset(&mut set, signal.as_raw()) };
         }
-        // SAFETY: `set` is a set; the old mask is not asked for.
+        // SAFETY: `set` is initialised; the old mask is not requested.
         if unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, null_mut()) } != 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: `set` is a set; -1 asks for a new descriptor.
+        // SAFETY: `set` is initialised; -1 requests a new descriptor.
         let fd = unsafe { libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
         if fd < 0 {
             return Err(Errno::INVAL);
         }
-        // SAFETY: the descriptor is new and nobody else's.
+        // SAFETY: the descriptor is new and unowned.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
         Ok(Signals { fd })
     }
 
-    /// The next signal that came, if any.
+    /// Returns the next pending signal, if any.
     pub fn next(&self) -> Option<Signal> {
         let mut info = [0; INFO];
         read(&self.fd, &mut info).ok()?;
@@ -230,10 +230,10 @@ impl AsFd for Signals {
 mod tests {
     use super::*;
 
-    /// A handler that does nothing, with these flags.
+    /// Installs a handler that does nothing, with these flags.
     fn handle(signal: i32, flags: i32) {
         extern "C" fn nothing(_signal: i32) {}
-        // SAFETY: zeros are a `sigaction`; the handler does nothing.
+        // SAFETY: zeros are a valid `sigaction`; the handler does nothing.
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = nothing as extern "C" fn(i32) as usize;

@@ -1,4 +1,4 @@
-//! What the other threads of this process sleep for, as `/proc` tells (proc_pid_syscall(5)).
+//! What the other threads of this process wait for, as reported by `/proc` (proc_pid_syscall(5)).
 
 use std::fs;
 use std::ops::Range;
@@ -6,7 +6,7 @@ use std::os::fd::RawFd;
 
 use crate::raw;
 
-/// No set of descriptors that is looked at is larger.
+/// Limit of the descriptor sets that are examined.
 const DESCRIPTORS_MAX: usize = 1 << 16;
 
 const BITS: usize = u64::BITS as usize;
@@ -16,12 +16,13 @@ const BITS: usize = u64::BITS as usize;
 struct Sleep {
     number: libc::c_long,
     arguments: [usize; 6],
-    /// The address behind the instruction that made it.
+    /// The address after the system call instruction.
     instruction: usize,
 }
 
-/// The descriptors for which other threads wait by `poll` or `select`, called by instructions that are not of this library.
-/// None where there is no `/proc`, or where the kernel does not tell.
+/// The descriptors on which other threads wait by `poll` or `select`, called from code outside this library. None
+/// without
+/// `/proc`, or if the kernel does not tell.
 pub fn polled_past_library() -> Vec<RawFd> {
     let sleeps: Vec<Sleep> = threads()
         .filter_map(|thread| fs::read_to_string(format!("/proc/self/task/{thread}/syscall")).ok())
@@ -42,7 +43,8 @@ fn threads() -> impl Iterator<Item = String> {
     entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok())
 }
 
-/// A line as `271 0x7ffc0 0x1 0x0 0x0 0x8 0x0 0x7ffb8 0x7f001`; a thread that does not sleep in a call has another.
+/// Parses a line like `271 0x7ffc0 0x1 0x0 0x0 0x8 0x0 0x7ffb8 0x7f001`; other lines are of threads not in a system
+/// call.
 fn parse(line: &str) -> Option<Sleep> {
     let (number, rest) = line.trim_end().split_once(' ')?;
     let words: Vec<usize> = rest
@@ -57,7 +59,7 @@ fn parse(line: &str) -> Option<Sleep> {
     })
 }
 
-/// Where the code of the object lies that this function is in.
+/// The code ranges of the object that contains this function.
 fn own_code() -> Vec<Range<usize>> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let here = own_code as *const () as usize;
@@ -73,7 +75,7 @@ fn own_code() -> Vec<Range<usize>> {
     of_own.map(|(range, _)| range).collect()
 }
 
-/// A line as `7f00-7f10 r-xp 00001000 08:01 123  /lib/x.so`: the addresses, and the device and number of the file.
+/// Parses a line like `7f00-7f10 r-xp 00001000 08:01 123  /lib/x.so`: the addresses, and the file's device and inode.
 fn mapping(line: &str) -> Option<(Range<usize>, (&str, &str))> {
     let mut words = line.split_whitespace();
     let (start, end) = words.next()?.split_once('-')?;
@@ -107,7 +109,7 @@ impl Sleep {
         if self.is_by_list() {
             let [list, count, ..] = self.arguments;
             let entries = copy_words(list, count.min(DESCRIPTORS_MAX));
-            // `struct pollfd` begins with the number.
+            // `struct pollfd` begins with the descriptor.
             return entries.into_iter().map(first_half).collect();
         }
         let [count, sets @ ..] = self.arguments;
@@ -132,15 +134,15 @@ fn set_bits(words: &[u64]) -> Vec<RawFd> {
     found
 }
 
-/// Memory of this process that another thread may change, or give back, at any time; nothing if it cannot be read.
+/// Copies memory of this process that another thread may change or unmap at any time; empty if it cannot be read.
 fn copy_words(start: usize, count: usize) -> Vec<u64> {
     let mut words = vec![0_u64; count];
     let length = size_of_val(&words[..]);
     let to = [words.as_mut_ptr().expose_provenance(), length];
     let from = [start, length];
     let process = rustix::process::getpid().as_raw_nonzero().get();
-    // SAFETY: each list is one `struct iovec`, a pointer and a length; what is written is within `words`, and the kernel checks
-    // what is read.
+    // SAFETY: each list is one `struct iovec`, a pointer and a length; the destination is within `words`, and the
+    // kernel checks the source.
     let read = unsafe {
         raw::syscall(
             libc::SYS_process_vm_readv,
@@ -185,7 +187,7 @@ mod tests {
         );
     }
 
-    /// Sleeps in `wait`, on another thread, for what comes on a pipe; returns what was seen meanwhile.
+    /// Runs `wait` on another thread, waiting for a pipe; returns what was seen meanwhile.
     fn seen_during(wait: impl FnOnce(&OwnedFd) + Send) -> (RawFd, Vec<RawFd>) {
         let (reader, writer) = pipe().expect("descriptors");
         let (said, hears) = mpsc::channel();

@@ -1,4 +1,4 @@
-//! Classic filters on kernel sockets: what comes by certain devices is not for them.
+//! Classic BPF filters on kernel sockets that reject packets from certain devices.
 
 use std::mem::size_of;
 use std::os::fd::{AsFd, AsRawFd};
@@ -18,15 +18,15 @@ const PACKET_TYPE: u32 = (-0x1000_i32 + 4) as u32;
 const INTERFACE: u32 = (-0x1000_i32 + 8) as u32;
 const PACKET_HOST: u32 = 0;
 
-/// The socket takes nothing that came by one of these devices.
+/// The socket receives nothing that arrived by one of these devices.
 pub fn nothing_by(socket: impl AsFd, devices: &[u32]) -> Result<(), Errno> {
     attach(socket, except_by(devices)?)
 }
 
-/// The socket takes nothing that came by one of these devices to several stations at once.
+/// The socket receives nothing that arrived by one of these devices for several hosts.
 pub fn only_for_this_host(socket: impl AsFd, devices: &[u32]) -> Result<(), Errno> {
     let of_devices = except_by(devices)?;
-    // Past all that is asked of others but the first of the two returns.
+    // Skips the device tests, up to the first of the two returns.
     let passed = (of_devices.len() - 2) as u8;
     let of_type = [
         step(LOAD, 0, 0, PACKET_TYPE),
@@ -35,12 +35,12 @@ pub fn only_for_this_host(socket: impl AsFd, devices: &[u32]) -> Result<(), Errn
     attach(socket, [&of_type[..], &of_devices].concat())
 }
 
-/// The socket takes nothing.
+/// The socket receives nothing.
 pub fn nothing(socket: impl AsFd) -> Result<(), Errno> {
     attach(socket, vec![step(RETURN, 0, 0, 0)])
 }
 
-/// The socket takes everything again.
+/// The socket receives everything again.
 pub fn lift(socket: impl AsFd) -> Result<(), Errno> {
     let none = 0_i32.to_ne_bytes();
     match set_socket_option(socket, libc::SOL_SOCKET, libc::SO_DETACH_FILTER, &none) {
@@ -53,9 +53,9 @@ fn step(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
     sock_filter { code, jt, jf, k }
 }
 
-/// Ends with the two returns: of what is taken, and of what is not.
+/// A program that ends with two returns: accept and reject.
 fn except_by(devices: &[u32]) -> Result<Vec<sock_filter>, Errno> {
-    // Room for the jumps over all of them.
+    // All jump offsets must fit.
     let count = u8::try_from(devices.len())
         .ok()
         .filter(|&count| count < u8::MAX)
@@ -82,7 +82,7 @@ fn attach(socket: impl AsFd, mut program: Vec<sock_filter>) -> Result<(), Errno>
         size_of::<libc::sock_fprog>(),
         0,
     ];
-    // SAFETY: the kernel copies the program that `filter` describes; both live here.
+    // SAFETY: the kernel copies the program that `filter` describes; both are valid here.
     unsafe { raw::syscall(libc::SYS_setsockopt, arguments) }.map(drop)
 }
 
@@ -94,7 +94,7 @@ mod tests {
 
     const LOOPBACK: u32 = 1;
 
-    /// Does a socket that was changed so take a datagram to this host?
+    /// Whether a socket with the change receives a datagram to this host.
     fn is_taken(change: impl Fn(&UdpSocket) -> Result<(), Errno>) -> bool {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         socket.set_nonblocking(true).unwrap();

@@ -1,4 +1,4 @@
-//! Kernel parameters under `/proc/sys`, and the ports that the kernel leaves alone.
+//! Kernel parameters under `/proc/sys`, and ports reserved from the kernel.
 
 use std::ops::RangeInclusive;
 use std::os::fd::OwnedFd;
@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, pread, read, write as write_fd};
 
-/// Where the kernel keeps the ports it will not choose by itself.
+/// The ports that the kernel does not choose by itself.
 const RESERVED_PORTS: &str = "net/ipv4/ip_local_reserved_ports";
 
 #[derive(Debug, thiserror::Error)]
@@ -31,7 +31,7 @@ pub enum ReserveError {
     Write(#[from] WriteError),
 }
 
-/// Reads parameter `name` (with slashes), trimmed; `net/…` is the calling thread's namespace's.
+/// Reads parameter `name` (with slashes), trimmed; `net/…` is that of the calling thread's namespace.
 pub fn read_value(name: &str) -> Result<String, ReadError> {
     let text = read_text(&format!("/proc/sys/{name}")).map_err(|errno| ReadError {
         name: name.to_owned(),
@@ -48,13 +48,13 @@ pub fn write(name: &str, value: &str) -> Result<(), WriteError> {
     })
 }
 
-/// A parameter that is looked at again and again; stays that of the namespace it was opened in.
+/// A parameter that is read repeatedly; refers to the namespace in which it was opened.
 #[derive(Debug)]
 pub struct Parameter {
     file: OwnedFd,
 }
 
-/// Longer values are none that this is for.
+/// Longer values are not supported.
 const SHORT: usize = 64;
 
 impl Parameter {
@@ -69,7 +69,7 @@ impl Parameter {
         Ok(Parameter { file })
     }
 
-    /// Its number now.
+    /// Its current value, a number.
     pub fn number(&self) -> Result<u32, Errno> {
         let mut text = [0; SHORT];
         let length = pread(&self.file, &mut text, 0)?;
@@ -78,8 +78,8 @@ impl Parameter {
     }
 }
 
-/// A range of ports that the kernel does not choose for its own sockets while this lives. Ports
-/// that somebody else had reserved stay reserved afterwards.
+/// A range of ports that the kernel does not choose for its own sockets while this lives. Ports that
+/// were already reserved stay reserved afterwards.
 #[derive(Debug)]
 pub struct ReservedPorts {
     added: PortSet,
@@ -94,19 +94,19 @@ impl ReservedPorts {
         Ok(ReservedPorts { added })
     }
 
-    /// What was added, as text: from it [`ReservedPorts::adopt`] makes the reservation again.
+    /// The added ports as text, from which [`ReservedPorts::adopt`] restores the reservation.
     pub fn record(&self) -> String {
         self.added.to_text().trim().to_owned()
     }
 
-    /// The reservation of a server that died, from what it had recorded.
+    /// Takes over the reservation of a dead server from its record.
     pub fn adopt(record: &str) -> ReservedPorts {
         ReservedPorts {
             added: PortSet::parse(record),
         }
     }
 
-    /// Ends the reservation; dropping does the same but cannot tell of a failure.
+    /// Ends the reservation; dropping does the same but cannot report a failure.
     pub fn release(mut self) -> Result<(), ReserveError> {
         self.give_back()
     }
@@ -124,19 +124,19 @@ impl ReservedPorts {
 
 impl Drop for ReservedPorts {
     fn drop(&mut self) {
-        // A failure leaves ports reserved that nobody uses, which harms nobody.
+        // A failure leaves unused ports reserved, which is harmless.
         let _ = self.give_back();
     }
 }
 
-/// A set of ports, as the kernel writes it: `1,5-7`.
+/// A set of ports in the kernel's format: `1,5-7`.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct PortSet {
     ports: std::collections::BTreeSet<u16>,
 }
 
 impl PortSet {
-    /// What is no port or range is skipped: the text is the kernel's own.
+    /// Skips anything that is not a port or range: the text comes from the kernel.
     fn parse(text: &str) -> PortSet {
         let words = text.split(',').filter_map(|word| {
             let (first, last) = word.split_once('-').unwrap_or((word, word));
@@ -147,7 +147,7 @@ impl PortSet {
         }
     }
 
-    /// Adds `range` and returns those that were not there.
+    /// Adds `range`; returns the ports that were new.
     fn insert(&mut self, range: RangeInclusive<u16>) -> PortSet {
         PortSet {
             ports: range.filter(|port| self.ports.insert(*port)).collect(),
@@ -177,7 +177,7 @@ impl PortSet {
                 format!("{first}-{last}")
             }
         });
-        // The kernel takes an empty line, not an empty write, for "none".
+        // For "none" the kernel requires an empty line, not an empty write.
         words.collect::<Vec<_>>().join(",") + "\n"
     }
 }
@@ -197,7 +197,7 @@ pub(crate) fn read_text(path: &str) -> Result<String, Errno> {
 
 fn write_text(path: &str, text: &str) -> Result<(), Errno> {
     let fd = open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
-    // Parameters are taken whole or refused.
+    // Parameters are accepted as a whole or refused.
     write_fd(&fd, text.as_bytes()).map(drop)
 }
 

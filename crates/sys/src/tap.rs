@@ -1,5 +1,5 @@
-//! Tap devices: the transmit queue through which a channel sends, and through which the filter may wake
-//! it. Frames carry a virtio-net header, so that a segment of 64 KiB costs one write.
+//! Tap devices: the transmit queue of a channel, by which the filter may also wake its owner. Frames carry
+//! a virtio-net header, so that a segment of 64 KiB costs one write.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,13 +11,13 @@ use rustix::ioctl::{IntegerSetter, Opcode, Setter, Updater, ioctl};
 use crate::device::{self, DeviceError};
 use crate::{netlink, sysctl};
 
-/// How the names of a server's taps begin; a number follows, or a dash and a word.
+/// Name prefix of a server's taps; a number follows, or a dash and a word.
 pub const PREFIX: &str = "ptl";
 
 /// Bytes of the virtio-net header before each frame.
 pub const VNET_HEADER: usize = 10;
 
-/// Frames the device queues for a reader. The filter's own counters bound what matters.
+/// Frames that the device queues for a reader. The relevant limits are the filter's own counters.
 const QUEUE: u32 = 512;
 
 const OFFLOADS: u32 = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
@@ -32,7 +32,7 @@ pub struct Tap {
     pub fd: OwnedFd,
     pub ifindex: u32,
     pub name: String,
-    /// A UDP payload may be handed over to be cut into datagrams (USO, Linux 6.2).
+    /// A UDP payload may be passed for segmentation into datagrams (USO, Linux 6.2).
     pub cuts_datagrams: bool,
 }
 
@@ -58,14 +58,14 @@ pub enum CreateError {
 
 impl Tap {
     /// Creates a device `<prefix><number>` in the calling thread's network namespace: up, without
-    /// addresses, and silent by itself (no ARP, no IPv6, no multicast).
+    /// addresses, and silent (no ARP, no IPv6, no multicast).
     pub fn create(prefix: &str) -> Result<Tap, CreateError> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = open("/dev/net/tun", flags, Mode::empty()).map_err(CreateError::Open)?;
         let name = attach(&fd, prefix)?;
         set_header_size(&fd).map_err(CreateError::HeaderSize)?;
-        // What a tap would take as a reader tells what its kernel knows. Reading datagrams that are
-        // not cut yet is the ring's.
+        // Whether a tap accepts the offload as a reader tells whether the kernel knows it. Unsegmented
+        // datagrams are received by the ring, not the tap.
         let cuts_datagrams = set_offloads(&fd, OFFLOADS | TUN_F_USO4 | TUN_F_USO6).is_ok();
         set_offloads(&fd, OFFLOADS).map_err(CreateError::Offload)?;
         disable_ipv6(&name)?;
@@ -81,7 +81,7 @@ impl Tap {
         })
     }
 
-    /// Bounds the bytes of frames on their way to the wire; beyond, `write` is `Blocked`.
+    /// Limits the bytes of frames in transit to the wire; beyond, `write` returns `Blocked`.
     pub fn set_send_buffer(&self, bytes: u32) -> Result<(), Errno> {
         let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
         // SAFETY: TUNSETSNDBUF reads one int.
@@ -122,7 +122,7 @@ fn set_offloads(fd: &OwnedFd, offloads: u32) -> Result<(), Errno> {
 /// Keeps the kernel from sending router solicitations and the like through `device`.
 fn disable_ipv6(device: &str) -> Result<(), sysctl::WriteError> {
     match sysctl::write(&format!("net/ipv6/conf/{device}/disable_ipv6"), "1") {
-        // A kernel without IPv6 has nothing to silence.
+        // Without IPv6 in the kernel there is nothing to silence.
         Err(error) if error.errno == Errno::NOENT => Ok(()),
         result => result,
     }
@@ -145,28 +145,28 @@ pub struct TapIo<F> {
 }
 
 impl<F: AsFd> TapIo<F> {
-    /// `fd` comes from a [`Tap`], maybe of another process.
+    /// `fd` comes from a [`Tap`], possibly of another process.
     pub fn new(fd: F) -> TapIo<F> {
         TapIo { fd }
     }
 
-    /// Sends one frame: its virtio-net header and bytes, gathered from `parts`.
+    /// Sends one frame: its virtio-net header and data, gathered from `parts`.
     pub fn write(&self, parts: &[IoSlice<'_>]) -> Result<(), WriteError> {
         match writev(&self.fd, parts) {
             Ok(_) => Ok(()),
-            // ENOBUFS: the device's queue is full, which passes just as a full buffer does.
+            // ENOBUFS: the device's queue is full, a temporary condition like a full buffer.
             Err(Errno::AGAIN | Errno::NOBUFS) => Err(WriteError::Blocked),
             Err(errno) => Err(WriteError::Refused(errno)),
         }
     }
 
-    /// Receives one frame with its virtio-net header and tells its bytes; none if none waits (or
-    /// the device has gone, which poll reports as an error).
+    /// Receives one frame with its virtio-net header and returns its length; none if there is none (or
+    /// the device is gone, which poll reports as an error).
     pub fn read(&self, buffer: &mut [u8]) -> Option<usize> {
         read(&self.fd, buffer).ok()
     }
 
-    /// As [`TapIo::read`], scattered.
+    /// Like [`TapIo::read`], into several buffers.
     pub fn read_vectored(&self, parts: &mut [IoSliceMut<'_>]) -> Option<usize> {
         readv(&self.fd, parts).ok()
     }
@@ -185,7 +185,7 @@ mod tests {
     use super::*;
     use crate::testing::{in_fresh_namespace, ip};
 
-    /// An ARP request behind a header that says nothing.
+    /// An ARP request behind a zero header.
     fn frame() -> Vec<u8> {
         let mut frame = vec![0; VNET_HEADER];
         frame.extend_from_slice(&[0xff; 6]);

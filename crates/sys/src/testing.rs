@@ -1,4 +1,4 @@
-//! What several unit tests of this crate share.
+//! Helpers shared by the unit tests of this crate.
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
@@ -13,7 +13,7 @@ pub(crate) fn memory(length: usize) -> OwnedFd {
     fd
 }
 
-/// Runs `test` on a thread of its own in a network namespace of its own. Needs root.
+/// Runs `test` in a new thread and a new network namespace. Needs root.
 pub(crate) fn in_fresh_namespace(test: impl FnOnce() + Send + 'static) {
     std::thread::spawn(move || {
         let fresh = namespace::create().expect("root may create namespaces");
@@ -24,7 +24,7 @@ pub(crate) fn in_fresh_namespace(test: impl FnOnce() + Send + 'static) {
     .expect("the test inside the namespace passes");
 }
 
-/// Runs `action` on a thread of user nobody.
+/// Runs `action` in a thread of user nobody.
 pub(crate) fn as_nobody<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let deprived = scope.spawn(|| {
@@ -36,7 +36,7 @@ pub(crate) fn as_nobody<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// Runs `ip` with the words of `arguments`, in the calling thread's namespace.
+/// Runs `ip` with the words of `arguments` in the calling thread's namespace.
 pub(crate) fn ip(arguments: &str) {
     let status = std::process::Command::new("ip")
         .args(arguments.split_whitespace())
@@ -52,8 +52,8 @@ pub(crate) enum BpfMap {
     Ring = 27,
 }
 
-/// Creates a BPF map by the bare system call. An array has one mmapable element of `size` bytes;
-/// a ring has a data area of that size.
+/// Creates a BPF map by the bare system call. An array has one mmapable element of `size` bytes; a ring
+/// has a data area of that size.
 pub(crate) fn bpf_map(kind: BpfMap, size: usize) -> OwnedFd {
     const BPF_MAP_CREATE: libc::c_long = 0;
     const BPF_F_MMAPABLE: u32 = 1 << 10;
@@ -62,7 +62,7 @@ pub(crate) fn bpf_map(kind: BpfMap, size: usize) -> OwnedFd {
         BpfMap::Array => [kind as u32, 4, size as u32, 1, BPF_F_MMAPABLE],
         BpfMap::Ring => [kind as u32, 0, 0, size as u32, 0],
     };
-    // SAFETY: the kernel reads as many bytes of the attributes as it is told there are.
+    // SAFETY: the kernel reads as many bytes of the attributes as given.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -72,6 +72,6 @@ pub(crate) fn bpf_map(kind: BpfMap, size: usize) -> OwnedFd {
         )
     };
     assert!(fd >= 0, "bpf: {}", std::io::Error::last_os_error());
-    // SAFETY: the kernel has just opened it for us.
+    // SAFETY: the kernel has just opened it.
     unsafe { OwnedFd::from_raw_fd(fd as RawFd) }
 }

@@ -1,18 +1,18 @@
-//! Threads that the application must not notice.
+//! Threads that are invisible to the application.
 
 use std::mem::MaybeUninit;
 use std::num::NonZeroU64;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-/// Threads of this process; as if there were many where there is no `/proc`.
+/// Number of threads of this process; a large number without `/proc`.
 pub fn count() -> usize {
-    // A directory of which each thread is one.
+    // The directory has a subdirectory per thread.
     let tasks = rustix::fs::stat("/proc/self/task");
     tasks.map_or(usize::MAX, |tasks| tasks.st_nlink as usize - 2)
 }
 
-/// Starts a thread that takes no signals: they are the application's threads' to handle.
+/// Starts a thread with all signals blocked: they are handled by the application's threads.
 pub fn spawn_masked(
     name: &str,
     body: impl FnOnce() + Send + 'static,
@@ -30,21 +30,21 @@ pub fn spawn_masked(
     spawned
 }
 
-/// The processor on which the calling thread runs, or did a moment ago; no system call where libc keeps a `struct rseq`.
+/// The CPU on which the calling thread runs or last ran; without a system call if libc maintains a `struct rseq`.
 pub fn processor() -> i32 {
-    // SAFETY: it takes nothing, and touches only what is the thread's own.
+    // SAFETY: it takes no arguments, and accesses only the thread's own data.
     unsafe { libc::sched_getcpu() }
 }
 
-/// From now on the calling thread's sleeps are exact to [`EXACT`], not to 50 microseconds (PR_SET_TIMERSLACK).
+/// Sets the calling thread's timer slack to [`EXACT`] instead of 50 microseconds (PR_SET_TIMERSLACK).
 pub fn sleep_exactly() {
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(EXACT.as_nanos() as u64));
 }
 
-/// How late the kernel may end a sleep in favour of fewer interrupts.
+/// How long the kernel may delay the end of a sleep to save interrupts.
 const EXACT: Duration = Duration::from_micros(1);
 
-/// The calling thread, as the kernel counts.
+/// The calling thread's ID.
 pub fn number() -> i32 {
     rustix::thread::gettid().as_raw_nonzero().get()
 }
@@ -56,17 +56,17 @@ unsafe extern "C" {
 const CANCEL_ENABLE: i32 = 0;
 const CANCEL_DISABLE: i32 = 1;
 
-/// From now on `pthread_cancel` does not end the calling thread. True if it could before.
+/// Disables cancellation of the calling thread by `pthread_cancel`. Returns true if it was enabled.
 pub fn forbid_cancel() -> bool {
     let mut before = CANCEL_DISABLE;
-    // SAFETY: `before` is live.
+    // SAFETY: `before` is valid.
     unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut before) };
     before == CANCEL_ENABLE
 }
 
-/// `pthread_cancel` ends the calling thread where it waits.
+/// Enables cancellation of the calling thread at cancellation points.
 pub fn allow_cancel() {
     let mut before = CANCEL_DISABLE;
-    // SAFETY: `before` is live.
+    // SAFETY: `before` is valid.
     unsafe { pthread_setcancelstate(CANCEL_ENABLE, &mut before) };
 }

@@ -1,5 +1,6 @@
-//! Traffic control: puts HTB on a device, changes its classes, reads their counts, and keeps what a user had there
-//! so that it can come back. Messages are made by hand: what is kept is kept as the kernel gave it.
+//! Traffic control: installs HTB on a device, changes its classes, reads their counters, and saves a user's
+//! configuration for restoring. Messages are built by hand, since what is saved must be kept exactly as the kernel gave
+//! it.
 
 mod message;
 
@@ -10,9 +11,9 @@ use message::{Attributes, Kernel, Reader};
 #[cfg(test)]
 mod tests;
 
-/// "po": major number of our discipline, by which a leftover is known.
+/// "po": major number of Portolan's qdisc, by which a leftover is recognised.
 pub const HANDLE: u16 = portolan_proto::filter::TRAFFIC_HANDLE;
-/// The class of the whole link, and within it that of all who reserved nothing.
+/// The class of the whole link, and its child for all traffic without a reservation.
 pub const WHOLE: u16 = 1;
 pub const BEST_EFFORT: u16 = portolan_proto::filter::BEST_EFFORT_CLASS;
 
@@ -25,7 +26,7 @@ const GET_CLASS: u16 = 42;
 const GET_FILTER: u16 = 46;
 
 const ROOT: u32 = 0xffff_ffff;
-/// Of ingress and clsact, which are no concern of what is sent.
+/// Parent of ingress and clsact, which do not affect output.
 const INGRESS: u32 = 0xffff_fff1;
 
 /// Attributes of linux/rtnetlink.h and linux/pkt_sched.h.
@@ -46,10 +47,10 @@ const LINK_LAYER_ETHERNET: u8 = 1;
 /// Nanoseconds in the unit of times in `tc_htb_opt`.
 const TICK_NS: u128 = 64;
 
-/// Frames that may wait in a class. Senders are held back by bytes long before.
+/// Limit of frames queued in a class. The limit in bytes holds senders back long before.
 const FRAMES_WAITING: u32 = 16_384;
 
-/// Disciplines that come back from what the kernel says of them.
+/// Qdiscs that can be restored from what the kernel reports of them.
 const RESTORABLE: [&str; 11] = [
     "bfifo",
     "cake",
@@ -73,19 +74,19 @@ pub struct Class {
     pub ceiling: u64,
     pub burst: u32,
     pub ceiling_burst: u32,
-    /// Portion in sharing what others leave.
+    /// Share in the distribution of unused bandwidth.
     pub quantum: u32,
-    /// The lower goes first.
+    /// Lower values go first.
     pub priority: u32,
 }
 
-/// Counts of a class.
+/// Counters of a class.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub bytes: u64,
     pub packets: u64,
     pub drops: u32,
-    /// Bytes that wait.
+    /// Bytes queued.
     pub backlog: u32,
 }
 
@@ -107,14 +108,14 @@ pub enum TrafficError {
     },
 }
 
-/// What may be done with a discipline that a user has put on a device.
+/// What to do with a qdisc that a user has put on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Foreign {
     Keep,
     Replace,
 }
 
-/// A discipline or a class as the kernel told it.
+/// A qdisc or a class as reported by the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Told {
     handle: u32,
@@ -123,7 +124,7 @@ struct Told {
     options: Vec<u8>,
 }
 
-/// What was on a device before: nothing of a user's, or his disciplines and classes, parents first.
+/// The former state of a device: nothing, or a user's qdiscs and classes, parents first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Before {
     disciplines: Vec<Told>,
@@ -131,13 +132,13 @@ pub struct Before {
 }
 
 impl Before {
-    /// As `tc qdisc show` names it.
+    /// The name as `tc qdisc show` prints it.
     pub fn name(&self) -> Option<String> {
         let root = self.disciplines.first()?;
         Some(format!("{} {:x}:", root.kind, root.handle >> 16))
     }
 
-    /// In one word, for [`Before::parse`] in another process.
+    /// Encodes it as one word, for [`Before::parse`] in another process.
     pub fn record(&self) -> String {
         let line = |tag: char, told: &Told| {
             let options: String = told
@@ -155,7 +156,7 @@ impl Before {
         disciplines.chain(classes).collect::<Vec<_>>().join(",")
     }
 
-    /// What is not understood is left out.
+    /// Skips what it does not understand.
     pub fn parse(record: &str) -> Before {
         let mut before = Before::default();
         for entry in record.split(',') {
@@ -187,7 +188,7 @@ fn parse_told(entry: &str) -> Option<(&str, Told)> {
     Some((tag, told))
 }
 
-/// Asks the kernel of the namespace in which it was opened.
+/// A socket for requests to the kernel, in the namespace in which it was opened.
 #[derive(Debug)]
 pub struct Traffic {
     kernel: Kernel,
@@ -199,7 +200,7 @@ impl Traffic {
         Ok(Traffic { kernel })
     }
 
-    /// Is the scheduler of a server there, maybe of one that died?
+    /// Whether the device has a server's qdisc, possibly of a dead one.
     pub fn is_ours(&mut self, ifindex: u32) -> Result<bool, TrafficError> {
         let disciplines = self.disciplines(ifindex)?;
         Ok(disciplines
@@ -207,7 +208,7 @@ impl Traffic {
             .any(|told| told.parent == ROOT && is_ours(told)))
     }
 
-    /// Looks at what is on a device; fails if that must stay, or could not come back. A leftover of ours is nothing.
+    /// Examines a device; fails if its qdisc must stay or could not be restored. A leftover of Portolan is ignored.
     pub fn look(&mut self, ifindex: u32, foreign: Foreign) -> Result<Before, TrafficError> {
         let mut disciplines = self.disciplines(ifindex)?;
         disciplines.retain(|told| told.parent != INGRESS && told.handle != 0);
@@ -253,7 +254,7 @@ impl Traffic {
         })
     }
 
-    /// Puts our HTB at the root of a device in place of what is there.
+    /// Replaces the root qdisc of a device by Portolan's HTB.
     pub fn put(&mut self, ifindex: u32) -> Result<(), TrafficError> {
         let mut init = Vec::new();
         for word in [HTB_VERSION, 10, u32::from(BEST_EFFORT), 0, 0] {
@@ -271,16 +272,16 @@ impl Traffic {
             .map_err(|errno| failed("put HTB on the device", errno))
     }
 
-    /// Takes off what is at the root of a device; the kernel's default comes back.
+    /// Removes the root qdisc of a device, which gets the kernel's default again.
     pub fn remove(&mut self, ifindex: u32) -> Result<(), TrafficError> {
         match self.kernel.change(DELETE_QDISC, 0, ifindex, (0, ROOT), &[]) {
-            // There is nothing but the default; or no device any more.
+            // The device has only the default, or no longer exists.
             Ok(()) | Err(Errno::NOENT | Errno::INVAL | Errno::NODEV) => Ok(()),
             Err(errno) => Err(failed("take a queueing discipline off", errno)),
         }
     }
 
-    /// Puts back what was there before ours.
+    /// Restores the former qdiscs and classes.
     pub fn restore(&mut self, ifindex: u32, before: &Before) -> Result<(), TrafficError> {
         self.remove(ifindex)?;
         let is_root = |told: &&Told| told.parent == ROOT;
@@ -297,7 +298,7 @@ impl Traffic {
         Ok(())
     }
 
-    /// Gives a class that has none below it room for frames of so many senders.
+    /// Gives a leaf class a queue with room for the frames of many senders.
     pub fn set_queue(&mut self, ifindex: u32, minor: u16) -> Result<(), TrafficError> {
         let told = Told {
             handle: 0,
@@ -309,7 +310,7 @@ impl Traffic {
             .map_err(|errno| failed("set the queue of a class", errno))
     }
 
-    /// Makes a class of ours, or changes one while it is in use.
+    /// Creates or changes one of Portolan's classes, which may be in use.
     pub fn set_class(&mut self, ifindex: u32, class: &Class) -> Result<(), TrafficError> {
         let told = Told {
             handle: number(class.minor),
@@ -324,7 +325,7 @@ impl Traffic {
             .map_err(|errno| failed("set a class", errno))
     }
 
-    /// Removes a class of ours, with what waits in it. One that has gone is no error.
+    /// Removes one of Portolan's classes with its queue. Succeeds if it does not exist.
     pub fn delete_class(&mut self, ifindex: u32, minor: u16) -> Result<(), TrafficError> {
         match self
             .kernel
@@ -335,7 +336,7 @@ impl Traffic {
         }
     }
 
-    /// What the classes of our discipline on a device have sent, by their minor numbers.
+    /// The counters of the classes of Portolan's qdisc on a device, by minor number.
     pub fn counts(&mut self, ifindex: u32) -> Result<Vec<(u16, Counts)>, TrafficError> {
         let mut counts = Vec::new();
         self.kernel
@@ -359,7 +360,7 @@ impl Traffic {
     fn has_filters(&mut self, ifindex: u32, parent: u32) -> Result<bool, TrafficError> {
         match self.table(GET_FILTER, ifindex, parent) {
             Ok(filters) => Ok(!filters.is_empty()),
-            // Some disciplines have no place for them.
+            // Some qdiscs do not support filters.
             Err(TrafficError::Kernel {
                 errno: Errno::INVAL | Errno::OPNOTSUPP | Errno::NOENT,
                 ..
@@ -410,7 +411,7 @@ fn is_ours(told: &Told) -> bool {
     told.kind == "htb" && told.handle == u32::from(HANDLE) << 16
 }
 
-/// Options of an HTB as the kernel takes them: it tells a longer version than it wants to hear.
+/// The options of an HTB in the form that the kernel accepts: it reports a longer one.
 fn repeatable(options: &[u8]) -> Vec<u8> {
     let options = Reader::of(options);
     let mut init = options.bytes(HTB_INIT).to_vec();
@@ -435,14 +436,14 @@ fn terminated(kind: &str) -> Vec<u8> {
     kind.bytes().chain([0]).collect()
 }
 
-/// Each class after the one it is within.
+/// Sorts each class behind its parent.
 fn parents_first(mut classes: Vec<Told>) -> Vec<Told> {
     let mut sorted: Vec<Told> = Vec::new();
     while !classes.is_empty() {
         let waits = |told: &Told| classes.iter().any(|other| other.handle == told.parent);
         let (later, now): (Vec<Told>, Vec<Told>) = classes.iter().cloned().partition(waits);
         if now.is_empty() {
-            // A circle, which the kernel does not make.
+            // A cycle, which the kernel does not create.
             return sorted;
         }
         sorted.extend(now);
@@ -451,7 +452,7 @@ fn parents_first(mut classes: Vec<Told>) -> Vec<Told> {
     sorted
 }
 
-/// `tc_htb_opt` with the rates beside it, which have 32 bits there.
+/// `tc_htb_opt`, whose rates have only 32 bits, with the full rates beside it.
 fn options_of(class: &Class) -> Vec<u8> {
     let (rate, ceiling) = (class.rate / 8, class.ceiling / 8);
     let mut parms = Vec::new();
@@ -477,7 +478,7 @@ fn options_of(class: &Class) -> Vec<u8> {
         .bytes()
 }
 
-/// How long `bytes` take at so many bytes per second.
+/// The time that `bytes` take at `rate` bytes per second, in ticks.
 fn ticks(bytes: u32, rate: u64) -> u32 {
     let ticks = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1)) / TICK_NS;
     u32::try_from(ticks).unwrap_or(u32::MAX).max(1)

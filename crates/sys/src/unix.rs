@@ -1,6 +1,6 @@
-//! UNIX sockets: the control connection between library and server, and the pairs that
-//! descriptors are made of. Messages keep their boundaries and carry descriptors. Nothing here
-//! blocks but `connect`, for a while: every other call that could says `Blocked`, and the caller polls.
+//! UNIX sockets: the control connection between library and server, and the socket pairs behind
+//! descriptors. Messages keep their boundaries and carry descriptors. Only `connect` blocks, for a
+//! limited time: other calls that would block return `Blocked`, and the caller polls.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,22 +23,22 @@ use rustix::net::{
 use crate::descriptor::set_socket_option;
 use crate::wait::ppoll;
 
-/// Descriptors that one message may carry.
+/// Maximum number of descriptors in one message.
 pub const MAX_FDS: usize = 8;
 
-/// Descriptors that the kernel lets one message carry.
+/// Maximum number of descriptors that the kernel permits in one message.
 const SCM_MAX_FD: usize = 253;
 
-/// Connections that wait for `accept`.
+/// Queue length for `accept`.
 const BACKLOG: i32 = 512;
 
-/// How long whoever connects waits for room in that queue, which anybody can fill.
+/// How long `connect` waits for room in that queue, which anybody can fill.
 const CONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Room for a few of the longest messages; the kernel caps it at `net.core.wmem_max`.
+/// Send buffer with room for a few of the longest messages; the kernel limits it to `net.core.wmem_max`.
 const SEND_BUFFER: usize = 1024 * 1024;
 
-/// Who is at the other end, as the kernel saw it when the connection was made.
+/// Credentials of the peer, as the kernel recorded them when the connection was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
     pub pid: u32,
@@ -62,7 +62,7 @@ pub enum BindError {
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// No socket there, or nobody who listens on it.
+    /// No socket there, or nobody listens on it.
     #[error("no server listens")]
     NoServer,
     #[error("cannot connect: {0}")]
@@ -103,26 +103,26 @@ pub enum ReceiveError {
     Failed(Errno),
 }
 
-/// One message; its bytes and descriptors are where the caller wants them.
+/// A received message; its bytes and descriptors are in the caller's buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct Message {
     pub length: usize,
-    /// As of [`Received`], but descriptors that there was room for are there.
+    /// As in [`Received`], but the descriptors for which there was room are kept.
     pub is_short: bool,
 }
 
-/// What one receive brought; the bytes are in the caller's buffer.
+/// A received message; its bytes are in the caller's buffer.
 #[derive(Debug)]
 pub struct Received {
     pub length: usize,
-    /// None of them if `is_short`.
+    /// Empty if `is_short`.
     pub fds: ArrayVec<OwnedFd, MAX_FDS>,
-    /// The message carried descriptors that there was no room for, in this process (`EMFILE`) or on
-    /// the host (`ENFILE`), or more than [`MAX_FDS`]: they are closed.
+    /// The message carried more descriptors than there was room for, in this process (`EMFILE`) or on
+    /// the host (`ENFILE`), or than [`MAX_FDS`]: they are closed.
     pub is_short: bool,
 }
 
-/// The server's end of a well-known path; removes the path when dropped.
+/// The server's socket at a well-known path; removes the path when dropped.
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
@@ -130,8 +130,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on `path`, open to every user, and makes the directories above it. A socket that a
-    /// dead server left there is replaced.
+    /// Listens on `path`, open to every user, and creates its parent directories. Replaces the socket of
+    /// a dead server.
     pub fn bind(path: &Path) -> Result<Listener, BindError> {
         let address = SocketAddrUnix::new(path).map_err(|_| BindError::BadPath(path.to_owned()))?;
         make_directories(path)?;
@@ -139,7 +139,7 @@ impl Listener {
         let listening = || {
             let fd = seqpacket_socket()?;
             bind(&fd, &address)?;
-            // Every user may connect; the server judges by credentials.
+            // Every user may connect; the server checks credentials.
             chmod(path, Mode::from_raw_mode(0o666))?;
             listen(&fd, BACKLOG)?;
             Ok(fd)
@@ -154,7 +154,7 @@ impl Listener {
         })
     }
 
-    /// The next connection that waits.
+    /// Accepts the next pending connection.
     pub fn accept(&self) -> Result<(Connection, Credentials), AcceptError> {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let fd = match accept_with(&self.fd, flags) {
@@ -176,7 +176,7 @@ impl AsFd for Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        // Somebody may have removed it already.
+        // It may have been removed already.
         let _ = unlink(&self.path);
     }
 }
@@ -201,7 +201,7 @@ fn make_directories(path: &Path) -> Result<(), BindError> {
     Ok(())
 }
 
-/// Unlinks the socket of a server that is dead; refuses if one is alive.
+/// Unlinks the socket of a dead server; fails if a server is alive.
 fn remove_leftover(path: &Path) -> Result<(), BindError> {
     match Connection::connect(path) {
         Err(ConnectError::NoServer) => match lstat(path) {
@@ -209,7 +209,7 @@ fn remove_leftover(path: &Path) -> Result<(), BindError> {
                 Err(BindError::Occupied(path.to_owned()))
             }
             _ => {
-                // If there is nothing to unlink, so much the better.
+                // It does not matter if there is nothing to unlink.
                 let _ = unlink(path);
                 Ok(())
             }
@@ -240,24 +240,24 @@ impl Connection {
     }
 
     fn new(fd: OwnedFd) -> Connection {
-        // A smaller buffer than asked for only means that senders wait earlier.
+        // A smaller buffer than requested only makes senders wait earlier.
         let _ = sockopt::set_socket_send_buffer_size(&fd, SEND_BUFFER);
         Connection { fd }
     }
 
-    /// Sends one message, whole or not at all.
+    /// Sends one message as a whole, or nothing.
     pub fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SendError> {
         send(&self.fd, message, fds)
     }
 
-    /// Has the other side left something unread that was sent to it?
+    /// Whether the peer has not read everything sent to it.
     pub fn has_unread(&self) -> bool {
-        // SAFETY: the request writes one `int`, the bytes that wait.
+        // SAFETY: the request writes one `int`, the number of bytes queued.
         let waiting = unsafe { ioctl(&self.fd, Getter::<OUTPUT_QUEUE, i32>::new()) };
         waiting.is_ok_and(|bytes| bytes > 0)
     }
 
-    /// As [`receive_all`].
+    /// See [`receive_all`].
     pub fn receive_all(
         &self,
         buffer: &mut [u8],
@@ -295,7 +295,7 @@ fn seqpacket_socket() -> Result<OwnedFd, Errno> {
     socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Waits in the kernel for room in the server's queue, in turn with all who do; does not block any more when it returns.
+/// Waits in the kernel for room in the server's queue, in turn; the returned socket does not block.
 fn connect_patiently(address: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
     let flags = SocketFlags::CLOEXEC;
     let fd = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
@@ -308,16 +308,16 @@ fn connect_patiently(address: &SocketAddrUnix) -> Result<OwnedFd, Errno> {
 /// `SIOCOUTQ`.
 const OUTPUT_QUEUE: Opcode = 0x5411;
 
-/// What a pair carries.
+/// The kind of a socket pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairKind {
-    /// Bytes, as a relayed TCP session does.
+    /// Bytes, as of a relayed TCP session.
     Stream,
-    /// Messages, as a listener's accepted sessions or a UDP session's datagrams are.
+    /// Messages, as a listener's accepted sessions or a UDP session's datagrams.
     SeqPacket,
 }
 
-/// A connected pair, close-on-exec and in blocking mode, as descriptors are born.
+/// Creates a connected pair, close-on-exec and in blocking mode, as for new descriptors.
 pub fn socket_pair(kind: PairKind) -> Result<(OwnedFd, OwnedFd), Errno> {
     let socket_type = match kind {
         PairKind::Stream => SocketType::STREAM,
@@ -326,7 +326,7 @@ pub fn socket_pair(kind: PairKind) -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, socket_type, SocketFlags::CLOEXEC, None)
 }
 
-/// A socket that has no peer yet. One of `SeqPacket` is of datagrams: no look at it shows a hang-up.
+/// Creates a socket without a peer yet. For `SeqPacket` it is a datagram socket: polling it does not report a hang-up.
 pub fn without_peer(kind: PairKind) -> Result<OwnedFd, Errno> {
     let socket_type = match kind {
         PairKind::Stream => SocketType::STREAM,
@@ -336,7 +336,7 @@ pub fn without_peer(kind: PairKind) -> Result<OwnedFd, Errno> {
 }
 
 /// Sends one message through any UNIX socket, without blocking and without SIGPIPE. On a message
-/// socket all of it is sent.
+/// socket it is sent as a whole.
 pub fn send(fd: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), SendError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
@@ -370,8 +370,9 @@ pub fn receive(fd: impl AsFd, buffer: &mut [u8]) -> Result<Received, ReceiveErro
     })
 }
 
-/// As [`receive`], from somebody who may have sent as many descriptors as a message can carry: all of them are in `fds`
-/// afterwards, also when it fails, so that none is closed in here.
+/// Like [`receive`], from a sender that may have sent as many descriptors as a message can carry: all of them are added
+/// to
+/// `fds`, even on failure, so that none is closed here.
 pub fn receive_all(
     fd: impl AsFd,
     buffer: &mut [u8],
@@ -395,7 +396,7 @@ pub fn receive_all(
         return Err(ReceiveError::Truncated);
     }
     let is_short = message.flags.contains(ReturnFlags::CTRUNC);
-    // Nobody sends empty messages, so this is the end.
+    // Empty messages are never sent, so this is the end.
     if message.bytes == 0 {
         return Err(ReceiveError::Closed);
     }
@@ -405,13 +406,13 @@ pub fn receive_all(
     })
 }
 
-/// Is it a socket, or memory? Asks nobody who serves a file system.
+/// Whether it is a socket or a memfd. Does not call into a file system, whose server might not answer.
 pub fn is_socket_or_memory(fd: impl AsFd) -> bool {
     sockopt::socket_domain(&fd).is_ok() || rustix::fs::fcntl_get_seals(&fd).is_ok()
 }
 
-/// May the last close of `fd` take as long as somebody else likes? A socket whose queue is others' to fill may, too, but
-/// only as long as what it carries.
+/// Whether the last close of `fd` may block at the discretion of others. Closing a socket whose queue others can fill
+/// may block, too, but only as long as closing what it carries.
 pub fn may_wait_when_closed(fd: impl AsFd) -> bool {
     match sockopt::socket_linger(&fd) {
         Ok(linger) => linger.is_some(),
@@ -419,8 +420,8 @@ pub fn may_wait_when_closed(fd: impl AsFd) -> bool {
     }
 }
 
-/// Does a close of the socket wait for nothing, whatever was set? So it is of datagram sockets of the internet, of
-/// listeners, and of UNIX sockets without a message that could carry descriptors.
+/// Whether closing the socket never blocks, whatever its options: internet datagram sockets, listeners, and UNIX
+/// sockets without a queued message that could carry descriptors.
 pub fn closes_at_once(fd: impl AsFd) -> bool {
     if sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX) {
         return is_empty(fd);
@@ -430,8 +431,8 @@ pub fn closes_at_once(fd: impl AsFd) -> bool {
         || protocol == Some(ipproto::TCP) && sockopt::socket_acceptconn(&fd) == Ok(true)
 }
 
-/// Is no message in the queue of a UNIX socket? A peer that has gone shows as one does; of a stream the next read tells
-/// them apart.
+/// Whether the queue of a UNIX socket is empty. A closed peer looks like a message; for a stream the two are
+/// told apart.
 pub fn is_empty(fd: impl AsFd) -> bool {
     let mut fds = [libc::pollfd {
         fd: fd.as_fd().as_raw_fd(),
@@ -442,47 +443,47 @@ pub fn is_empty(fd: impl AsFd) -> bool {
     is_quiet || fds[0].revents & libc::POLLHUP != 0 && has_ended(fd)
 }
 
-/// A peek would wait for whoever reads the stream into memory that does not come (the kernel's `iolock`).
+/// Not by a peek, which would wait for a thread that reads the stream into memory that is not available (`iolock`).
 fn has_ended(stream: impl AsFd) -> bool {
     sockopt::socket_type(&stream) == Ok(SocketType::STREAM)
         && rustix::io::ioctl_fionread(stream) == Ok(0)
 }
 
-/// The end of a pair takes no descriptors from its peer from now on (`SO_PASSRIGHTS`, Linux 6.16). False where the kernel
-/// lets them come.
+/// Makes the end of a pair reject descriptors from its peer (`SO_PASSRIGHTS`, Linux 6.16). Returns false if the kernel
+/// does not support that.
 pub fn refuse_descriptors(fd: impl AsFd) -> bool {
     const PASS_RIGHTS: i32 = 83;
     set_socket_option(fd, libc::SOL_SOCKET, PASS_RIGHTS, &0_i32.to_ne_bytes()).is_ok()
 }
 
-/// What the kernel calls this socket (`SO_COOKIE`): unique while the host runs, and the same for
-/// every descriptor of the socket.
+/// The kernel's identifier of the socket (`SO_COOKIE`): unique until the host reboots, and the same for every
+/// descriptor of the socket.
 pub fn cookie(fd: impl AsFd) -> Result<u64, Errno> {
     sockopt::socket_cookie(fd)
 }
 
-/// Does a socket keep messages apart?
+/// Whether the socket preserves message boundaries.
 pub fn carries_messages(fd: impl AsFd) -> bool {
     sockopt::socket_type(fd) == Ok(SocketType::SEQPACKET)
 }
 
-/// Is `fd` one end of a pair that `socketpair` made? Those, unlike connections, have no name on
+/// Whether `fd` is one end of a pair made by `socketpair`. Unlike connections, those have no name on
 /// either side.
 pub fn is_pair_end(fd: impl AsFd) -> bool {
-    // The address of a socket without a name is the family alone.
+    // The address of an unnamed socket is the family alone.
     let is_nameless = |name: Result<Option<SocketAddrAny>, Errno>| {
         name.ok().flatten().is_some_and(|name| {
             name.address_family() == AddressFamily::UNIX
                 && name.addr_len() as usize == size_of::<libc::sa_family_t>()
         })
     };
-    // Sockets of the internet take a lock to say their names, which whoever sends by them may hold.
+    // Getting the name of an internet socket takes a lock that a sender may hold.
     sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX)
         && is_nameless(getsockname(&fd).map(Some))
         && is_nameless(getpeername(&fd))
 }
 
-/// Who connected, or made the pair (`SO_PEERCRED`).
+/// Credentials of the process that connected or made the pair (`SO_PEERCRED`).
 pub fn peer_credentials(fd: impl AsFd) -> Result<Credentials, Errno> {
     let peer = sockopt::socket_peercred(fd)?;
     Ok(Credentials {

@@ -1,4 +1,4 @@
-//! Waiting: poll with a deadline and a signal mask, and a word that wakes a waiter.
+//! Waiting: poll with a deadline and a signal mask, and notifiers that wake a waiter.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -16,12 +16,12 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use crate::{clock, raw};
 
-/// Bytes of the kernel's signal set, which is shorter than libc's.
+/// Size of the kernel's signal set, which is smaller than libc's.
 const KERNEL_SIGSET: usize = 8;
 
-/// Waits until one of `fds` is ready, `deadline` has passed (none: forever) or a signal came
-/// (`EINTR`); `mask`, if any, replaces the thread's signal mask meanwhile. Returns how many are
-/// ready.
+/// Waits until one of `fds` is ready, `deadline` has passed (none: no limit) or a signal arrives
+/// (`EINTR`). `mask`, if given, replaces the thread's signal mask meanwhile. Returns the number of
+/// ready descriptors.
 pub fn ppoll(
     fds: &mut [libc::pollfd],
     deadline: Option<Instant>,
@@ -53,8 +53,8 @@ pub fn ppoll(
     }
 }
 
-/// Wakes the threads of this process that poll it, once for any number of rings. An eventfd: whoever
-/// holds it can make a write to it block, so it goes to no other process. [`wake_receiver`] is for those.
+/// Wakes the threads of this process that poll it, once for any number of notifications. An eventfd: a
+/// holder can make writes to it block, so it is given to no other process; for those see [`wake_receiver`].
 #[derive(Debug)]
 pub struct EventNotifier {
     fd: OwnedFd,
@@ -66,17 +66,17 @@ impl EventNotifier {
         Ok(EventNotifier { fd })
     }
 
-    /// The same notifier under another number.
+    /// Wraps a descriptor of a notifier.
     pub fn from_fd(fd: OwnedFd) -> EventNotifier {
         EventNotifier { fd }
     }
 
     pub fn notify(&self) {
-        // Fails only when it has been notified 2^64 - 2 times, and then it is still set.
+        // Fails only after 2^64 - 2 notifications, and then it is set.
         let _ = write(&self.fd, &1_u64.to_ne_bytes());
     }
 
-    /// Clears it; true if it was set.
+    /// Clears it; returns true if it was set.
     pub fn drain(&self) -> bool {
         read(&self.fd, &mut [0; 8]).is_ok()
     }
@@ -95,9 +95,9 @@ impl AsFd for EventNotifier {
 }
 
 /// The receiving side of wake-ups between processes that do not trust each other: a datagram socket.
-/// Each sender has a [`WakeSender`], a socket of its own, so that nothing that one process does to its
-/// descriptor changes a call of another's. A send takes no lock that a process can hold while it
-/// sleeps, as the mutex of a pipe is, and `MSG_DONTWAIT` holds whatever the flags of the descriptor.
+/// Each sender has a [`WakeSender`], a socket of its own, so that a process cannot affect another's
+/// calls through its descriptor. A send takes no lock that a process can hold while it sleeps, unlike the
+/// mutex of a pipe, and `MSG_DONTWAIT` is effective whatever the descriptor's flags.
 #[derive(Debug)]
 pub struct WakeReceiver {
     fd: OwnedFd,
@@ -109,27 +109,27 @@ pub struct WakeSender<F = OwnedFd> {
     fd: F,
 }
 
-/// Where senders of one [`WakeReceiver`] are connected to: its name in the file system, which has been
-/// removed there, so that nobody else can connect.
+/// The address to which the senders of one [`WakeReceiver`] connect: its name in the file system, which
+/// has been removed, so that nobody else can connect.
 #[derive(Debug)]
 pub struct WakeAddress {
     inode: OwnedFd,
 }
 
-/// Wake-ups taken at a time. A queue holds `net.unix.max_dgram_qlen`, by default ten.
+/// Wake-ups taken at a time. A queue holds `net.unix.max_dgram_qlen`, ten by default.
 const MOST_AT_ONCE: usize = 16;
 
-/// Makes a receiver in `directory`, where its name stands for a moment only.
+/// Creates a receiver in `directory`, where its name exists for a moment only.
 pub fn wake_receiver(directory: &Path) -> Result<(WakeReceiver, WakeAddress), Errno> {
     let fd = datagram_socket()?;
-    // The mode of the name: who may connect.
+    // The mode of the name determines who may connect.
     fchmod(&fd, Mode::RUSR | Mode::WUSR)?;
     let path_only = OFlags::PATH | OFlags::CLOEXEC;
     let directory = open(directory, path_only | OFlags::DIRECTORY, Mode::empty())?;
     let mut random = [0; 8];
     getrandom(&mut random, GetRandomFlags::empty())?;
     let name = format!(".wake-{:016x}", u64::from_ne_bytes(random));
-    // A socket's name is short, a directory's may be long.
+    // A socket's path is limited in length, a directory's is not.
     let path = format!("/proc/self/fd/{}/{name}", directory.as_raw_fd());
     bind(&fd, &SocketAddrUnix::new(path)?)?;
     let inode = openat(
@@ -159,7 +159,7 @@ fn datagram_socket() -> Result<OwnedFd, Errno> {
 }
 
 impl WakeAddress {
-    /// One more sender.
+    /// Creates another sender.
     pub fn wake_sender(&self) -> Result<WakeSender, Errno> {
         let fd = datagram_socket()?;
         let path = format!("/proc/self/fd/{}", self.inode.as_raw_fd());
@@ -169,12 +169,12 @@ impl WakeAddress {
 }
 
 impl WakeReceiver {
-    /// One whose descriptor came here.
+    /// Wraps a received descriptor.
     pub fn from_fd(fd: OwnedFd) -> WakeReceiver {
         WakeReceiver { fd }
     }
 
-    /// As [`WakeReceiver::drain`], but the wake-up stays.
+    /// Like [`WakeReceiver::drain`], without clearing it.
     pub fn is_notified(&self) -> bool {
         let mut fds = [libc::pollfd {
             fd: self.fd.as_raw_fd(),
@@ -184,7 +184,7 @@ impl WakeReceiver {
         ppoll(&mut fds, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0)
     }
 
-    /// Clears it, unless somebody rings without end; true if it was set.
+    /// Clears it, unless notified continuously; returns true if it was set.
     pub fn drain(&self) -> bool {
         // Fails only if nothing was sent.
         let take = || recv(&self.fd, &mut [0_u8; 1], RecvFlags::DONTWAIT).is_ok();
@@ -193,12 +193,12 @@ impl WakeReceiver {
 }
 
 impl<F: AsFd> WakeSender<F> {
-    /// One whose descriptor came here.
+    /// Wraps a received descriptor.
     pub fn from_fd(fd: F) -> WakeSender<F> {
         WakeSender { fd }
     }
 
-    /// Rings. A receiver who has gone hears nothing, and one whose queue is full hears enough.
+    /// Notifies the receiver. Ignored if it no longer exists, or if its queue is full, which wakes it anyway.
     pub fn wake(&self) {
         let _ = send(&self.fd, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }

@@ -1,5 +1,5 @@
-//! What it costs on this machine to sleep and be woken by another processor: a few microseconds on bare metal, tens of
-//! them where a hypervisor has to run a halted virtual processor.
+//! The cost on this machine of sleeping and being woken by another CPU: a few microseconds on bare metal, tens
+//! of them if a hypervisor must resume a halted virtual CPU.
 
 use std::os::fd::AsFd;
 use std::thread;
@@ -9,14 +9,14 @@ use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
-/// Round trips that are looked at.
+/// Round trips that are measured.
 const ROUND_TRIPS: usize = 64;
-/// Fewer say nothing: the machine had other things to do.
+/// Minimum number of round trips: with fewer, the machine was too busy for a result.
 const ROUND_TRIPS_MIN: usize = 9;
 const TIME_LIMIT: Duration = Duration::from_millis(30);
 
-/// Two threads on two processors wake each other in turns: half of the median round trip. Fails where there is one
-/// processor only, and with `EAGAIN` where the machine did not let them in time.
+/// Two threads on different CPUs wake each other alternately; returns half of the median round trip. Fails if there is
+/// only one CPU, and with `EAGAIN` if the machine was too busy.
 pub fn measure() -> Result<Duration, Errno> {
     let [there, back] = [
         eventfd(0, EventfdFlags::CLOEXEC)?,
@@ -25,7 +25,7 @@ pub fn measure() -> Result<Duration, Errno> {
     let here = sched_getcpu();
     let mut times = thread::scope(|scope| {
         scope.spawn(|| {
-            // There is no other.
+            // There is no other CPU.
             if leave(here).is_err() {
                 let _ = give(&back, STOP);
                 return;
@@ -45,7 +45,7 @@ pub fn measure() -> Result<Duration, Errno> {
             }
             times.push(sent.elapsed());
         }
-        // Nothing else ends the other thread: a counter that is not full takes this.
+        // The only way to end the other thread; a counter that is not full accepts this.
         let _ = give(&there, STOP);
         times
     });
@@ -57,7 +57,7 @@ pub fn measure() -> Result<Duration, Errno> {
     }
 }
 
-/// Sends the calling thread to the other processors.
+/// Moves the calling thread to the other CPUs.
 fn leave(processor: usize) -> Result<(), Errno> {
     let mut set = CpuSet::new();
     let others = (0..CpuSet::MAX_CPU).filter(|&other| other != processor);
@@ -91,7 +91,7 @@ mod tests {
     fn a_wake_up_costs_something_and_few_milliseconds() {
         match super::measure() {
             Ok(cost) => assert!((200..10_000_000).contains(&cost.as_nanos()), "{cost:?}"),
-            // It did not run for long.
+            // It was too busy.
             Err(errno) => assert_eq!(errno, Errno::AGAIN),
         }
     }

@@ -1,4 +1,4 @@
-//! Sleeping on words of memory, several at a time (`futex_waitv`, since Linux 5.16).
+//! Sleeping on several words of memory (`futex_waitv`, since Linux 5.16).
 
 use std::sync::atomic::AtomicU32;
 
@@ -6,19 +6,19 @@ use rustix::io::Errno;
 use rustix::thread::ClockId;
 use rustix::thread::futex::{self, Flags, Wait, WaitFlags, WaitPtr, WaitvFlags};
 
-/// The most words that one thread sleeps on.
+/// Maximum number of words that a thread can sleep on.
 pub const MOST: usize = 16;
 
-/// Who may wake whoever sleeps on a word.
+/// Which threads may wake a sleeper on a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
     /// Threads of this process.
     Private,
-    /// All who have the memory.
+    /// All processes that share the memory.
     Shared,
 }
 
-/// A word, and the value that it has while there is no news.
+/// A word, and its value while nothing has changed.
 #[derive(Clone, Copy, Debug)]
 pub struct Word<'a> {
     word: &'a AtomicU32,
@@ -43,9 +43,9 @@ impl<'a> Word<'a> {
     }
 }
 
-/// Sleeps until one of at most [`MOST`] words has another value and somebody has called [`wake`] for it. `EAGAIN` if one
-/// had another value before. A signal ends it with `EINTR`, but the kernel begins it again if all handlers that
-/// ran were installed with `SA_RESTART`.
+/// Sleeps until one of at most [`MOST`] words has another value and [`wake`] is called for it. `EAGAIN` if one has
+/// another value already. A signal ends it with `EINTR`, unless all handlers that ran were installed with `SA_RESTART`:
+/// then the kernel restarts the call.
 pub fn sleep_on<'a>(words: impl Iterator<Item = Word<'a>>) -> Result<(), Errno> {
     let mut waits = [const { Wait::new() }; MOST];
     let mut count = 0;
@@ -53,7 +53,7 @@ pub fn sleep_on<'a>(words: impl Iterator<Item = Word<'a>>) -> Result<(), Errno> 
         *wait = word.wait();
         count += 1;
     }
-    // Without a time-out the clock is not looked at.
+    // Without a time-out the clock is not read.
     futex::waitv(
         &waits[..count],
         WaitvFlags::empty(),
@@ -63,13 +63,13 @@ pub fn sleep_on<'a>(words: impl Iterator<Item = Word<'a>>) -> Result<(), Errno> 
     Ok(())
 }
 
-/// Wakes the thread that sleeps on `word`, which was changed before.
+/// Wakes a thread that sleeps on `word`, which must have been changed before.
 pub fn wake(word: &AtomicU32, scope: Scope) {
     let flags = match scope {
         Scope::Private => Flags::PRIVATE,
         Scope::Shared => Flags::empty(),
     };
-    // Fails only where there is no memory.
+    // Fails only for lack of memory.
     let _ = futex::wake(word, flags, 1);
 }
 

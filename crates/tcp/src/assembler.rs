@@ -1,5 +1,5 @@
-//! Which bytes beyond the next expected one have arrived: sorted, disjoint ranges of sequence
-//! space, and the order in which they last changed (RFC 2018 §4 wants the newest first).
+//! The bytes that have arrived beyond the next expected one, as sorted, disjoint ranges of sequence
+//! space, and the order in which the ranges last changed (RFC 2018 §4 reports the newest first).
 
 use arrayvec::ArrayVec;
 use portolan_types::SeqNum;
@@ -7,14 +7,14 @@ use portolan_wire::tcp::SackBlock;
 
 use crate::encoding;
 
-/// Holes a peer may leave in the stream; segments that would open more are not kept.
+/// Most ranges kept at a time; a segment that would start another one is discarded.
 const MAX_RANGES: usize = 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Range {
     start: SeqNum,
     end: SeqNum,
-    /// The peer was told of all of it.
+    /// The whole range has been reported to the peer.
     is_told: bool,
 }
 
@@ -27,7 +27,7 @@ encoding::fields!(Range {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Assembler {
     ranges: Vec<Range>,
-    /// A sequence number inside each of the ranges that changed last, newest first.
+    /// A sequence number inside each of the most recently changed ranges, newest first.
     recent: ArrayVec<SeqNum, 4>,
 }
 
@@ -38,7 +38,7 @@ impl Assembler {
         self.ranges.is_empty()
     }
 
-    /// Records `start..end`; false if there is no room for another range.
+    /// Records `start..end`; returns false if there is no room for another range.
     pub(crate) fn insert(&mut self, start: SeqNum, end: SeqNum) -> bool {
         let first = self.ranges.partition_point(|r| r.end.before(start));
         let last = self.ranges.partition_point(|r| r.start.at_or_before(end));
@@ -65,7 +65,7 @@ impl Assembler {
         true
     }
 
-    /// Removes all ranges that `next` reaches and returns how far the stream now goes.
+    /// Removes all ranges that `next` reaches and returns the end of the contiguous stream.
     pub(crate) fn advance(&mut self, next: SeqNum) -> SeqNum {
         let reached = self.ranges.partition_point(|r| r.start.at_or_before(next));
         if reached == 0 {
@@ -77,7 +77,7 @@ impl Assembler {
         end
     }
 
-    /// Forgets what lies beyond `end`.
+    /// Discards everything beyond `end`.
     pub(crate) fn truncate(&mut self, end: SeqNum) {
         self.ranges.retain(|r| r.start.before(end));
         if let Some(last) = self.ranges.last_mut() {
@@ -85,26 +85,26 @@ impl Assembler {
         }
     }
 
-    /// Whether all of `start..end` is here already.
+    /// Whether all of `start..end` has already arrived.
     pub(crate) fn covers(&self, start: SeqNum, end: SeqNum) -> bool {
         self.find(start).is_some_and(|r| end.at_or_before(r.end))
     }
 
-    /// The first part of `start..end` that is here already.
+    /// The first part of `start..end` that has already arrived.
     pub(crate) fn first_overlap(&self, start: SeqNum, end: SeqNum) -> Option<(SeqNum, SeqNum)> {
         let i = self.ranges.partition_point(|r| r.end.at_or_before(start));
         let range = self.ranges.get(i).filter(|r| r.start.before(end))?;
         Some((range.start.max(start), range.end.min(end)))
     }
 
-    /// Appends the blocks that a SACK option should report, up to `limit` in all: the newest first, unless the
-    /// peer knows it, then those that it was not told of. More than fit in one segment may have changed since
-    /// the last.
+    /// Appends the blocks that a SACK option should report, up to `limit` in total: the newest range first unless
+    /// the peer already knows it, then the ranges not reported yet. More ranges may have changed since the last
+    /// report than fit in one segment.
     pub(crate) fn report(&mut self, blocks: &mut ArrayVec<SackBlock, 4>, limit: usize) {
         let is_second = !blocks.is_empty();
         let recent = || self.recent.iter().filter_map(|&seq| self.find(seq));
         let all = || self.ranges.iter().copied();
-        // The block behind a D-SACK says where the duplicate lies (RFC 2883 §4).
+        // The block after a D-SACK names the range that contains the duplicate (RFC 2883 §4).
         let leads = |range: &Range| is_second || !range.is_told;
         let is_news = |range: &Range| !range.is_told;
         let wanted = recent().take(1).filter(leads);
@@ -128,7 +128,7 @@ impl Assembler {
         }
     }
 
-    /// Is there anything that the peer was not told of?
+    /// Whether any range has not been reported to the peer in full.
     pub(crate) fn has_news(&self) -> bool {
         self.ranges.iter().any(|range| !range.is_told)
     }
@@ -166,7 +166,7 @@ impl Assembler {
             .filter(|r| r.start.at_or_before(seq))
     }
 
-    /// The range around `seq` is to be told first.
+    /// Moves the range around `seq` to the front of the ranges to report.
     pub(crate) fn note(&mut self, seq: SeqNum) {
         let Some(range) = self.find(seq) else { return };
         self.recent

@@ -1,9 +1,9 @@
-//! A byte ring that grows by doubling. It owns bytes, knows nothing of sequence numbers, and may
-//! hold bytes beyond its readable part (data that arrived out of order).
+//! A byte ring that grows by doubling. It owns bytes, knows no sequence numbers, and may hold bytes
+//! beyond its readable part (data that arrived out of order).
 //!
-//! A stream goes round and round through all of a ring. One that once was large would touch new memory with
-//! every byte and never find it in a cache, so the ring's circle becomes smaller with what it holds; its
-//! memory does not.
+//! A stream cycles through the whole ring. In a ring that was once large, every byte would touch new memory
+//! and miss the cache, so the circle (the part of the ring in use) shrinks with its contents; the memory
+//! stays allocated.
 
 use core::fmt;
 use std::sync::Mutex;
@@ -11,24 +11,24 @@ use std::sync::Mutex;
 use crate::encoding::{Encoded, Reader, Refused, Writer};
 
 const SMALLEST: usize = 2048;
-/// From this size on a ring has memory for circles that are so many times larger.
+/// Rings of at least `LARGE` bytes reserve memory for a circle `SPARE` times as large.
 const LARGE: usize = 256 << 10;
 const SPARE: usize = 4;
 
-/// The memory of a large ring that is no more, for the next one. A session that goes to and fro needs it after each
-/// journey, and from the kernel it would come page by page, each one cleared.
+/// The memory of the last large ring that was dropped, kept for the next one. A session that migrates back and forth
+/// needs it after each migration; from the kernel it would come page by page, each one zeroed.
 static LEFT: Mutex<Vec<u8>> = Mutex::new(Vec::new());
-/// More is given back.
+/// Larger memory is returned to the allocator.
 const LEFT_MOST: usize = 8 << 20;
-/// More than any buffer may hold; refuses hostile offsets before they become allocations.
+/// Upper bound of any buffer; rejects hostile offsets before they cause allocations.
 pub(crate) const LARGEST: usize = 1 << 26;
 
 /// The bytes of one direction of a stream.
 #[derive(Clone, Default)]
 pub struct ByteRing {
-    /// Has at least what was written; the memory behind is not touched before.
+    /// Holds at least the bytes written; memory behind it stays untouched until needed.
     store: Vec<u8>,
-    /// Where bytes wrap: zero or a power of two, and not more than there is memory for.
+    /// The size at which offsets wrap: zero or a power of two, at most the memory's capacity.
     circle: usize,
     head: usize,
     /// Readable bytes from `head`.
@@ -64,7 +64,7 @@ impl ByteRing {
         self.span = self.span.max(end);
     }
 
-    /// Gives the store all of the first `count` bytes from the head on.
+    /// Extends the store to cover the first `count` bytes from the head.
     fn fill(&mut self, count: usize) {
         let end = self.circle.min(self.head + count);
         if self.store.len() < end {
@@ -72,25 +72,25 @@ impl ByteRing {
         }
     }
 
-    /// Writes at an index that the store has or ends at.
+    /// Writes at an index inside the store or at its end.
     fn put(&mut self, at: usize, data: &[u8]) {
         let known = data.len().min(self.store.len() - at);
         self.store[at..at + known].copy_from_slice(&data[..known]);
         self.store.extend_from_slice(&data[known..]);
     }
 
-    /// Makes `count` bytes readable that were written after the readable part.
+    /// Makes the next `count` bytes readable, which were written behind the readable part.
     pub(crate) fn extend(&mut self, count: usize) {
         self.len += count;
         if self.len > self.span {
-            // Only after a capsule that claims more than it has.
+            // Reached only with a capsule that claims more bytes than it contains.
             self.reserve(self.len);
             self.fill(self.len);
             self.span = self.len;
         }
     }
 
-    /// The readable bytes `offset..offset + len`, in two pieces.
+    /// The readable bytes `offset..offset + len`, as two slices.
     pub fn slices(&self, offset: usize, len: usize) -> [&[u8]; 2] {
         debug_assert!(offset + len <= self.span);
         if len == 0 {
@@ -104,13 +104,13 @@ impl ByteRing {
         ]
     }
 
-    /// One byte of those that were written.
+    /// The byte at `offset`, if one was written there.
     pub(crate) fn byte(&self, offset: usize) -> Option<u8> {
         let is_here = offset < self.span;
         is_here.then(|| self.store[self.index(offset)])
     }
 
-    /// Copies readable bytes from `offset` on; returns how many.
+    /// Copies readable bytes, starting at `offset`; returns their number.
     pub(crate) fn copy_out(&self, offset: usize, out: &mut [u8]) -> usize {
         let count = out.len().min(self.len.saturating_sub(offset));
         let [a, b] = self.slices(offset.min(self.len), count);
@@ -119,7 +119,7 @@ impl ByteRing {
         count
     }
 
-    /// Drops `count` readable bytes at the head.
+    /// Drops the first `count` readable bytes.
     pub fn consume(&mut self, count: usize) {
         let count = count.min(self.len);
         self.len -= count;
@@ -137,7 +137,7 @@ impl ByteRing {
         self.write_at(0, data);
     }
 
-    /// What was written lies in one piece from now on, until something is written again.
+    /// Makes the written bytes contiguous, until the next write.
     pub(crate) fn make_contiguous(&mut self) {
         if self.head + self.span > self.circle {
             self.grow(self.circle);
@@ -154,7 +154,7 @@ impl ByteRing {
         }
     }
 
-    /// Halves the circle if all bytes are in its first half, and as many more would still fit.
+    /// Halves the circle if all bytes are in its first half and fill at most half of that.
     fn narrow(&mut self) {
         let half = self.circle / 2;
         if half >= SMALLEST && self.span <= half / 2 && self.head + self.span <= half {
@@ -172,7 +172,7 @@ impl ByteRing {
         self.circle = circle;
     }
 
-    /// What has wrapped lies behind the circle afterwards, which is to become larger.
+    /// Copies the wrapped bytes behind the circle, which the caller then enlarges.
     fn unwrap(&mut self) {
         let wrapped = (self.head + self.span).saturating_sub(self.circle);
         if wrapped > 0 {
@@ -182,7 +182,7 @@ impl ByteRing {
         }
     }
 
-    /// Memory for a larger circle. A large one has room to grow in place: what is not touched costs nothing.
+    /// Allocates memory for a larger circle. Large rings get room to grow in place: untouched pages cost nothing.
     fn grow(&mut self, circle: usize) {
         let mut store = match circle {
             ..LARGE => Vec::with_capacity(circle),
@@ -204,7 +204,7 @@ impl Drop for ByteRing {
     }
 }
 
-/// For a large ring. Who finds the memory that was left in another's hands does without.
+/// Memory for a large ring. Does not wait for the memory kept for reuse if another thread has it locked.
 fn memory(least: usize) -> Vec<u8> {
     if let Ok(mut left) = LEFT.try_lock()
         && left.capacity() >= least
@@ -308,7 +308,7 @@ mod tests {
         let mut circles = 0;
         for step in 0..4000usize {
             let before = ring.circle;
-            // Fills and drains by turns, out of step with the sizes.
+            // Fills and drains alternately, out of step with the sizes.
             let (taken, given) = if step / 97 % 2 == 0 {
                 (911, 307)
             } else {
@@ -344,7 +344,7 @@ mod tests {
     #[test]
     fn a_ring_is_what_a_plain_list_of_bytes_would_be() {
         let mut ring = ByteRing::default();
-        // From the head on; what was never written is unknown.
+        // The expected contents from the head on; bytes never written are unknown.
         let mut list: Vec<Option<u8>> = Vec::new();
         let mut chance = 0x9e37_79b9_u32;
         let mut below = |limit: usize| {

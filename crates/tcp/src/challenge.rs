@@ -1,4 +1,4 @@
-//! Limits answers to segments that an attacker may have sent (RFC 5961 §7).
+//! Rate limit for responses to segments that an attacker may have sent (RFC 5961 §7).
 
 use core::time::Duration;
 
@@ -9,7 +9,7 @@ use crate::event_counters::{Event, EventCounters};
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Challenges {
-    /// The next answer leaves no earlier.
+    /// Earliest time of the next response.
     after: Instant,
 }
 

@@ -1,5 +1,4 @@
-//! For how long the sending half had something to do, and what held it back (Linux's
-//! `tcp_chrono`).
+//! How long the sending half was busy, and what limited it (Linux's `tcp_chrono`).
 
 use core::time::Duration;
 
@@ -7,7 +6,7 @@ use portolan_types::Instant;
 
 use crate::encoding;
 
-/// What the sending half does.
+/// What the sending half is doing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) enum Activity {
     #[default]
@@ -15,7 +14,7 @@ pub(crate) enum Activity {
     Busy,
     /// The peer's window is full.
     WindowLimited,
-    /// All is sent, and the writer waits for the send buffer.
+    /// Everything is sent, and the writer waits for space in the send buffer.
     BufferLimited,
 }
 
@@ -26,7 +25,7 @@ encoding::variants!(Activity {
     3 => BufferLimited,
 });
 
-/// Measures what holds the sending half back.
+/// Measures what limits the sending half.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Chronometer {
     activity: Activity,
@@ -44,7 +43,7 @@ encoding::fields!(Chronometer {
     buffer_limited
 });
 
-/// Time spent busy for any reason, and of that held back by the peer's window or the own buffer.
+/// Time spent busy for any reason, and the part of it limited by the peer's window or the send buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Times {
     pub busy: Duration,
@@ -72,7 +71,7 @@ impl Chronometer {
         self.since = now;
     }
 
-    /// Up to now.
+    /// The times up to `now`.
     pub fn times(mut self, now: Instant) -> Times {
         self.turn_to(Activity::Idle, now);
         let limited = self.window_limited.saturating_add(self.buffer_limited);

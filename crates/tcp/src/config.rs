@@ -1,5 +1,5 @@
-//! What the owner of a connection chooses: the parameters it is opened with and the options that
-//! a socket may change while it lives.
+//! What the owner of a connection chooses: the parameters it is opened with, and the options that
+//! a socket may change during its lifetime.
 
 use core::time::Duration;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::encoding;
 
-/// Which congestion controller a connection starts with.
+/// The congestion control algorithm of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum CongestionKind {
     #[default]
@@ -29,7 +29,7 @@ impl CongestionKind {
         CongestionKind::Bbr,
     ];
 
-    /// As in `TCP_CONGESTION`.
+    /// The name used by `TCP_CONGESTION`.
     pub const fn name(self) -> &'static str {
         match self {
             CongestionKind::Cubic => "cubic",
@@ -45,19 +45,19 @@ impl CongestionKind {
     }
 }
 
-/// What a connection does about explicit congestion notification; Linux's `tcp_ecn`.
+/// How a connection treats explicit congestion notification; Linux's `tcp_ecn`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum EcnMode {
     Off,
-    /// Agrees when the peer asks.
+    /// Accepts it if the peer requests it.
     #[default]
     Accept,
-    /// Asks, and agrees.
+    /// Requests and accepts it.
     Request,
 }
 
 impl EcnMode {
-    /// As in the configuration file.
+    /// Parses the name used in the configuration file.
     pub fn from_name(name: &str) -> Option<EcnMode> {
         match name {
             "off" => Some(EcnMode::Off),
@@ -77,24 +77,24 @@ pub const ASSUMED_MSS_V6: u16 = 1220;
 pub struct Config {
     /// Largest payload of one segment on the path without options: MTU less IP and TCP headers.
     pub mss: u16,
-    /// Payload of a segment that a peer takes which does not say (RFC 9293 §3.7.1).
+    /// The peer's MSS if it sends no MSS option (RFC 9293 §3.7.1).
     pub assumed_mss: u16,
     pub send_buffer: usize,
     pub send_buffer_max: usize,
     pub receive_buffer: usize,
     pub receive_buffer_max: usize,
-    /// Largest payload handed out at once for segmentation offload.
+    /// Largest payload in one segment for segmentation offload.
     pub gso_max: usize,
     pub congestion: CongestionKind,
     pub ecn: EcnMode,
     pub timestamps: bool,
     pub sack: bool,
     pub window_scaling: bool,
-    /// Bytes that a handle takes of each packet; 0: the peer is not told that handles are understood.
+    /// Bytes that a demux handle takes in each packet; 0 if handles are not offered to the peer.
     pub handle_room: u16,
-    /// Bound of the advertised window, from the first on.
+    /// Upper bound of the advertised window, including the first.
     pub window_clamp: Option<u32>,
-    /// Added to the millisecond clock in the timestamp option, so that it tells nothing of uptime.
+    /// Added to the millisecond clock in the timestamp option, so that it does not reveal the uptime.
     pub timestamp_offset: u32,
 }
 
@@ -147,14 +147,14 @@ impl Default for KeepAlive {
     }
 }
 
-/// How long a connection without a user waits for the peer's FIN.
+/// How long an orphaned connection waits for the peer's FIN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum OrphanWait {
     /// As long as TIME-WAIT lasts.
     #[default]
     Default,
     For(Duration),
-    /// It ends as soon as the FIN is acknowledged.
+    /// The connection ends as soon as its FIN is acknowledged.
     Never,
 }
 
@@ -164,35 +164,35 @@ encoding::variants!(OrphanWait {
     2 => Never,
 });
 
-/// Options that may change at any time; they take effect at the next call of `transmit`.
+/// Options that may change at any time; they take effect at the next `transmit`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Options {
-    /// Switches Nagle's algorithm off.
+    /// Disables Nagle's algorithm.
     pub nodelay: bool,
-    /// Holds back segments that are not full.
+    /// Holds back segments that are not full (`TCP_CORK`).
     pub cork: bool,
-    /// As `cork`, until the next write: its writer has more (`MSG_MORE`).
+    /// Like `cork`, until the next write: the writer has more to send (`MSG_MORE`).
     pub more: bool,
     pub keepalive: KeepAlive,
     /// How long data may stay unacknowledged (RFC 5482).
     pub user_timeout: Option<Duration>,
-    /// Clamp of the segment size in both directions (`TCP_MAXSEG`).
+    /// Upper bound of the segment size in both directions (`TCP_MAXSEG`).
     pub max_segment: Option<u16>,
-    /// Bytes that make the connection readable.
+    /// Bytes required for the connection to count as readable.
     pub receive_low_water: usize,
-    /// Bound of the advertised window.
+    /// Upper bound of the advertised window.
     pub window_clamp: Option<u32>,
-    /// Bound of the sending rate, bytes per second (`SO_MAX_PACING_RATE`).
+    /// Upper bound of the sending rate, bytes per second (`SO_MAX_PACING_RATE`).
     pub max_pacing: Option<u64>,
-    /// Unsent bytes from which on `send` takes no more (`TCP_NOTSENT_LOWAT`).
+    /// Number of unsent bytes at which `send` accepts no more (`TCP_NOTSENT_LOWAT`).
     pub unsent_low_water: Option<u32>,
-    /// Shows the urgent byte among the others (`SO_OOBINLINE`).
+    /// Leaves the urgent byte in the stream (`SO_OOBINLINE`).
     pub urgent_inline: bool,
-    /// SYNs or SYN+ACKs that are sent again before an open fails (`TCP_SYNCNT`).
+    /// Retransmissions of a SYN or SYN+ACK before the open fails (`TCP_SYNCNT`).
     pub syn_retries: Option<u8>,
-    /// A close resets (`SO_LINGER` of zero).
+    /// Closing sends a RST (`SO_LINGER` of zero).
     pub reset_on_close: bool,
-    /// What happens to an orphan in FIN-WAIT-2 (`TCP_LINGER2`).
+    /// How long an orphan stays in FIN-WAIT-2 (`TCP_LINGER2`).
     pub orphan_wait: OrphanWait,
 }
 

@@ -1,5 +1,5 @@
-//! The connection: what its owner calls. Segments come in through `input` and leave through
-//! `output`; time passes in `clock`; this file has the calls of the socket layer.
+//! The connection and the calls of the socket layer. Segments arrive through `input` and leave through
+//! `output`; timers are in `clock`.
 
 mod clock;
 mod open;
@@ -38,8 +38,8 @@ use crate::urgent::UrgentMark;
 ///
 /// Call contract: after each call of `on_segment`, `on_timer`, `on_icmp`, `send`, `recv`,
 /// `shutdown_send`, `close` or `abort`, call `transmit` until it returns nothing, then read
-/// `deadline` and call `on_timer` when it has come. `events` says what changed for the user.
-/// The connection ends in state CLOSED and is then inert.
+/// `deadline` and call `on_timer` at that time. `events` reports what changed for the user.
+/// The connection ends in state CLOSED and is inert from then on.
 #[derive(Clone, Debug)]
 pub struct Connection {
     pub(crate) local_port: u16,
@@ -61,14 +61,14 @@ pub struct Connection {
     error: Option<Error>,
     soft_error: Option<Error>,
     pub(crate) reset: Option<Reset>,
-    /// A segment without text must provoke an acknowledgement: window probe or keep-alive.
+    /// A segment without payload must elicit an acknowledgement: window probe or keep-alive.
     pub(crate) probe: bool,
-    /// No user is left.
+    /// The connection has no user any more.
     pub(crate) orphan: bool,
-    /// The user will not read any more.
+    /// The user has shut down reading.
     pub(crate) receive_shut: bool,
     pub(crate) challenges: Challenges,
-    /// When the peer was last heard of, the keep-alive probes sent since, and when the last was.
+    /// When the last segment arrived, the keep-alive probes sent since, and the time of the last probe.
     pub(crate) last_rx: Instant,
     pub(crate) keepalives: u32,
     pub(crate) probed: Instant,
@@ -77,9 +77,9 @@ pub struct Connection {
     /// End of the last urgent byte sent, until it is acknowledged (`SND.UP`).
     pub(crate) urgent_end: Option<SeqNum>,
     pub(crate) chronometer: Chronometer,
-    /// Text went with the SYN and was taken (RFC 7413).
+    /// Data sent with the SYN was accepted (RFC 7413).
     pub(crate) early_data: bool,
-    /// A Fast Open cookie that the peer has granted, and the largest segment that it takes.
+    /// A Fast Open cookie granted by the peer, and the peer's MSS.
     pub(crate) granted: Option<(ArrayVec<u8, MAX_COOKIE>, u16)>,
     pub(crate) path: PathMtu,
 }
@@ -122,7 +122,7 @@ encoding::fields!(Connection {
 pub(crate) struct Counters {
     pub(crate) segments_in: u64,
     pub(crate) segments_out: u64,
-    /// Segments with text.
+    /// Segments with payload.
     pub(crate) data_in: u64,
     pub(crate) data_out: u64,
     pub(crate) bytes_out: u64,
@@ -130,7 +130,7 @@ pub(crate) struct Counters {
     pub(crate) bytes_retransmitted: u64,
     /// Sequence space that the peer has acknowledged.
     pub(crate) bytes_acknowledged: u64,
-    /// Segments that arrived at a peer who echoed a congestion mark then.
+    /// Segments acknowledged with a congestion mark echoed.
     pub(crate) delivered_marked: u64,
 }
 
@@ -146,12 +146,12 @@ encoding::fields!(Counters {
     delivered_marked
 });
 
-/// What `recv` with `MSG_OOB` finds.
+/// What `recv` finds with `MSG_OOB`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum OutOfBand {
-    /// No mark, or its byte was taken, or it lies among the others.
+    /// No urgent mark, or its byte was already read, or it is delivered in-line.
     Nothing,
-    /// The peer named a byte that is not here yet.
+    /// The peer announced an urgent byte that has not arrived yet.
     Announced,
     Byte(u8),
 }
@@ -161,7 +161,7 @@ impl Connection {
 
     // ---- the user's bytes ----
 
-    /// Queues bytes; returns how many were taken. None after an end or a shutdown of sending.
+    /// Queues bytes; returns how many were accepted: zero after the end or a shutdown of sending.
     pub fn send(&mut self, _now: Instant, data: &[u8]) -> usize {
         if !self.may_send() {
             return 0;
@@ -174,11 +174,11 @@ impl Connection {
         count
     }
 
-    /// Queues a whole chunk, however little room there is, as long as there is some: gives it back otherwise. It is sent from
-    /// where it lies, unless it is too short for that.
+    /// Queues a whole chunk if there is any room, however little. The chunk is sent from its own memory, unless it is
+    /// too short for that.
     ///
     /// # Errors
-    /// The chunk, if there is no room, or after an end or a shutdown of sending.
+    /// Returns the chunk if there is no room, or after the end or a shutdown of sending.
     pub fn send_chunk(&mut self, _now: Instant, chunk: Chunk) -> Result<Placed, Chunk> {
         if self.send_space() == 0 {
             if self.may_send() {
@@ -189,8 +189,8 @@ impl Connection {
         Ok(self.send.buffer.push_chunk(chunk))
     }
 
-    /// Takes all of `data`, full or not: bytes that a session has to take along when it moves.
-    /// False, and nothing taken, if it sends no more or that would be beyond measure.
+    /// Queues all of `data` regardless of the buffer's limit: bytes that migrate with a session.
+    /// Returns false and queues nothing if the session may not send or the buffer would exceed `LARGEST`.
     pub fn send_whole(&mut self, data: &[u8]) -> bool {
         let is_possible = self.may_send() && self.send.buffer.len() + data.len() <= LARGEST;
         if is_possible {
@@ -199,19 +199,19 @@ impl Connection {
         is_possible
     }
 
-    /// Sends what waits for a full segment, also where it is corked: `TCP_NODELAY` was set.
+    /// Sends what waits for a full segment, even if corked: `TCP_NODELAY` was set.
     pub fn push(&mut self) {
         self.send.push();
     }
 
-    /// The last byte that was sent ends a record (`MSG_EOR`): what follows goes in segments of its own.
+    /// Marks the last queued byte as the end of a record (`MSG_EOR`): later bytes go into separate segments.
     pub fn end_record(&mut self) {
         if self.may_send() {
             self.send.end_record();
         }
     }
 
-    /// The last byte that was sent is urgent (`MSG_OOB`).
+    /// Marks the last queued byte as urgent (`MSG_OOB`).
     pub fn mark_urgent(&mut self) {
         let end = self.send.una + self.send.buffer.len() as u32;
         if self.may_send() && end.after(self.send.una) {
@@ -219,7 +219,7 @@ impl Connection {
         }
     }
 
-    /// Bytes that `send` would take now.
+    /// Bytes that `send` would accept now.
     pub fn send_space(&self) -> usize {
         if self.may_send() {
             let room = self.send.unsent_room(self.options.unsent_low_water);
@@ -233,7 +233,7 @@ impl Connection {
         self.state.may_send() && !self.send.fin
     }
 
-    /// Moves bytes that arrived in order to `out`; returns how many.
+    /// Moves bytes that arrived in order to `out`; returns their number.
     pub fn recv(&mut self, now: Instant, out: &mut [u8]) -> usize {
         let place = self.urgent_place();
         let count = self.receive.read(now, out, self.send.rtt.smoothed(), place);
@@ -243,20 +243,21 @@ impl Connection {
         count
     }
 
-    /// The payload of the next segment may stay where it lies: if it comes in order, with `behind` bytes in the receive
-    /// queue, it counts as received and as read. [`Connection::stay`] tells how much of it stayed, and must be called before
-    /// the next segment.
+    /// Lets the payload of the next segment stay in its frame: if it arrives in order, with `behind` bytes in the
+    /// receive queue, it counts as received and as read. [`Connection::stay`] returns how much of it stayed, and must
+    /// be called before the next segment.
     pub fn let_stay(&mut self, behind: usize) {
         self.receive.let_stay(behind);
     }
 
-    /// How many bytes of the last segment stay where they lie: all or none. They are *lent*, and count against the window
-    /// until [`Connection::give_back`].
+    /// Returns how many bytes of the last segment stay in its frame: all or none. They are *lent*, and count against
+    /// the window until [`Connection::give_back`].
     pub fn stay(&mut self) -> usize {
         self.receive.stay()
     }
 
-    /// Bytes that stayed are stored after all, behind the first `behind` of the receive queue: nobody has read them.
+    /// Stores bytes that had stayed in their frames behind the first `behind` bytes of the receive queue: they are
+    /// unread.
     pub fn take_back<'a>(
         &mut self,
         behind: usize,
@@ -265,19 +266,19 @@ impl Connection {
         self.receive.take_back(behind, pieces);
     }
 
-    /// The program has so many bytes now that stayed where they lie.
+    /// The program has received `count` bytes that stayed in their frames.
     pub fn note_taken(&mut self, now: Instant, count: usize) {
         let srtt = self.send.rtt.smoothed();
         self.receive.note_taken(now, count, srtt);
     }
 
-    /// The program needs so many bytes no more that were lent to it.
+    /// The program has returned `count` bytes lent to it.
     pub fn give_back(&mut self, count: usize) {
         self.receive.give_back(count);
         self.update_window();
     }
 
-    /// Bytes that the receive buffer may have.
+    /// Size limit of the receive buffer, bytes.
     pub fn receive_buffer(&self) -> usize {
         self.receive.limit()
     }
@@ -293,49 +294,49 @@ impl Connection {
         }
     }
 
-    /// Takes bytes back that `recv` has returned last: they are the next that it returns.
+    /// Puts back the bytes that `recv` returned last; the next `recv` returns them again.
     pub fn unread(&mut self, bytes: &[u8]) {
         self.receive.unread(bytes);
     }
 
-    /// All that has arrived and nobody has read, each piece with its offset from the next byte; where they
-    /// overlap the later ones count. They span [`Connection::arrived`] bytes.
+    /// Everything that has arrived and is unread, in pieces with their offsets from the next byte to read; where
+    /// pieces overlap, the later one counts. They span [`Connection::arrived`] bytes.
     pub fn arrived_pieces(&self) -> impl Iterator<Item = (usize, &[u8])> {
         self.receive.buffer.pieces()
     }
 
-    /// Bytes from the next one that is read to the last one that has arrived, in order or not.
+    /// Bytes from the next one to read up to the last one that has arrived, in order or not.
     pub fn arrived(&self) -> usize {
         self.receive.buffer.span()
     }
 
-    /// The same bytes lie in `memory`, too, and are read there from now on; `false` if it has another
-    /// number of them.
+    /// Reads the same bytes from `memory`, which holds a copy, from now on; returns false if its length
+    /// differs.
     pub fn set_aside(&mut self, memory: Arc<dyn Memory>) -> bool {
         self.receive.set_aside(memory)
     }
 
-    /// What is read elsewhere before all that is stored here; it is none of what is encoded.
+    /// Memory that is read before the stored bytes; it is not part of the encoded connection.
     pub fn handoff(&self) -> Option<&HandoffBuffer> {
         self.receive.buffer.handoff()
     }
 
-    /// Gives a connection that was decoded what travelled beside it.
+    /// Gives a decoded connection the memory that travelled beside its capsule.
     pub fn lead_with(&mut self, handoff: HandoffBuffer) {
         self.receive.buffer.lead_with(handoff);
     }
 
-    /// Copies bytes that arrived in order, from `offset` on, and leaves them.
+    /// Copies bytes that arrived in order, starting at `offset`, without consuming them.
     pub fn peek(&self, offset: usize, out: &mut [u8]) -> usize {
         self.receive.peek(offset, out, self.urgent_place())
     }
 
-    /// Bytes that are encoded: unread, out of order, unacknowledged, unsent.
+    /// Bytes that are encoded with the connection: unread, out of order, unacknowledged, unsent.
     pub fn stored(&self) -> usize {
         self.receive.buffer.encoded() + self.send.buffer.span()
     }
 
-    /// When text came last.
+    /// When the last payload arrived.
     pub fn last_text_at(&self) -> Instant {
         self.receive.last_data
     }
@@ -345,8 +346,8 @@ impl Connection {
         self.receive.readable(self.urgent_place())
     }
 
-    /// Are there as many bytes as `receive_low_water` asks for? Also if no more would fit the
-    /// buffer (Linux's `tcp_stream_is_readable`).
+    /// Whether at least `receive_low_water` bytes can be read, or the buffer has no room for more
+    /// (Linux's `tcp_stream_is_readable`).
     pub fn is_readable(&self) -> bool {
         let readable = self.readable();
         readable > 0
@@ -354,18 +355,18 @@ impl Connection {
                 || self.receive.offered() < self.receive.mss)
     }
 
-    /// What `FIONREAD` tells: bytes up to the urgent mark.
+    /// The value of `FIONREAD`: bytes up to the urgent mark.
     pub fn inquiry(&self) -> usize {
         self.receive.inquiry(self.urgent_place())
     }
 
-    /// Was something written, a FIN included, that was never sent?
+    /// Whether written data or a FIN was never sent.
     pub fn has_unsent(&self) -> bool {
         self.send.has_unsent()
     }
 
-    /// Is a third of the send buffer free, and half of what may be unsent? What Linux calls
-    /// writable. If not, `WRITABLE` will tell when it is.
+    /// Whether a third of the send buffer is free, and half of what may be unsent: writable, as on Linux.
+    /// If not, the event `WRITABLE` reports when it is.
     pub fn poll_writable(&mut self) -> bool {
         let low_water = self.options.unsent_low_water;
         self.may_send() && self.send.poll_writable(low_water)
@@ -381,17 +382,17 @@ impl Connection {
         }
     }
 
-    /// Has the reader come to the urgent mark (`SIOCATMARK`)?
+    /// Whether the reader is at the urgent mark (`SIOCATMARK`).
     pub fn is_at_mark(&self) -> bool {
         self.receive.is_at_mark()
     }
 
-    /// Is there an urgent byte that nobody took (`POLLPRI`)?
+    /// Whether an urgent byte is available that was not read (`POLLPRI`).
     pub fn has_urgent(&self) -> bool {
         self.receive.has_urgent()
     }
 
-    /// What `recv` with `MSG_OOB` finds.
+    /// What `recv` finds with `MSG_OOB`.
     pub fn peek_urgent(&self) -> OutOfBand {
         match self.receive.urgent {
             Some(urgent) if !urgent.taken && !self.options.urgent_inline => self
@@ -402,7 +403,7 @@ impl Connection {
         }
     }
 
-    /// As `peek_urgent`; a byte is gone afterwards.
+    /// Like `peek_urgent`, but consumes the byte.
     pub fn take_urgent(&mut self) -> OutOfBand {
         let found = self.peek_urgent();
         if let (OutOfBand::Byte(_), Some(urgent)) = (found, &mut self.receive.urgent) {
@@ -413,29 +414,29 @@ impl Connection {
 
     // ---- acknowledging ----
 
-    /// `TCP_QUICKACK` on: not for good, as on Linux.
+    /// Sets `TCP_QUICKACK`; temporary, as on Linux.
     pub fn ack_quickly(&mut self) {
         self.receive.ack_quickly();
     }
 
-    /// `TCP_QUICKACK` off.
+    /// Clears `TCP_QUICKACK`.
     pub fn ack_lazily(&mut self) {
         self.receive.ack_lazily();
     }
 
-    /// Sets the size of the send buffer and ends its auto-tuning.
+    /// Sets the size of the send buffer and disables its auto-tuning.
     pub fn set_send_buffer(&mut self, bytes: usize) {
         self.send.set_limit(bytes.min(LARGEST));
     }
 
-    /// Sets the size of the receive buffer and ends its auto-tuning.
+    /// Sets the size of the receive buffer and disables its auto-tuning.
     pub fn set_receive_buffer(&mut self, bytes: usize) {
         self.receive.set_limit(bytes.min(LARGEST));
     }
 
     // ---- closing ----
 
-    /// The user sends no more: a FIN follows what is queued.
+    /// The user sends no more data: a FIN follows what is queued.
     pub fn shutdown_send(&mut self, _now: Instant) {
         match self.state {
             State::SynSent(_) => self.end(),
@@ -450,7 +451,7 @@ impl Connection {
         self.receive_shut = true;
     }
 
-    /// The user is gone. Bytes that nobody read make this a reset (RFC 2525 §2.17).
+    /// The user closes the connection. If bytes are unread, a RST is sent (RFC 2525 §2.17).
     pub fn close(&mut self, now: Instant) {
         if self.receive.buffer.len() > 0 || self.options.reset_on_close {
             return self.abort(now);
@@ -460,7 +461,7 @@ impl Connection {
         self.linger_orphaned(now);
     }
 
-    /// FIN-WAIT-2 ends by itself without a user (Linux's `tcp_fin_time`).
+    /// An orphan leaves FIN-WAIT-2 by itself (Linux's `tcp_fin_time`).
     pub(crate) fn linger_orphaned(&mut self, now: Instant) {
         let State::FinWait2(state) = &mut self.state else {
             return;
@@ -473,7 +474,7 @@ impl Connection {
         state.until = now + wait.max(self.send.rtt.rto().saturating_mul(7) / 2);
     }
 
-    /// Ends the connection at once, with a RST where the peer knows of it.
+    /// Ends the connection at once, with a RST if the peer knows of it.
     pub fn abort(&mut self, _now: Instant) {
         let known = match &self.state {
             State::SynSent(_) | State::TimeWait(_) | State::Closed(_) => false,
@@ -489,7 +490,7 @@ impl Connection {
         self.end();
     }
 
-    /// The connection is over, without an error.
+    /// Ends the connection without an error.
     pub(crate) fn end(&mut self) {
         self.state = State::Closed(Closed);
         self.timers.stop();
@@ -499,14 +500,14 @@ impl Connection {
         self.events.insert(Events::CLOSED);
     }
 
-    /// The connection is over because of `error`.
+    /// Ends the connection with `error`.
     pub(crate) fn fail(&mut self, error: Error) {
         self.error = Some(error);
         self.events.insert(Events::ERROR);
         self.end();
     }
 
-    // ---- what the user may ask ----
+    // ---- queries ----
 
     pub fn state(&self) -> StateName {
         self.state.name()
@@ -517,18 +518,18 @@ impl Connection {
         !self.may_send()
     }
 
-    /// Whether all that will ever come is read.
+    /// Whether everything that can ever arrive has been read.
     pub fn is_receive_finished(&self) -> bool {
         self.receive.buffer.len() == 0 && self.is_receive_shut()
     }
 
-    /// Whether the peer's FIN and all before it was read: nothing that comes after changes that.
+    /// Whether the peer's FIN and everything before it has been read: nothing that arrives later changes that.
     pub fn has_read_end(&self) -> bool {
         self.receive.buffer.len() == 0 && self.receive.fin_consumed()
     }
 
-    /// Whether nothing more is expected: the peer's FIN and all before it arrived, the user shut
-    /// that direction, or the connection is over.
+    /// Whether nothing more is expected: the peer's FIN and everything before it has arrived, the user
+    /// shut down reading, or the connection is over.
     pub fn is_receive_shut(&self) -> bool {
         self.receive_shut || self.receive.fin_consumed() || self.is_closed()
     }
@@ -537,7 +538,7 @@ impl Connection {
         matches!(self.state, State::Closed(_))
     }
 
-    /// All that is left of it in TIME-WAIT.
+    /// The remains of the connection in TIME-WAIT.
     pub fn time_wait(&self) -> Option<&TimeWait> {
         match &self.state {
             State::TimeWait(state) => Some(state),
@@ -545,7 +546,7 @@ impl Connection {
         }
     }
 
-    /// Whether all that was queued, a FIN included, is acknowledged.
+    /// Whether everything queued, a FIN included, is acknowledged.
     pub fn is_flushed(&self) -> bool {
         self.send.buffer.len() == 0 && !self.send.fin
     }
@@ -575,19 +576,19 @@ impl Connection {
         &mut self.options
     }
 
-    /// Which algorithm moves the congestion window (`TCP_CONGESTION`); may change at any time.
+    /// Sets the congestion control algorithm (`TCP_CONGESTION`); may change at any time.
     pub fn set_congestion(&mut self, kind: CongestionKind) {
         self.send.congestion.set_kind(kind);
     }
 
     // ---- active demultiplexing ----
 
-    /// Would the peer use a handle?
+    /// Whether the peer accepts handles.
     pub fn takes_handles(&self) -> bool {
         self.demux.is_some()
     }
 
-    /// The session has a receiver of its own, whom the peer's packets find by `handle`.
+    /// Advertises `handle`: the session has a receiver of its own, to which the handle leads the peer's packets.
     pub fn advertise(&mut self, handle: Handle) {
         let edge = self.edge();
         if let Some(demux) = &mut self.demux {
@@ -595,7 +596,7 @@ impl Connection {
         }
     }
 
-    /// What was advertised leads nowhere any more.
+    /// Revokes the advertised handle, which is no longer valid.
     pub fn revoke(&mut self) {
         let edge = self.edge();
         if let Some(demux) = &mut self.demux {
@@ -612,24 +613,24 @@ impl Connection {
 
     // ---- ICMP ----
 
-    /// RFC 5927 §4: only what is in flight can have caused an error.
+    /// RFC 5927 §4: only a segment in flight can have caused an error.
     pub fn is_in_flight(&self, seq: SeqNum) -> bool {
         seq.at_or_after(self.send.una) && seq.before(self.send.nxt)
     }
 
-    /// Bounds what leaves at once, where a larger burst would hold up others.
+    /// Limits the size of bursts, which would otherwise delay other traffic.
     pub fn limit_bursts(&mut self, bytes: Option<u32>) {
         self.send.limit_bursts(bytes);
     }
 
-    /// What a packet on the path holds beside IP and TCP headers, as far as is known now: more after
-    /// a report has aged (RFC 1191 §6.3) or a larger probe has arrived (RFC 8899), less for a new
-    /// route. What is in flight is left to loss recovery.
+    /// Sets the payload that a packet on the path can hold besides IP and TCP headers, as currently known: it
+    /// grows after a report has aged (RFC 1191 §6.3) or a larger probe was delivered (RFC 8899), and may shrink
+    /// with a new route. Segments in flight are left to loss recovery.
     pub fn set_path_mtu(&mut self, payload: u16) {
         let payload = self.without_options(payload).min(self.send.mss_limit);
         let mss = self.clamped(payload);
         if self.path.is_searching() {
-            // What vanishes without a report is not disproved by there being none.
+            // The absence of a report does not disprove a black hole.
             self.path.on_told(mss);
             self.send.mss = self.send.mss.min(mss);
         } else {
@@ -644,7 +645,7 @@ impl Connection {
         u32::from(payload).max(48 + options) - options
     }
 
-    /// An ICMP error that quotes a segment of this connection (RFC 5927).
+    /// Processes an ICMP error that quotes a segment of this connection (RFC 5927).
     pub fn on_icmp(&mut self, icmp: IcmpError) {
         match (&self.state, icmp.kind) {
             (State::Closed(_) | State::TimeWait(_), _) => {}
@@ -658,7 +659,7 @@ impl Connection {
                     self.soft_error = Some(error);
                 }
             }
-            // RFC 5927 §4: only what is in flight can have caused it.
+            // RFC 5927 §4: only a segment in flight can have caused it.
             _ if icmp.quoted.before(self.send.una) || icmp.quoted.at_or_after(self.send.nxt) => {
                 self.event_counters.count(Event::IcmpIgnored);
             }

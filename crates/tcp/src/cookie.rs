@@ -1,9 +1,9 @@
 //! SYN cookies (RFC 4987 §3.6): under a flood of SYNs the state of a half-open connection travels
 //! in the initial sequence number and in the timestamp, and costs no memory.
 //!
-//! Sequence number: keyed hash over flow and peer's number, plus the peer's number, plus a minute
-//! counter in the top byte, plus index of the MSS. Timestamp: its low bits are the peer's window
-//! scale and whether it permits SACK and asks for ECN.
+//! Sequence number: keyed hash of flow and peer's number, plus the peer's number, plus a minute
+//! counter in the top byte, plus the index of the MSS. Timestamp: its low bits are the peer's window
+//! scale and whether it permits SACK and requests ECN.
 
 use portolan_types::{FlowKey, Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader, TcpOptions, Timestamps as Field};
@@ -15,9 +15,9 @@ use crate::isn::Secret;
 use crate::receive::{MAX_SCALE, Receiver};
 use crate::timestamps::Timestamps;
 
-/// The sizes a cookie can carry; the largest that is not above the peer's is taken.
+/// The sizes a cookie can carry; the largest that does not exceed the peer's is chosen.
 const SIZES: [u16; 8] = [536, 1220, 1300, 1360, 1400, 1440, 1460, 8960];
-/// A cookie is good for this and the previous minute.
+/// A cookie is valid in its own and the following minute.
 const MAX_AGE: u32 = 2;
 const COUNTER_SHIFT: u32 = 24;
 const DATA_MASK: u32 = (1 << COUNTER_SHIFT) - 1;
@@ -26,7 +26,7 @@ const STAMP_BITS: u32 = 6;
 const NO_SCALE: u32 = 15;
 const SACK: u32 = 1 << 4;
 const ECN: u32 = 1 << 5;
-/// Domains of the key.
+/// Domain separators of the keyed hash.
 const OUTER: u8 = 3;
 const INNER: u8 = 4;
 
@@ -62,7 +62,7 @@ impl CookieOptions {
     }
 }
 
-/// What a cookie said of the peer's SYN.
+/// The properties of the peer's SYN encoded in a cookie.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Decoded {
     mss: u16,
@@ -89,8 +89,8 @@ impl Decoded {
     }
 }
 
-/// The SYN+ACK that answers `syn` without keeping anything. `flow` is seen from this host. In a flood
-/// the packet filter answers the same (`bpf/syn_answer.bpf.c`).
+/// Returns the SYN+ACK that answers `syn`, without keeping any state. `flow` is as seen from this host. During a
+/// flood the packet filter gives the same answer (`bpf/syn_answer.bpf.c`).
 pub fn syn_ack(
     secret: &Secret,
     flow: &FlowKey,
@@ -101,7 +101,7 @@ pub fn syn_ack(
     let mut offer = CookieOptions::offer(config).answering(&syn.options);
     offer.ecn = Ecn::accepts(config.ecn, syn);
     if !offer.timestamps {
-        // Nothing to carry them in.
+        // Without timestamps there is nothing to encode these options in.
         offer.scale = None;
         offer.sack = false;
         offer.ecn = false;
@@ -123,9 +123,10 @@ pub fn syn_ack(
         destination_port: syn.source_port,
         seq: sequence(secret, flow, syn, config, now),
         ack: syn.seq + 1,
-        flags: match offer.ecn {
-            true => flags.with(Ecn::syn_flags(true)),
-            false => flags,
+        flags: if offer.ecn {
+            flags.with(Ecn::syn_flags(true))
+        } else {
+            flags
         },
         window: CookieOptions::of(config).window,
         urgent: 0,
@@ -139,7 +140,7 @@ pub fn syn_ack(
     }
 }
 
-/// Reads the cookie that `ack` returns, if it is one of ours and fresh.
+/// Decodes the cookie that `ack` returns, if it is valid and fresh.
 pub fn decode(secret: &Secret, flow: &FlowKey, ack: &TcpHeader, now: Instant) -> Option<Decoded> {
     let irs = ack.seq - 1;
     let cookie = (ack.ack - 1).0;
@@ -191,7 +192,7 @@ fn sequence(
     )
 }
 
-/// What the stamp says of the peer and of the answer to it.
+/// The stamp's bits: the peer's options and those of the answer.
 fn bits(peer: &TcpOptions, offer: Offer) -> u32 {
     let scale = peer
         .window_scale

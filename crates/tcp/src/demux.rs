@@ -1,5 +1,5 @@
-//! Active demultiplexing (MS §VI): each end tells the other a handle for packets to it, and takes it back. This is the
-//! state of both directions; whose handle it is, and whether it is good, is decided elsewhere.
+//! Active demultiplexing (MS §VI): each end advertises a handle for packets to it, and revokes it. This is the state of
+//! both directions; to whom a handle belongs, and whether it is valid, is decided elsewhere.
 
 use portolan_types::{Handle, SeqNum};
 use portolan_wire::demux::{DemuxOption, ENCLOSED_V6_LEN};
@@ -8,17 +8,17 @@ use crate::encoding;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Demux {
-    /// Bytes that a handle takes of each packet.
+    /// Bytes that a handle takes in each packet.
     room: u16,
     phase: HandlePhase,
-    /// This side's, while the peer may use it.
+    /// This side's handle, while the peer may use it.
     own: Option<Handle>,
-    /// Of the last operation.
+    /// Sequence number of the last operation.
     sequence: u8,
     peers: Option<Handle>,
-    /// Of the peer's last operation.
+    /// Sequence number of the peer's last operation.
     last_rx: Option<u8>,
-    /// Packets with options seem to get lost.
+    /// Packets with options appear to be dropped on the path.
     is_barren: bool,
 }
 
@@ -32,7 +32,7 @@ encoding::fields!(Demux {
     is_barren
 });
 
-/// Of either IP version.
+/// Largest room, of either IP version.
 const ROOM_MAX: u16 = ENCLOSED_V6_LEN as u16;
 
 /// MS Fig. 9.
@@ -52,13 +52,13 @@ encoding::variants!(HandlePhase {
     3 => Revoking(inner),
 });
 
-/// Where the stream stood when a phase was entered. Since then each segment carries its option, so that it has arrived
-/// when one of both has moved.
+/// The position of both streams when a phase was entered. Since then every segment carries the option, so the option
+/// has arrived once either stream has advanced.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Edge {
-    /// What was sent so far. What is acknowledged beyond went with the option.
+    /// What had been sent. An acknowledgement beyond it covers a segment with the option.
     pub(crate) sent: SeqNum,
-    /// What the peer was allowed to send. If it sends more, a later acknowledgement has told it.
+    /// What the peer was allowed to send. If it sends more, it has seen a later acknowledgement.
     pub(crate) allowed: SeqNum,
 }
 
@@ -76,14 +76,14 @@ impl Demux {
         self.room.into()
     }
 
-    /// Transition A: the session has an exclusive receiver.
+    /// Transition A: the session has got an exclusive receiver.
     pub(crate) fn advertise(&mut self, handle: Handle, edge: Edge) {
         self.sequence = self.sequence.wrapping_add(1);
         self.own = Some(handle);
         self.phase = HandlePhase::Advertising(edge);
     }
 
-    /// Transition C: it has none any more. Nothing if the peer knows of none.
+    /// Transition C: the session no longer has one. Does nothing if the peer knows of none.
     pub(crate) fn revoke(&mut self, edge: Edge) {
         if matches!(
             self.phase,
@@ -95,7 +95,7 @@ impl Demux {
         }
     }
 
-    /// Transitions B and D: `acknowledged` by the peer, text received up to `received`.
+    /// Transitions B and D: the peer has acknowledged up to `acknowledged`; data has arrived up to `received`.
     pub(crate) fn progress(&mut self, acknowledged: SeqNum, received: SeqNum) {
         let has_arrived =
             |edge: Edge| acknowledged.after(edge.sent) || received.after(edge.allowed);
@@ -108,7 +108,7 @@ impl Demux {
         }
     }
 
-    /// What every segment carries now.
+    /// The option that every segment carries in this phase.
     pub(crate) fn option(&self) -> Option<DemuxOption> {
         let sequence = self.sequence;
         match self.phase {
@@ -120,8 +120,8 @@ impl Demux {
         }
     }
 
-    /// The peer says something. It can do so as often as it likes: one handle is kept. What is older than something that
-    /// was heard, or has a marker that nobody may ask for, means nothing.
+    /// Processes the peer's option. The peer may send any number of them: one handle is kept. An option that is older
+    /// than one already seen, or whose marker is not local, is ignored.
     pub(crate) fn hear(&mut self, option: DemuxOption) {
         match option {
             DemuxOption::Advertise { sequence, handle } => {
@@ -138,7 +138,7 @@ impl Demux {
         }
     }
 
-    /// Is it later than all that was heard? Numbers wrap.
+    /// Whether `sequence` is later than all seen so far. Numbers wrap.
     fn is_next(&mut self, sequence: u8) -> bool {
         let is_later = |last_rx: u8| (1..128).contains(&sequence.wrapping_sub(last_rx));
         let is_next = self.last_rx.is_none_or(is_later);
@@ -148,20 +148,20 @@ impl Demux {
         is_next
     }
 
-    /// A segment, or its acknowledgement, was lost. Some routers drop all packets with options (RFC 7126 §4), so
-    /// there will be none any more. True if there were.
+    /// A segment, or its acknowledgement, was lost. Some routers drop all packets with IP options (RFC 7126 §4), so
+    /// handles are not enclosed any more. Returns true if they were.
     pub(crate) fn doubt(&mut self) -> bool {
         let encloses = self.enclosed().is_some();
         self.is_barren |= encloses;
         encloses
     }
 
-    /// Does it ask for nothing that a peer could not ask for?
+    /// Whether it holds only values that a peer could have sent.
     pub(crate) fn is_sound(&self) -> bool {
         self.room <= ROOM_MAX && self.peers.is_none_or(Handle::has_local_marker)
     }
 
-    /// What packets to the peer enclose.
+    /// The handle enclosed in packets to the peer.
     pub(crate) fn enclosed(&self) -> Option<Handle> {
         self.peers.filter(|_| !self.is_barren)
     }

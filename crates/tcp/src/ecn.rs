@@ -1,5 +1,5 @@
-//! Explicit congestion notification (RFC 3168): the codepoints of IP headers, and what a
-//! connection that agreed on it must echo.
+//! Explicit congestion notification (RFC 3168): the codepoints of IP headers, and what a connection
+//! that negotiated it must echo.
 
 use portolan_types::Instant;
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
@@ -16,12 +16,12 @@ pub enum Codepoint {
     NotEct,
     Ect1,
     Ect0,
-    /// A router was congested.
+    /// Congestion experienced.
     Ce,
 }
 
 impl Codepoint {
-    /// Of an IPv4 TOS byte or an IPv6 traffic class.
+    /// The codepoint in an IPv4 TOS byte or an IPv6 traffic class.
     pub const fn of_traffic_class(class: u8) -> Codepoint {
         match class & 3 {
             0 => Codepoint::NotEct,
@@ -41,10 +41,10 @@ impl Codepoint {
     }
 }
 
-/// What both sides agreed to do.
+/// State of a connection that negotiated ECN.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ecn {
-    /// Acknowledgements echo a mark, until the peer says that it has reduced its window.
+    /// Acknowledgements echo a mark until the peer reports that it has reduced its window.
     pub(crate) echo: bool,
 }
 
@@ -53,24 +53,24 @@ encoding::fields!(Ecn { echo });
 impl Ecn {
     const ASK: TcpFlags = TcpFlags::ECE.with(TcpFlags::CWR);
 
-    /// RFC 3168 §6.1.1: what a SYN says.
+    /// RFC 3168 §6.1.1: the flags of a SYN.
     pub(crate) const fn syn_flags(answer: bool) -> TcpFlags {
         if answer { TcpFlags::ECE } else { Ecn::ASK }
     }
 
-    /// Whether `mode` agrees to what a SYN asks.
+    /// Whether `mode` accepts the request of a SYN.
     pub(crate) fn accepts(mode: EcnMode, syn: &TcpHeader) -> bool {
         mode != EcnMode::Off && syn.flags.contains(Ecn::ASK)
     }
 
-    /// Whether a SYN+ACK agrees; both bits are the reflection of a peer that knows neither.
+    /// Whether a SYN+ACK agrees; both bits together are an echo from a peer that supports neither.
     pub(crate) fn agreed(header: &TcpHeader) -> bool {
         header.flags.contains(TcpFlags::ECE) && !header.flags.contains(TcpFlags::CWR)
     }
 }
 
 impl Connection {
-    /// Like `on_segment`, for a segment whose IP header bore `codepoint`.
+    /// Like `on_segment`, for a segment whose IP header carried `codepoint`.
     pub fn on_marked_segment(
         &mut self,
         now: Instant,
@@ -95,7 +95,7 @@ impl Connection {
         ecn.echo &= !header.flags.contains(TcpFlags::CWR);
         ecn.echo |= codepoint == Codepoint::Ce;
         if ecn.echo != before {
-            // The peer's window may have become small: do not keep it waiting.
+            // The peer's window may have become small: acknowledge at once.
             self.receive.want_ack(AckSchedule::Now);
         }
     }

@@ -1,5 +1,4 @@
-//! How values are laid out in a capsule: each field in the place that its type's list gives it, whatever the type looks
-//! like in memory.
+//! How values are laid out in a capsule: fields in the order of their type's list, independent of the layout in memory.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -7,7 +6,8 @@ use std::collections::VecDeque;
 use arrayvec::ArrayVec;
 use portolan_types::{Handle, Instant, SeqNum};
 
-/// Of what is written, and the only one that is read. A list of [`fields`] or [`variants`] that changes is a new one.
+/// The version that is written, and the only one that is read. Any changed list of [`fields`] or [`variants`] needs a
+/// new number.
 pub const VERSION: u8 = 3;
 
 /// Why a capsule was refused.
@@ -29,7 +29,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// Names what a value was to be, if nothing has.
+    /// Names the expected value, if no name is set yet.
     pub fn of(self, what: &'static str) -> Refused {
         match self {
             Refused::Value("") => Refused::Value(what),
@@ -53,7 +53,7 @@ pub enum Invalid {
     Options,
 }
 
-/// What has a place in a capsule.
+/// A type that can be encoded in a capsule.
 pub trait Encoded: Sized {
     fn put(&self, out: &mut Writer);
     fn take(from: &mut Reader<'_>) -> Result<Self, Refused>;
@@ -64,7 +64,7 @@ pub trait Encoded: Sized {
 pub struct Writer(Vec<u8>);
 
 impl Writer {
-    /// One that is expected to take `room` bytes.
+    /// Creates a writer, with capacity for `room` bytes.
     pub fn new(room: usize) -> Writer {
         let mut bytes = Vec::with_capacity(1 + room);
         bytes.push(VERSION);
@@ -99,7 +99,7 @@ impl<'a> Reader<'a> {
         Ok(bytes)
     }
 
-    /// Nothing follows.
+    /// Checks that nothing follows.
     pub(crate) fn end(self) -> Result<(), Refused> {
         match self.0.len() {
             0 => Ok(()),
@@ -113,7 +113,7 @@ impl<'a> Reader<'a> {
         Ok(*bytes)
     }
 
-    /// A number of items. Each is a byte at least, so that no number asks for more memory than the capsule has.
+    /// Reads a number of items. Each takes at least one byte, so no count can allocate more than the capsule's length.
     fn count(&mut self) -> Result<usize, Refused> {
         let count = u32::take(self)? as usize;
         if count > self.0.len() {
@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The places of a struct's fields, and what those have that do not travel.
+/// The order of a struct's fields, and the values of fields that are not encoded.
 macro_rules! fields {
     ($name:ident { $($field:ident),* $(,)? } $(default { $($fixed:ident: $value:expr),* })?) => {
         impl $crate::encoding::Encoded for $name {
@@ -169,7 +169,7 @@ macro_rules! fields {
 }
 pub(crate) use fields;
 
-/// The numbers of an enum's variants, and the places of what they have.
+/// The numbers of an enum's variants, and the order of their fields.
 macro_rules! variants {
     ($name:ident {
         $($number:literal => $variant:ident $({ $($field:ident),* })? $(($inner:ident))?),* $(,)?
@@ -217,7 +217,7 @@ macro_rules! numbers {
 }
 numbers!(u8, u16, u32, u64, i64);
 
-/// As a number of 64 bits, whatever the machine.
+/// Encoded as a 64-bit number on every machine.
 impl Encoded for usize {
     fn put(&self, out: &mut Writer) {
         (*self as u64).put(out);
@@ -242,7 +242,7 @@ impl Encoded for bool {
     }
 }
 
-/// What exceeds five centuries is as good as those.
+/// Durations above five centuries are capped.
 impl Encoded for Duration {
     fn put(&self, out: &mut Writer) {
         u64::try_from(self.as_nanos()).unwrap_or(u64::MAX).put(out);
@@ -323,7 +323,7 @@ impl<T: Encoded + Default + Copy, const N: usize> Encoded for [T; N] {
     }
 }
 
-/// How many there are, and each.
+/// Writes the number of items, then each item.
 fn put_all<'a, T: Encoded + 'a>(items: impl ExactSizeIterator<Item = &'a T>, out: &mut Writer) {
     (items.len() as u32).put(out);
     for item in items {

@@ -1,4 +1,4 @@
-//! Why a connection ended, and the ICMP errors that may have a say in it.
+//! Why a connection ended, and the ICMP errors that may affect it.
 
 use portolan_types::SeqNum;
 
@@ -78,7 +78,7 @@ pub struct IcmpError {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IcmpKind {
-    /// `hard` errors end a connection that is still opening; all others are kept for the time-out.
+    /// `hard` errors end a connection that is still opening; all others are reported if it times out.
     Unreachable { hard: bool, error: Error },
     /// The path carries segments of at most this payload (without options).
     TooBig { mtu_payload: u16 },

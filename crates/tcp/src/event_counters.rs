@@ -1,15 +1,14 @@
-//! What happens to a connection beside its stream: every drop, retry and refusal has a name here.
-//! A connection counts its own; holders add up. The names follow `/proc/net/netstat` where it has
-//! one.
+//! Events of a connection besides its stream: every drop, retry and refusal has a name here. Each connection
+//! counts its own; holders add up the counts. The names follow `/proc/net/netstat` where it has an equivalent.
 
 use crate::encoding;
 
-/// Names that there is room for in a session's statistics.
+/// Number of event counters that a session's statistics have room for.
 pub const EVENTS_MAX: usize = 32;
 
 macro_rules! events {
     ($($variant:ident = $name:literal, $meaning:literal;)*) => {
-        /// Something worth a count.
+        /// An event that is counted.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub(crate) enum Event { $($variant,)* }
 
@@ -55,7 +54,7 @@ events! {
 
 const _: () = assert!(EVENTS.len() <= EVENTS_MAX);
 
-/// Counts of one connection; they travel with it, and wrap.
+/// Event counts of one connection; they travel with it, and wrap.
 #[derive(Clone, Debug, Default)]
 pub struct EventCounters([u32; EVENTS_MAX]);
 

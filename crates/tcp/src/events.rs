@@ -1,4 +1,4 @@
-//! What happened since the socket layer last asked.
+//! What happened since the socket layer last called [`Connection::events`](crate::Connection::events).
 
 use core::fmt;
 use core::ops::BitOr;
@@ -19,11 +19,11 @@ impl Events {
     pub const PEER_CLOSED: Events = Events(8);
     pub const ERROR: Events = Events(16);
     pub const CLOSED: Events = Events(32);
-    /// The peer announced an urgent byte: what SIGURG tells.
+    /// The peer announced an urgent byte (`SIGURG`).
     pub const URGENT: Events = Events(64);
-    /// The urgent byte is here: what `POLLPRI` tells.
+    /// The urgent byte has arrived (`POLLPRI`).
     pub const PRIORITY: Events = Events(128);
-    /// The acknowledgement that would complete a handshake was dropped, as the holder asked.
+    /// The final acknowledgement of a handshake was dropped, as the holder requested.
     pub const HELD: Events = Events(256);
 
     const NAMES: [(Events, &'static str); 9] = [

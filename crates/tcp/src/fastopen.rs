@@ -1,5 +1,5 @@
-//! Fast Open cookies (RFC 7413 §4.1.2): proof that a peer has received at its address before. The
-//! key changes every hour; a cookie of the hour before is good for a last time and is replaced.
+//! Fast Open cookies (RFC 7413 §4.1.2): proof that a peer has received packets at its address before. The key
+//! changes every hour; a cookie made with the previous key is accepted once more and replaced.
 
 use core::net::IpAddr;
 
@@ -10,50 +10,50 @@ use siphasher::sip::SipHasher24;
 
 use crate::isn::Secret;
 
-/// Bytes of the cookies made here, as Linux's.
+/// Length of the cookies made here, as Linux's.
 const LENGTH: usize = 8;
-/// How long one key is used.
+/// Lifetime of a key.
 const PERIOD_MS: u64 = 3_600_000;
-/// Domain of the key.
+/// Domain separator of the keyed hash.
 const COOKIE: u8 = 5;
 
-/// A cookie as it travels; empty, it asks for one.
+/// A cookie in wire format; an empty one requests a cookie.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Cookie(pub ArrayVec<u8, MAX_COOKIE>);
 
-/// A cookie that a peer has granted, and the largest segment that it took then: how much text fits a SYN is
-/// known before its answer (RFC 7413 §4.1.3).
+/// A cookie granted by a peer, with the MSS it announced then: the amount of data that fits a SYN is known before
+/// its answer (RFC 7413 §4.1.3).
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GrantedCookie {
     pub cookie: Cookie,
     pub mss: u16,
 }
 
-/// What a cookie that came with a SYN is worth.
+/// Validity of a cookie that came with a SYN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CookieVerdict {
     Good,
-    /// Good, and its sender needs a new one.
+    /// Valid, but due to be replaced.
     Aging,
     Bad,
 }
 
-/// How an active open sends text with its SYN.
+/// How an active open sends data with its SYN.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FastOpen {
-    /// It does not yet, and asks for a cookie.
+    /// Sends no data yet, but requests a cookie.
     Ask,
     With(GrantedCookie),
-    /// The peer is known to want none (`TCP_FASTOPEN_NO_COOKIE`).
+    /// Sends data without a cookie (`TCP_FASTOPEN_NO_COOKIE`).
     WithoutCookie,
 }
 
-/// The cookie for the peer of `flow`, which is seen from this host.
+/// Returns the cookie for the peer of `flow`; `flow` is as seen from this host.
 pub fn fast_open_cookie(secret: &Secret, flow: &FlowKey, now: Instant) -> Cookie {
     of_period(secret, flow, period(now))
 }
 
-/// Judges what the peer of `flow` sent.
+/// Checks the cookie sent by the peer of `flow`.
 pub fn judge_cookie(secret: &Secret, flow: &FlowKey, cookie: &[u8], now: Instant) -> CookieVerdict {
     let period = period(now);
     let is_of = |period| of_period(secret, flow, period).0.as_slice() == cookie;
@@ -66,12 +66,12 @@ pub fn judge_cookie(secret: &Secret, flow: &FlowKey, cookie: &[u8], now: Instant
     }
 }
 
-/// The cookie that Linux makes for the peer of `flow` with the same key (`TCP_FASTOPEN_KEY`), so that hosts that share
-/// one take each other's: SipHash of the addresses as the SYN has them.
+/// Returns the cookie that Linux makes for the peer of `flow` with the same key (`TCP_FASTOPEN_KEY`), so that hosts
+/// with a shared key accept each other's cookies: SipHash of the addresses as they appear in the SYN.
 pub fn shared_cookie(key: &Secret, flow: &FlowKey) -> Cookie {
     let mut message = ArrayVec::<u8, 32>::new();
     for address in [flow.remote.ip(), flow.local.ip()] {
-        // Both fit.
+        // Both addresses fit.
         let _ = match address {
             IpAddr::V4(v4) => message.try_extend_from_slice(&v4.octets()),
             IpAddr::V6(v6) => message.try_extend_from_slice(&v6.octets()),
@@ -83,8 +83,8 @@ pub fn shared_cookie(key: &Secret, flow: &FlowKey) -> Cookie {
     Cookie(hash.iter().copied().collect())
 }
 
-/// Judges what the peer of `flow` sent by the keys of a listener: the first one makes cookies, those of the others
-/// are good still.
+/// Checks the cookie sent by the peer of `flow` against the keys of a listener: the first key makes new cookies;
+/// cookies of the others are still valid.
 pub fn judge_shared_cookie(keys: &[Secret], flow: &FlowKey, cookie: &[u8]) -> CookieVerdict {
     let made_by = |key: &Secret| shared_cookie(key, flow).0.as_slice() == cookie;
     match keys.iter().position(made_by) {
@@ -98,7 +98,7 @@ fn period(now: Instant) -> u32 {
     (now.as_millis() / PERIOD_MS) as u32
 }
 
-/// Of the addresses only: a client's next connection comes from another port.
+/// Hashes the addresses only: a client's next connection comes from another port.
 fn of_period(secret: &Secret, flow: &FlowKey, period: u32) -> Cookie {
     let mut hosts = *flow;
     hosts.local.set_port(0);

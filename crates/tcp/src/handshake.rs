@@ -1,5 +1,5 @@
-//! The two states before both sides know each other's numbers, and what the options of a SYN
-//! settle (RFC 9293 §3.10.7.3, RFC 7323, RFC 2018).
+//! The two states before both sides know each other's sequence numbers, and what the options of a
+//! SYN settle (RFC 9293 §3.10.7.3, RFC 7323, RFC 2018).
 
 use arrayvec::ArrayVec;
 use portolan_types::SeqNum;
@@ -10,16 +10,16 @@ use crate::config::{Config, EcnMode};
 use crate::encoding;
 use crate::receive::MAX_SCALE;
 
-/// Less is not a path but an attack.
+/// A smaller MSS is an attack, not a path.
 const MIN_MSS: u16 = 48;
-/// Timestamps with their padding.
+/// Size of the timestamps option with padding.
 const TIMESTAMP_BYTES: u16 = 12;
 /// Linux's `tcp_syn_retries`: the last wait ends after 127 s.
 pub(crate) const SYN_RETRIES: u32 = 6;
 /// Linux's `tcp_synack_retries`.
 pub(crate) const SYN_ACK_RETRIES: u32 = 5;
 
-/// A SYN is on its way, nothing is known of the peer.
+/// A SYN was sent; nothing is known of the peer.
 #[derive(Clone, Debug)]
 pub(crate) struct SynSent {
     pub(crate) iss: SeqNum,
@@ -39,13 +39,13 @@ encoding::fields!(SynSent {
 /// What Fast Open adds to the first SYN.
 #[derive(Clone, Debug)]
 pub(crate) struct FastSyn {
-    /// Empty to ask for one; none to send text without one.
+    /// Empty to request a cookie; none to send data without one.
     pub(crate) cookie: Option<ArrayVec<u8, MAX_COOKIE>>,
-    /// The largest segment that the peer took when it granted the cookie.
+    /// The peer's MSS when it granted the cookie.
     pub(crate) mss: u16,
-    /// Bytes of text that went with the SYN.
+    /// Bytes of data sent with the SYN.
     pub(crate) sent: u32,
-    /// The user waits with text for the handshake: it takes the acknowledgement along.
+    /// The user has data to send after the handshake, which will carry the acknowledgement.
     pub(crate) text_follows: bool,
 }
 
@@ -57,13 +57,13 @@ encoding::fields!(FastSyn {
 });
 
 impl FastSyn {
-    /// Whether the SYN may carry text.
+    /// Whether the SYN may carry data.
     pub(crate) fn takes_text(&self) -> bool {
         self.cookie.as_ref().is_none_or(|cookie| !cookie.is_empty())
     }
 }
 
-/// The peer's SYN is here, ours is not acknowledged yet.
+/// The peer's SYN has arrived; this side's SYN is not acknowledged yet.
 #[derive(Clone, Debug)]
 pub(crate) struct SynReceived {
     pub(crate) iss: SeqNum,
@@ -72,12 +72,12 @@ pub(crate) struct SynReceived {
     pub(crate) due: bool,
     /// It began as an active open: a reset means that the peer refused.
     pub(crate) active: bool,
-    /// Text came with the SYN and the user may answer already (RFC 7413 §4.2.2).
+    /// Data came with the SYN, and the user may answer already (RFC 7413 §4.2.2).
     pub(crate) fast: bool,
-    /// A Fast Open cookie for the peer.
+    /// A Fast Open cookie to send to the peer.
     pub(crate) grant: Option<ArrayVec<u8, MAX_COOKIE>>,
-    /// The accept queue is full: the last acknowledgement is dropped. What the holder says before
-    /// each segment, and no part of a capsule.
+    /// The accept queue is full: the final acknowledgement is dropped. The holder sets this before
+    /// each segment; it is not part of a capsule.
     pub(crate) is_held: bool,
 }
 
@@ -85,16 +85,16 @@ encoding::fields!(SynReceived {
     iss, irs, offer, due, active, fast, grant
 } default { is_held: false });
 
-/// What the options of a SYN of ours offer.
+/// What the options of this side's SYN offer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Offer {
     pub(crate) mss: u16,
-    /// What the peer takes if it does not say.
+    /// The peer's MSS if it sends no MSS option.
     pub(crate) assumed_mss: u16,
     pub(crate) scale: Option<u8>,
     pub(crate) timestamps: bool,
     pub(crate) sack: bool,
-    /// Asks for, or agrees to, explicit congestion notification.
+    /// Requests or accepts explicit congestion notification.
     pub(crate) ecn: bool,
     /// Active demultiplexing: bytes that a handle takes, or 0.
     pub(crate) handle_room: u16,
@@ -113,9 +113,9 @@ encoding::fields!(Offer {
 /// What both sides agreed on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Agreement {
-    /// Payload of a full segment of ours.
+    /// Payload of a full segment sent by this side.
     pub(crate) mss: u16,
-    /// Shifts of the peer's windows and of ours.
+    /// Window scale shifts of the peer's windows and of this side's.
     pub(crate) send_scale: u8,
     pub(crate) receive_scale: u8,
     pub(crate) scaling: bool,
@@ -137,7 +137,7 @@ impl Offer {
         }
     }
 
-    /// What of the offer a SYN+ACK repeats, given the options of the peer's SYN.
+    /// The part of the offer that a SYN+ACK repeats, given the options of the peer's SYN.
     pub(crate) fn answering(self, peer: &TcpOptions) -> Offer {
         Offer {
             scale: self.scale.filter(|_| peer.window_scale.is_some()),
@@ -151,7 +151,7 @@ impl Offer {
         }
     }
 
-    /// What holds once the peer's SYN is known.
+    /// The agreement once the peer's SYN is known.
     pub(crate) fn agree(self, peer: &TcpOptions) -> Agreement {
         let ours = self.answering(peer);
         let scales = ours.scale.zip(peer.window_scale);
@@ -175,7 +175,7 @@ impl Offer {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SynSentAnswer {
     Ignore,
-    /// An acknowledgement of what was never sent: answer with a RST that has its number.
+    /// It acknowledges something never sent: answer with a RST that has its number.
     Reset(SeqNum),
     Refused,
     Established,

@@ -1,4 +1,4 @@
-//! What an arriving segment does (RFC 9293 §3.10.7).
+//! Processing of arriving segments (RFC 9293 §3.10.7).
 
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
@@ -19,7 +19,7 @@ use crate::time_wait::{TIME_WAIT_LEN, TimeWait};
 use crate::timers::SendTimer;
 
 impl Connection {
-    /// A segment for this connection arrived; `payload` may be several that were merged.
+    /// Processes a segment for this connection; `payload` may be that of several merged segments.
     pub fn on_segment(&mut self, now: Instant, header: &TcpHeader, payload: &[u8]) {
         self.counters.segments_in += 1;
         if self.is_predicted(now, header, payload) {
@@ -52,12 +52,12 @@ impl Connection {
 
     // ---- header prediction ----
 
-    /// Where the next text begins, while nothing but that and acknowledgements is expected.
+    /// Sequence number of the next payload, while only that and acknowledgements are expected.
     pub fn next_expected(&self) -> Option<SeqNum> {
         matches!(self.state, State::Established(_)).then_some(self.receive.nxt)
     }
 
-    /// Whether this is what an undisturbed connection expects: the next text, or an
+    /// Whether the segment is what an undisturbed connection expects: the next payload or an
     /// acknowledgement, and nothing else.
     fn is_predicted(&self, now: Instant, header: &TcpHeader, payload: &[u8]) -> bool {
         matches!(self.state, State::Established(_))
@@ -87,7 +87,7 @@ impl Connection {
 
     // ---- CLOSED ----
 
-    /// RFC 9293 §3.10.7.1: the user may still have the connection, the peer has it no more.
+    /// RFC 9293 §3.10.7.1: the user may still hold the connection; the peer no longer has it.
     fn refuse(&mut self, header: &TcpHeader, length: usize) {
         if header.flags.contains(TcpFlags::RST) || self.reset.is_some() {
             return;
@@ -111,7 +111,7 @@ impl Connection {
         self.sample_handshake(now);
         self.last_rx = now;
         self.note_early(header.ack - (state.iss + 1));
-        // As Linux counts: the SYN, too.
+        // The SYN counts, too, as on Linux.
         self.counters.bytes_acknowledged += 1;
         let used = state.fast.as_ref().and_then(|fast| fast.cookie.as_ref());
         self.granted = header
@@ -126,9 +126,10 @@ impl Connection {
             });
         self.establish(header.seq, u32::from(header.window));
         let text_follows = state.fast.as_ref().is_some_and(|fast| fast.text_follows);
-        self.receive.want_ack(match text_follows {
-            true => AckSchedule::Delayed,
-            false => AckSchedule::Now,
+        self.receive.want_ack(if text_follows {
+            AckSchedule::Delayed
+        } else {
+            AckSchedule::Now
         });
         let fin = header.flags.contains(TcpFlags::FIN);
         self.on_urgent(header, header.seq + 1);
@@ -137,8 +138,8 @@ impl Connection {
         }
     }
 
-    /// `taken` bytes of the text that went with the SYN have arrived; the rest is sent as if it
-    /// never had been (RFC 7413 §4.1.3).
+    /// `taken` bytes of the data sent with the SYN have arrived; the rest is sent as if for the first
+    /// time (RFC 7413 §4.1.3).
     fn note_early(&mut self, taken: u32) {
         if taken > 0 {
             self.send.take_early(taken);
@@ -147,7 +148,7 @@ impl Connection {
         }
     }
 
-    /// The round trip of a SYN that was sent once (RFC 6298 §3).
+    /// Samples the round trip of a SYN that was sent only once (RFC 6298 §3).
     fn sample_handshake(&mut self, now: Instant) {
         if self.send.retries == 0 {
             self.send.rtt.sample(now.since(self.send.last_sent));
@@ -175,7 +176,7 @@ impl Connection {
         });
     }
 
-    // ---- the states that know the peer's numbers ----
+    // ---- the states after SYN-SENT ----
 
     fn on_synchronized(&mut self, now: Instant, header: &TcpHeader, payload: &[u8]) {
         let flags = header.flags;
@@ -196,7 +197,7 @@ impl Connection {
         if flags.contains(TcpFlags::RST) {
             return self.on_reset(now, header.seq);
         }
-        // Fourth: SYN (RFC 5961 §4.2), save for the one that a simultaneous open repeats.
+        // Fourth: SYN (RFC 5961 §4.2), except the one repeated by a simultaneous open.
         if syn {
             return self.on_unexpected_syn(now, header);
         }
@@ -213,7 +214,7 @@ impl Connection {
         self.on_acknowledgement(now, header, end - header.seq);
         // Sixth: URG.
         self.on_urgent(header, header.seq);
-        // Seventh and eighth: text and FIN.
+        // Seventh and eighth: payload and FIN.
         if !payload.is_empty() || fin {
             self.on_payload(now, header.seq, payload, fin);
         }
@@ -233,7 +234,7 @@ impl Connection {
             return;
         }
         if let State::SynReceived(state) = &mut self.state {
-            // The peer's SYN again: our answer was lost.
+            // The peer's SYN again: this side's answer was lost.
             let again = header.flags.contains(TcpFlags::SYN) && header.seq == state.irs;
             if self.challenges.allow(now, &mut self.event_counters) {
                 state.due |= again;
@@ -243,10 +244,10 @@ impl Connection {
             }
             return;
         }
-        // As Linux: text and FIN are no part of an acknowledgement loop; all else is answered
-        // within limits.
+        // As Linux: segments with payload or FIN are not part of an acknowledgement loop; everything else is answered
+        // at a limited rate.
         if !payload.is_empty() {
-            // It was here before: its acknowledgement was lost.
+            // Received before: its acknowledgement was lost.
             self.disable_handles();
         }
         let fin = header.flags.contains(TcpFlags::FIN);
@@ -267,7 +268,7 @@ impl Connection {
         self.event_counters.count(Event::ResetIn);
         match &self.state {
             State::SynReceived(SynReceived { active: true, .. }) => self.fail(Error::Refused),
-            // As Linux tells it: the peer had said that it sends no more.
+            // As Linux reports it: the peer had already sent its FIN.
             State::CloseWait(_) => self.fail(Error::BrokenPipe),
             _ => self.fail(Error::Reset),
         }
@@ -286,7 +287,7 @@ impl Connection {
         } else if let State::SynReceived(state) = &mut self.state
             && header.seq == state.irs
         {
-            // The peer's SYN again: our answer was lost.
+            // The peer's SYN again: this side's answer was lost.
             state.due |= self.challenges.allow(now, &mut self.event_counters);
         } else if matches!(&self.state, State::SynReceived(s) if !s.active) {
             // RFC 9293 §3.10.7.4, fourth: a passive open returns to LISTEN.
@@ -296,7 +297,7 @@ impl Connection {
         }
     }
 
-    /// In SYN-RECEIVED, whether `header` acknowledges our SYN; true in all later states.
+    /// In SYN-RECEIVED, returns whether `header` acknowledges this side's SYN; true in all later states.
     fn complete_handshake(&mut self, now: Instant, header: &TcpHeader) -> bool {
         let State::SynReceived(state) = &self.state else {
             return true;
@@ -324,7 +325,7 @@ impl Connection {
         true
     }
 
-    /// The SYN+ACK is acknowledged; the user may have answered before.
+    /// The SYN+ACK of a Fast Open is acknowledged; the user may have sent data before.
     fn finish_fast_open(&mut self, now: Instant) {
         self.state = self.established();
         self.events.insert(Events::CONNECTED | Events::WRITABLE);
@@ -333,7 +334,7 @@ impl Connection {
         self.rearm(now, None);
     }
 
-    /// RFC 5961 §5.2 [MAY-12]: an acknowledgement must lie between the oldest plausible and `nxt`.
+    /// RFC 5961 §5.2 [MAY-12]: an acknowledgement must lie between the oldest plausible one and `nxt`.
     fn check_acknowledgement(&mut self, now: Instant, ack: SeqNum) -> bool {
         let ok = ack.at_or_before(self.send.nxt)
             && ack.at_or_after(self.send.una - self.send.max_window);
@@ -364,14 +365,14 @@ impl Connection {
         }
     }
 
-    /// Something was lost: what is enclosed may be why.
+    /// Stops enclosing handles after a loss, which they may have caused.
     pub(crate) fn disable_handles(&mut self) {
         if self.demux.as_mut().is_some_and(Demux::doubt) {
             self.event_counters.count(Event::HandleDoubted);
         }
     }
 
-    /// `space` is what the segment occupies.
+    /// `space` is the sequence space that the segment occupies.
     fn on_acknowledgement(&mut self, now: Instant, header: &TcpHeader, space: u32) {
         let echo = match (&self.timestamps, header.options.timestamps) {
             (Some(state), Some(field)) => state.round_trip(field, now),
@@ -421,7 +422,7 @@ impl Connection {
         }
     }
 
-    /// What an acknowledgement tells of the size that the path carries.
+    /// Updates the path MTU search after an acknowledgement.
     fn note_path(&mut self, advanced: bool) {
         if self.send.ca_state != CaState::Open {
             self.path.on_loss();
@@ -436,7 +437,7 @@ impl Connection {
         }
     }
 
-    /// Something was acknowledged: the timer of the sending side starts again (RFC 6298 §5.3).
+    /// Something was acknowledged: restarts the timer of the sending side (RFC 6298 §5.3).
     pub(crate) fn rearm(&mut self, now: Instant, reorder_at: Option<Instant>) {
         match reorder_at {
             Some(at) => self.timers.set_send(SendTimer::Reorder, at),
@@ -446,7 +447,7 @@ impl Connection {
     }
 
     fn on_fin_acknowledged(&mut self, now: Instant) {
-        // A close that lingers waits for this.
+        // A close with `SO_LINGER` waits for this.
         self.events.insert(Events::WRITABLE);
         let wait = self.begin_time_wait(now);
         match (self.state.fin_acknowledged(wait), &self.state) {
@@ -459,7 +460,7 @@ impl Connection {
         }
     }
 
-    /// What is left of the connection if TIME-WAIT is next.
+    /// The state to keep if TIME-WAIT is next.
     fn begin_time_wait(&self, now: Instant) -> TimeWait {
         let window = self.receive.offered() >> self.receive.scale;
         TimeWait {
@@ -475,7 +476,7 @@ impl Connection {
         }
     }
 
-    /// Only what the user has not read outlives the entry.
+    /// Releases all memory except what the user has not read.
     fn enter_time_wait(&mut self) {
         self.timers.stop();
         self.probe = false;
@@ -484,15 +485,15 @@ impl Connection {
         self.receive.stop();
     }
 
-    /// Nobody will read what arrives, and the peer is told so when this side sends no more either
+    /// Whether nobody will read what arrives. The peer gets a RST if this side sends no more either
     /// (Linux: `RCV_SHUTDOWN` in FIN-WAIT).
     fn discards_input(&self) -> bool {
         let closing = matches!(self.state, State::FinWait1(_) | State::FinWait2(_));
         self.orphan || (self.receive_shut && closing)
     }
 
-    /// RFC 9293 §3.10.7.4, sixth, and §3.8.5 [MUST-30, MUST-31, MUST-32]; `start` is where the
-    /// text begins.
+    /// RFC 9293 §3.10.7.4, sixth, and §3.8.5 [MUST-30, MUST-31, MUST-32]; `start` is the sequence
+    /// number of the payload.
     fn on_urgent(&mut self, header: &TcpHeader, start: SeqNum) {
         if !header.flags.contains(TcpFlags::URG)
             || header.urgent == 0
@@ -507,7 +508,7 @@ impl Connection {
         }
     }
 
-    /// Tells once that the urgent byte is here.
+    /// Reports once that the urgent byte has arrived.
     fn note_urgent_arrival(&mut self) {
         if self.receive.urgent.is_some() && self.receive.has_urgent() {
             self.events.insert(Events::PRIORITY);
@@ -517,7 +518,7 @@ impl Connection {
     fn on_payload(&mut self, now: Instant, seq: SeqNum, payload: &[u8], fin: bool) {
         if !self.state.may_receive() {
             self.event_counters.count(Event::DropClosed);
-            // RFC 9293 §3.10.7.4, seventh: text behind the peer's FIN is ignored. Eighth: a FIN is
+            // RFC 9293 §3.10.7.4, seventh: data after the peer's FIN is ignored. Eighth: a FIN is
             // acknowledged.
             match &mut self.state {
                 State::TimeWait(state) if fin => state.answer(now, fin),
@@ -526,12 +527,12 @@ impl Connection {
             }
             return;
         }
-        // RFC 9293 §3.6.1 [SHLD-3] and RFC 2525 §2.17: nobody will ever read this.
+        // RFC 9293 §3.6.1 [SHLD-3] and RFC 2525 §2.17: nobody will ever read this data.
         let unread = (seq + payload.len() as u32).after(self.receive.nxt);
         if unread && self.discards_input() {
             let orphan = self.orphan;
             self.abort(now);
-            // RFC 9293 §3.10.7.1: the answer to a segment that acknowledges.
+            // RFC 9293 §3.10.7.1: the answer to a segment with an acknowledgement.
             self.reset = Some(Reset {
                 seq: self.send.una,
                 ack: None,

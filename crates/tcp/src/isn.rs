@@ -1,4 +1,4 @@
-//! Initial sequence numbers and timestamp offsets that nobody off the path can guess (RFC 6528,
+//! Initial sequence numbers and timestamp offsets that an off-path attacker cannot guess (RFC 6528,
 //! RFC 7323 §5.4).
 
 use core::net::SocketAddr;
@@ -17,8 +17,8 @@ impl core::fmt::Debug for Secret {
 }
 
 impl Secret {
-    /// SipHash over the flow as the packet filter's tables name it, and what else there is:
-    /// `bpf/cookie.h` does the same.
+    /// SipHash over the flow, in the format of the packet filter's tables, and `extra`; `bpf/cookie.h`
+    /// computes the same.
     pub(crate) fn hash(&self, domain: u8, flow: &FlowKey, extra: u32) -> u64 {
         let mut message = [0; 48];
         message[..16].copy_from_slice(&address(flow.local));
@@ -32,7 +32,7 @@ impl Secret {
     }
 }
 
-/// IPv4's as IPv4-mapped IPv6.
+/// The address of `endpoint`; IPv4 as IPv4-mapped IPv6.
 fn address(endpoint: SocketAddr) -> [u8; 16] {
     match endpoint {
         SocketAddr::V4(v4) => v4.ip().to_ipv6_mapped().octets(),
@@ -40,7 +40,7 @@ fn address(endpoint: SocketAddr) -> [u8; 16] {
     }
 }
 
-/// Domains of the key: one value must not tell another.
+/// Domain separators of the keyed hash: one value must not reveal another.
 const ISN: u8 = 1;
 const TIMESTAMP: u8 = 2;
 
@@ -50,8 +50,8 @@ pub fn initial_sequence(secret: &Secret, flow: &FlowKey, now: Instant) -> SeqNum
     SeqNum(clock.wrapping_add(secret.hash(ISN, flow, 0) as u32))
 }
 
-/// The offset of the timestamp clock towards this peer. It does not depend on ports, so that a
-/// new connection between the same hosts continues the clock (RFC 6191).
+/// The offset of the timestamp clock for this peer. It does not depend on ports, so that a new
+/// connection between the same hosts continues the clock (RFC 6191).
 pub fn timestamp_offset(secret: &Secret, flow: &FlowKey) -> u32 {
     let mut hosts = *flow;
     hosts.local.set_port(0);

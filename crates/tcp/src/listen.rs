@@ -1,20 +1,20 @@
-//! What a segment means to a listener (RFC 9293 §3.10.7.2).
+//! Classification of segments that arrive at a listener (RFC 9293 §3.10.7.2).
 
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
-/// The answer of state LISTEN.
+/// The action of a listener in state LISTEN.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum ListenAnswer {
-    /// Nothing: a reset, a segment that opens nothing and acknowledges nothing, or a SYN with a FIN.
+    /// No answer: a reset, a segment that neither opens nor acknowledges anything, or a SYN with a FIN.
     Ignore,
-    /// It acknowledges what a listener never sent; but it may return a cookie.
+    /// It acknowledges something never sent; but it may return a cookie.
     Reset,
-    /// A connection begins.
+    /// A connection is opened.
     Open,
 }
 
-/// RFC 9293 §3.10.7.2: RST, ACK and SYN, in this order. The RFC would leave a FIN beside the SYN for
-/// its sender to repeat; as Linux, this takes it for a probe, which it is today.
+/// RFC 9293 §3.10.7.2: RST, ACK and SYN, in this order. The RFC would ignore a FIN beside the SYN until its sender
+/// repeats it; like Linux, this treats such a segment as a probe, which it nowadays is.
 pub fn judge_at_listener(header: &TcpHeader) -> ListenAnswer {
     let has = |flag| header.flags.contains(flag);
     if has(TcpFlags::RST) {

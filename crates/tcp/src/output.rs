@@ -1,4 +1,4 @@
-//! Which segment leaves next, and its header.
+//! Selection of the next segment to send, and its header.
 
 use arrayvec::ArrayVec;
 use portolan_types::{Handle, Instant, SeqNum};
@@ -18,19 +18,19 @@ use crate::state::State;
 use crate::timers::SendTimer;
 use crate::timestamps::Timestamps;
 
-/// Bytes that options may take in a SYN.
+/// Size of the option space in a TCP header.
 const MAX_OPTIONS: u16 = 40;
 
-/// A segment to send. The payload lies in two pieces of the connection's buffer.
+/// A segment to send. The payload lies in two slices of the connection's buffer.
 #[derive(Clone, Debug)]
 pub struct Segment<'a> {
     pub header: TcpHeader,
     pub payload: [&'a [u8]; 2],
-    /// Payload of each packet that the segment is to be cut into; 0 if it is a single one.
+    /// Payload of each packet that the device cuts the segment into; 0 if it is a single packet.
     pub segment_size: u16,
-    /// For the IP header.
+    /// ECN codepoint of the IP header.
     pub codepoint: Codepoint,
-    /// And for an option of it.
+    /// Demux handle for an IP option.
     pub handle: Option<Handle>,
 }
 
@@ -40,7 +40,7 @@ impl Segment<'_> {
     }
 }
 
-/// A RST that is due; without `ack` it answers a segment that carried an acknowledgement.
+/// A pending RST; without `ack` it answers a segment that carried an acknowledgement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Reset {
     pub(crate) seq: SeqNum,
@@ -50,7 +50,7 @@ pub(crate) struct Reset {
 encoding::fields!(Reset { seq, ack });
 
 impl Connection {
-    /// The next segment that is due; nothing once all are out.
+    /// Returns the next segment due, or nothing once all are sent.
     pub fn transmit(&mut self, now: Instant) -> Option<Segment<'_>> {
         if let Some(reset) = self.reset.take() {
             return Some(self.emit_reset(now, reset));
@@ -109,7 +109,7 @@ impl Connection {
         }
         if self.probe {
             self.probe = false;
-            // RFC 9293 §3.8.4 [SHLD-12]: a number the peer has acknowledged makes it answer.
+            // RFC 9293 §3.8.4 [SHLD-12]: an already acknowledged sequence number makes the peer answer.
             let header = self.header(now, self.send.una - 1, TcpFlags::ACK, false);
             return Some(self.acknowledgement(header));
         }
@@ -121,8 +121,8 @@ impl Connection {
         None
     }
 
-    /// Would [`Connection::transmit`] have something to look at? For callers that would have to
-    /// prepare for it.
+    /// Whether [`Connection::transmit`] might have something to send. For callers that must prepare
+    /// before they call it.
     pub fn has_output(&self) -> bool {
         let is_apart = matches!(
             self.state,
@@ -135,7 +135,7 @@ impl Connection {
         is_apart || has_to_tell || self.send.has_pending()
     }
 
-    /// Is all that [`Connection::has_output`] means an acknowledgement that may wait a moment for data to go with?
+    /// Whether the only pending output is an acknowledgement that may wait a moment for data to carry it.
     pub fn owes_acknowledgement(&self) -> bool {
         let is_synchronized = !matches!(
             self.state,
@@ -145,12 +145,12 @@ impl Connection {
         is_synchronized && !has_else && self.receive.ack_due() && self.receive.ack_may_wait()
     }
 
-    /// As [`Connection::has_output`], with what is sent when nothing else is.
+    /// Like [`Connection::has_output`], but includes path MTU probes, sent when nothing else is.
     pub fn may_transmit(&self) -> bool {
         self.has_output() || self.path.is_searching()
     }
 
-    /// What [`Connection::transmit`] does without output.
+    /// Does what [`Connection::transmit`] does when there is nothing to send.
     pub fn rest(&mut self, now: Instant) {
         self.timers.pace = Instant::FAR_FUTURE;
         self.on_idle(now);
@@ -176,7 +176,7 @@ impl Connection {
         Some(chunk)
     }
 
-    /// The next bytes, once their moment has come.
+    /// The next bytes to send, unless pacing holds them back.
     fn next_chunk(&mut self, now: Instant) -> Option<Chunk> {
         if !self.send.forced
             && let Some(at) = self.send.held_until(now, self.options.max_pacing)
@@ -187,14 +187,14 @@ impl Connection {
         let mut chunk = self.next_by_options(now)?;
         self.leave_room(&mut chunk);
         if self.announces_reduction(chunk) && chunk.len > self.send.mss {
-            // RFC 3168 §6.1.2: CWR goes with one packet only.
+            // RFC 3168 §6.1.2: CWR is set on one packet only.
             chunk.len = self.send.mss;
             chunk.fin = false;
         }
         Some(chunk)
     }
 
-    /// Each segment carries the option of active demultiplexing while there is one.
+    /// Shortens `chunk` by the option of active demultiplexing that each segment carries while there is one.
     fn leave_room(&self, chunk: &mut Chunk) {
         let room = self.send.mss.saturating_sub(self.demux_bytes()).max(1);
         if self.demux_bytes() > 0 && chunk.len > room {
@@ -215,8 +215,8 @@ impl Connection {
         if self.urgent_end.is_none() {
             return self.next_of_record(now);
         }
-        // RFC 9293 §3.8.5, as Linux: urgent data is not held back. Segments that the device cuts
-        // would all carry the first one's pointer.
+        // RFC 9293 §3.8.5, as Linux: urgent data is not held back. If the device segmented the chunk, all packets
+        // would carry the urgent pointer of the first.
         let options = self.unheld();
         let mss = self.send.mss;
         let chunk = self.send.next_chunk(now, &options)?;
@@ -228,10 +228,11 @@ impl Connection {
     }
 
     fn next_of_record(&mut self, now: Instant) -> Option<Chunk> {
-        let chunk = match self.send.is_record_complete() {
+        let chunk = if self.send.is_record_complete() {
             // As what urges, it is not held back.
-            true => self.send.next_chunk(now, &self.unheld()),
-            false => self.send.next_chunk(now, &self.options),
+            self.send.next_chunk(now, &self.unheld())
+        } else {
+            self.send.next_chunk(now, &self.options)
         };
         Some(self.send.within_record(chunk?))
     }
@@ -249,8 +250,8 @@ impl Connection {
         self.ecn.is_some() && self.send.cwr_pending && !chunk.retransmission && chunk.len > 0
     }
 
-    /// The urgent pointer of a segment at `seq`: to behind the urgent byte (BSD's reading, RFC
-    /// 6093 §2). What lies too far ahead is announced as far as the field reaches.
+    /// The urgent pointer of a segment at `seq`, which points behind the urgent byte (BSD's reading,
+    /// RFC 6093 §2). If the byte is too far ahead, the pointer has the largest value of the field.
     fn urgent_pointer(&self, seq: SeqNum) -> Option<u16> {
         let ahead = self.urgent_end?.distance(seq);
         (ahead > 0).then(|| u16::try_from(ahead).unwrap_or(u16::MAX))
@@ -258,7 +259,7 @@ impl Connection {
 
     // ---- timers ----
 
-    /// What is being waited for gets its timer.
+    /// Arms the timer of whatever the connection waits for.
     fn arm_waiting(&mut self, now: Instant) {
         self.send.note_drained();
         if self.timers.acknowledge == Instant::FAR_FUTURE
@@ -277,16 +278,16 @@ impl Connection {
         }
     }
 
-    /// A time-out for what is in flight (RFC 6298 §5.1), or a probe of its tail before that.
+    /// Arms the retransmission time-out of the data in flight (RFC 6298 §5.1), or an earlier tail loss probe.
     pub(crate) fn arm_retransmission(&mut self, now: Instant) {
         self.arm_timeout(now, after(now, self.send.rtt.rto_nanos()));
     }
 
-    /// RFC 8985 §7.2: a probe of the tail replaces the time-out that is due `at`, also where it would come later.
+    /// RFC 8985 §7.2: a tail loss probe replaces the time-out due `at`, even if the probe would come later.
     fn arm_timeout(&mut self, now: Instant, mut at: Instant) {
         let probe = self.tail_probe_at(now).map(|probe| probe.min(at));
         if let Some(timeout) = self.options.user_timeout {
-            // RFC 5482: do not sleep past the user's own limit.
+            // RFC 5482: do not sleep past the user timeout.
             at = at.min((self.send.stalled_since + timeout).max(now));
         }
         match probe {
@@ -300,12 +301,13 @@ impl Connection {
         Some(after(now, delay))
     }
 
-    /// RFC 8985 §7.2: each new transmission moves the probe, but not past the time-out of the oldest segment (Linux's
-    /// `tcp_rto_delta_us`), or a steady writer would never learn of a loss.
+    /// RFC 8985 §7.2: each transmission postpones the probe, but not past the time-out of the oldest segment (Linux's
+    /// `tcp_rto_delta_us`); otherwise a steady writer would never detect a loss.
     fn arm_for_transmission(&mut self, now: Instant) {
-        let at = match self.timers.runs(SendTimer::Retransmit) {
-            true => self.timers.send,
-            false => after(self.send.oldest_sent(now), self.send.rtt.rto_nanos()).max(now),
+        let at = if self.timers.runs(SendTimer::Retransmit) {
+            self.timers.send
+        } else {
+            after(self.send.oldest_sent(now), self.send.rtt.rto_nanos()).max(now)
         };
         self.arm_timeout(now, at);
     }
@@ -325,16 +327,17 @@ impl Connection {
             self.send.cwr_pending = false;
             flags = flags.with(TcpFlags::CWR);
         }
-        // RFC 3168 §6.1.5: what goes again is not to be marked.
+        // RFC 3168 §6.1.5: retransmissions must not be ECN-capable.
         let codepoint = match self.ecn {
             Some(_) if !chunk.retransmission && chunk.len > 0 => Codepoint::Ect0,
             _ => Codepoint::NotEct,
         };
         let header = self.header(now, chunk.seq, flags, chunk.len > 0);
         // What was lost may have been so for its options.
-        let handle = match chunk.retransmission {
-            true => None,
-            false => self.enclosed(),
+        let handle = if chunk.retransmission {
+            None
+        } else {
+            self.enclosed()
         };
         self.send.sent(chunk, now, &self.options);
         match self.timers.running() {
@@ -366,7 +369,7 @@ impl Connection {
         self.demux.as_ref().and_then(Demux::enclosed)
     }
 
-    /// A segment without text.
+    /// A segment without payload.
     fn acknowledgement(&self, header: TcpHeader) -> Segment<'static> {
         Segment {
             handle: self.enclosed(),
@@ -374,11 +377,11 @@ impl Connection {
         }
     }
 
-    /// The header counted one packet; the device makes more of a large segment.
+    /// Counts the packets of a large segment, of which the header has counted one; the device cuts it.
     fn count_packets(&mut self, len: u32) {
         let packets = match len {
             0 => 0,
-            // ChannelPool small messages the division.
+            // Spares small segments the division.
             len if len <= self.send.mss => 1,
             len => u64::from(len.div_ceil(self.send.mss)),
         };
@@ -386,7 +389,7 @@ impl Connection {
         self.counters.segments_out += packets.saturating_sub(1);
     }
 
-    /// A header that acknowledges all that arrived and offers the present window.
+    /// A header that acknowledges everything that arrived and offers the current window.
     fn header(&mut self, now: Instant, seq: SeqNum, flags: TcpFlags, text: bool) -> TcpHeader {
         let window = self.receive.offer(self.options.window_clamp) >> self.receive.scale;
         if window == 0 {
@@ -401,9 +404,10 @@ impl Connection {
             (Some(_), None) => 3,
             (None, None) => 4,
         };
-        let sack = match self.sack && !text {
-            true => self.receive.sack_blocks(blocks, &mut self.event_counters),
-            false => Default::default(),
+        let sack = if self.sack && !text {
+            self.receive.sack_blocks(blocks, &mut self.event_counters)
+        } else {
+            Default::default()
         };
         let flags = match &self.ecn {
             Some(ecn) if ecn.echo => flags.with(TcpFlags::ECE),
@@ -411,7 +415,8 @@ impl Connection {
         };
         self.receive.acknowledge(now, text);
         if !sack.is_empty() && self.receive.has_news() {
-            // Many segments may have come at once, and not all they changed fits here: the next segment goes on.
+            // Many segments may have arrived at once, and not all changed ranges fit: the next segment reports the
+            // rest.
             self.receive.want_ack(AckSchedule::Now);
         }
         self.timers.acknowledge = Instant::FAR_FUTURE;
@@ -437,8 +442,8 @@ impl Connection {
         }
     }
 
-    /// The SYN of an active open. The first carries a cookie and text (RFC 7413 §4.1.3); sent
-    /// again, it is a plain one.
+    /// The SYN of an active open. The first one carries a cookie and data (RFC 7413 §4.1.3);
+    /// retransmissions are plain SYNs.
     fn emit_opening(&mut self, now: Instant, iss: SeqNum, offer: Offer) -> Segment<'_> {
         let (mut cookie, mut len) = (None, 0);
         if self.send.retries == 0
@@ -492,11 +497,11 @@ impl Connection {
         } else {
             (TcpFlags::SYN, SeqNum(0))
         };
-        // RFC 3168 §6.1.1.1: who does not answer may stumble over the request.
+        // RFC 3168 §6.1.1.1: a peer that does not answer may have failed on the request.
         if offer.ecn && (answer || self.send.retries == 0) {
             flags = flags.with(Ecn::syn_flags(answer));
         }
-        // There is no room for both, and who does not answer may stumble over this, too.
+        // There is no room for both, and a peer that does not answer may have failed on this, too.
         let is_able = offer.handle_room > 0 && (answer || self.send.retries == 0);
         TcpHeader {
             source_port: self.local_port,
@@ -521,7 +526,7 @@ impl Connection {
     fn emit_reset(&mut self, now: Instant, reset: Reset) -> Segment<'_> {
         self.event_counters.count(Event::ResetOut);
         self.counters.segments_out += 1;
-        // RFC 7323 §3.2: a RST should carry them, too.
+        // RFC 7323 §3.2: a RST should carry timestamps, too.
         let timestamps = self.timestamps.as_ref().map(|t| t.field(now));
         let (ack, flags) = match reset.ack {
             Some(ack) => (ack, TcpFlags::RST.with(TcpFlags::ACK)),
@@ -546,7 +551,7 @@ fn after(moment: Instant, nanos: u64) -> Instant {
     Instant::from_nanos(moment.as_nanos().saturating_add(nanos))
 }
 
-/// A segment without text.
+/// A segment without payload.
 fn bare(header: TcpHeader) -> Segment<'static> {
     Segment {
         header,

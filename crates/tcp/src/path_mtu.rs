@@ -1,6 +1,5 @@
-//! Finding the size that a path carries when nobody tells it: segments that are never acknowledged
-//! grow smaller, and probes find out whether they may grow again (RFC 4821 §7, RFC 8899 §5; what
-//! Linux does with `tcp_mtu_probing` of 1).
+//! Path MTU discovery without ICMP: segments that are never acknowledged are made smaller, and probes
+//! find out whether they may grow again (RFC 4821 §7, RFC 8899 §5; as Linux with `tcp_mtu_probing` of 1).
 
 use core::time::Duration;
 
@@ -9,7 +8,7 @@ use portolan_types::{Instant, SeqNum};
 use crate::encoding;
 use crate::send::LARGEST_SEGMENT;
 
-/// Time-outs in a row that make a path a black hole (Linux's `tcp_retries1`).
+/// Consecutive time-outs after which a path counts as a black hole (Linux's `tcp_retries1`).
 pub(crate) const BLACK_HOLE_RETRIES: u32 = 3;
 /// Linux's `tcp_base_mss`, `tcp_mtu_probe_floor`, `tcp_probe_threshold` and `tcp_probe_interval`.
 const BASE: u32 = 1024;
@@ -17,7 +16,7 @@ const FLOOR: u32 = 48;
 const CLOSE_ENOUGH: u32 = 8;
 const SEARCH_AGAIN: Duration = Duration::from_secs(600);
 
-/// The search for the size of the path; none before the first black hole.
+/// The search for the path MTU; none before the first black hole.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PathMtu {
     search: Option<Search>,
@@ -28,14 +27,14 @@ encoding::fields!(PathMtu { search });
 /// Sizes are payloads of one segment.
 #[derive(Clone, Debug)]
 struct Search {
-    /// Gets through, as far as is known.
+    /// Largest size known to pass.
     low: u32,
-    /// Not known to be too large.
+    /// Largest size not known to be too large.
     high: u32,
-    /// What the handshake agreed on, or the path has told since.
+    /// The size agreed in the handshake, or reported by the path since.
     most: u32,
     probe: Option<Probe>,
-    /// When a search that has ended begins anew.
+    /// When a completed search starts again.
     again: Instant,
 }
 
@@ -47,7 +46,7 @@ encoding::fields!(Search {
     again
 });
 
-/// The segment that tries a size.
+/// A segment that probes a size.
 #[derive(Clone, Copy, Debug)]
 struct Probe {
     end: SeqNum,
@@ -57,7 +56,7 @@ struct Probe {
 encoding::fields!(Probe { end, size });
 
 impl PathMtu {
-    /// Segments of `mss` vanish. Returns what to try instead (Linux's `tcp_mtu_probing`).
+    /// Segments of `mss` are not acknowledged. Returns the size to try instead (Linux's `tcp_mtu_probing`).
     pub(crate) fn on_black_hole(&mut self, mss: u32, now: Instant) -> u32 {
         let low = match &self.search {
             None => BASE.min(mss),
@@ -74,7 +73,7 @@ impl PathMtu {
         low
     }
 
-    /// A router told the size (RFC 1191, RFC 8201).
+    /// A router reported the size (RFC 1191, RFC 8201).
     pub(crate) fn on_told(&mut self, mss: u32) {
         if let Some(search) = &mut self.search {
             search.most = mss;
@@ -84,8 +83,7 @@ impl PathMtu {
         }
     }
 
-    /// The size that a probe should try now; none while one is on its way or nothing is left to
-    /// be found.
+    /// The size to probe now; none while a probe is in flight or the search is complete.
     pub(crate) fn wanted(&mut self, now: Instant) -> Option<u32> {
         let search = self.search.as_mut()?;
         if search.probe.is_some() {
@@ -106,14 +104,14 @@ impl PathMtu {
         self.search.is_some()
     }
 
-    /// A probe of `size` ends at `end`.
+    /// A probe of `size` that ends at `end` was sent.
     pub(crate) fn sent(&mut self, end: SeqNum, size: u32) {
         if let Some(search) = &mut self.search {
             search.probe = Some(Probe { end, size });
         }
     }
 
-    /// All before `una` is acknowledged. Returns the size of a probe that got through.
+    /// Everything before `una` is acknowledged. Returns the size of a probe that was delivered.
     pub(crate) fn on_ack(&mut self, una: SeqNum) -> Option<u32> {
         let search = self.search.as_mut()?;
         let probe = search.probe.take_if(|probe| una.at_or_after(probe.end))?;
@@ -121,7 +119,7 @@ impl PathMtu {
         Some(probe.size)
     }
 
-    /// Something was lost while a probe was on its way: taken for the probe, for the others were
+    /// A segment was lost while a probe was in flight: taken for the probe, since the others were
     /// known to fit.
     pub(crate) fn on_loss(&mut self) {
         if let Some(search) = &mut self.search
@@ -148,7 +146,7 @@ impl PathMtu {
 mod tests {
     use super::*;
 
-    /// Searches on a path that carries `limit`; returns the sizes that got through.
+    /// Searches on a path that carries `limit`; returns the sizes that were delivered.
     fn search(path: &mut PathMtu, limit: u32, now: Instant) -> Vec<u32> {
         let mut found = Vec::new();
         let mut end = SeqNum(0);

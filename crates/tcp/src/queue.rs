@@ -1,5 +1,5 @@
-//! The receive queue: a ring that takes what arrives and, before it, what an earlier holder of the
-//! session left unread, which is read where it lies. What that holder had out of order lies there, too.
+//! The receive queue: a ring for arriving bytes, preceded by bytes that an earlier holder of the session left
+//! unread, which are read in place. That holder's out-of-order bytes stay in place, too.
 
 use core::fmt;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ mod ooo_ranges;
 pub(crate) use ooo_ranges::OooRange;
 use ooo_ranges::OooRanges;
 
-/// A memory that was handed on with the session, and which part of it is unread: perhaps none, if all it
-/// has came out of order.
+/// Memory handed over with the session, and its unread part, which is empty if all bytes in it arrived out of
+/// order.
 #[derive(Clone)]
 pub struct HandoffBuffer {
     memory: Arc<dyn Memory>,
@@ -24,7 +24,7 @@ pub struct HandoffBuffer {
 }
 
 impl HandoffBuffer {
-    /// `length` bytes of `memory` from `start` on; `None` if it has not as many.
+    /// The part of `length` bytes of `memory` at `start`; `None` if the memory is shorter.
     pub fn new(memory: Arc<dyn Memory>, start: usize, length: usize) -> Option<HandoffBuffer> {
         let end = start.checked_add(length)?;
         let has_them = end <= memory.bytes().len();
@@ -35,17 +35,17 @@ impl HandoffBuffer {
         &*self.memory
     }
 
-    /// Where in its memory the unread bytes begin.
+    /// Where the unread bytes begin in the memory.
     pub fn start(&self) -> usize {
         self.start
     }
 
-    /// How many they are.
+    /// Number of unread bytes.
     pub fn length(&self) -> usize {
         self.end - self.start
     }
 
-    /// All that lies in its memory from there on, holes among it.
+    /// All bytes of the memory from there on, including holes.
     pub fn bytes_aside(&self) -> usize {
         self.memory.bytes().len() - self.start
     }
@@ -54,7 +54,7 @@ impl HandoffBuffer {
         &self.memory.bytes()[self.start..self.end]
     }
 
-    /// Are `bytes` those that were read from it last? Then they are unread again.
+    /// Makes `bytes` unread again if they are the bytes read from it last; returns whether they were.
     fn rewind(&mut self, bytes: &[u8]) -> bool {
         let before = &self.memory.bytes()[..self.start];
         let fits = before.ends_with(bytes);
@@ -71,11 +71,11 @@ impl fmt::Debug for HandoffBuffer {
     }
 }
 
-/// Offsets count from the next byte that is read.
+/// Offsets count from the next byte to be read.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     handoff: Option<HandoffBuffer>,
-    /// In the memory of the prefix.
+    /// Out-of-order bytes in the memory of `handoff`.
     ooo_ranges: OooRanges,
     ring: ByteRing,
 }
@@ -96,7 +96,7 @@ impl Queue {
         self.ring.span()
     }
 
-    /// Bytes before the ring.
+    /// Bytes that precede the ring.
     fn before(&self) -> usize {
         self.handoff.as_ref().map_or(0, HandoffBuffer::length)
     }
@@ -125,7 +125,7 @@ impl Queue {
         self.ring.extend(count);
     }
 
-    /// Copies to the ring what is elsewhere of the next `count` bytes.
+    /// Copies to the ring those of its next `count` bytes that lie in the handed-over memory.
     fn land(&mut self, count: usize) {
         let Queue {
             handoff: Some(handoff),
@@ -142,14 +142,14 @@ impl Queue {
         self.drop_used_up();
     }
 
-    /// The memory goes once nothing in it is of use.
+    /// Releases the handed-over memory once nothing in it is needed.
     fn drop_used_up(&mut self) {
         if self.before() == 0 && self.ooo_ranges.is_empty() {
             self.handoff = None;
         }
     }
 
-    /// Copies readable bytes from `offset` on; returns how many.
+    /// Copies readable bytes, starting at `offset`; returns their number.
     pub(crate) fn copy_out(&self, offset: usize, out: &mut [u8]) -> usize {
         let Some(handoff) = &self.handoff else {
             return self.ring.copy_out(offset, out);
@@ -161,7 +161,7 @@ impl Queue {
         first.len() + self.ring.copy_out(behind, &mut out[first.len()..])
     }
 
-    /// One byte of those that arrived.
+    /// The byte at `offset`, if it has arrived.
     pub(crate) fn byte(&self, offset: usize) -> Option<u8> {
         let Some(behind) = offset.checked_sub(self.before()) else {
             return self.handoff.as_ref()?.bytes().get(offset).copied();
@@ -197,7 +197,7 @@ impl Queue {
         self.ooo_ranges.shift(-(data.len() as i64));
     }
 
-    /// All that has arrived, each piece with its offset; where they overlap the later ones count.
+    /// Everything that has arrived, in pieces with their offsets; where pieces overlap the later one counts.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = (usize, &[u8])> {
         let before = self.before();
         let handoff = self.handoff.as_ref().map(|handoff| (0, handoff.bytes()));
@@ -212,13 +212,13 @@ impl Queue {
         self.handoff.as_ref()
     }
 
-    /// Puts bytes in front that are not in the ring; also those that are out of order may lie there.
+    /// Puts handed-over bytes before those of the ring; out-of-order bytes may lie in the same memory.
     pub(crate) fn lead_with(&mut self, handoff: HandoffBuffer) {
         self.handoff = Some(handoff);
         self.drop_used_up();
     }
 
-    /// All is read from `memory` from now on, which has a copy: `ooo_ranges` are what came out of order.
+    /// Reads everything from `memory`, which holds a copy, from now on; `ooo_ranges` arrived out of order.
     pub(crate) fn replace(
         &mut self,
         memory: Arc<dyn Memory>,
@@ -237,19 +237,19 @@ impl Queue {
         self.drop_used_up();
     }
 
-    /// Drops everything and its memory.
+    /// Drops all bytes and releases the memory.
     pub(crate) fn release(&mut self) {
         *self = Queue::default();
     }
 
-    /// Whether the bytes that lie elsewhere do.
+    /// Whether the out-of-order ranges lie within their memory.
     pub(crate) fn is_consistent(&self) -> bool {
         let readable = self.ring.len();
         self.ooo_ranges.is_consistent(readable, self.memory()) && self.span() <= LARGEST
     }
 }
 
-/// Its ring, and where bytes out of order lie: what is read elsewhere travels by itself.
+/// Encodes the ring and the positions of out-of-order bytes; handed-over memory travels separately.
 impl Encoded for Queue {
     fn put(&self, out: &mut Writer) {
         self.ring.put(out);

@@ -23,12 +23,12 @@ const ACK_DELAY: Duration = Duration::from_millis(40);
 const ACK_DELAY_MAX: Duration = Duration::from_millis(200);
 /// Linux's `TCP_MAX_QUICKACKS`: acknowledgements sent at once before the pattern is known.
 const QUICK_ACKS: u8 = 16;
-/// What a peer's full segment holds until one was seen (RFC 9293 §3.7.1; Linux's
+/// Payload of the peer's full segments until one was seen (RFC 9293 §3.7.1; Linux's
 /// `tcp_initialize_rcv_mss`).
 const ASSUMED_SEGMENT: u32 = 536;
 /// Linux's `TCP_INIT_CWND`, segments.
 const INITIAL_WINDOW: usize = 10;
-/// No buffer has as many bytes.
+/// A value of `stay_behind` that no buffer length reaches.
 const NOTHING_STAYS: usize = usize::MAX;
 /// RFC 7323 §2.3.
 pub(crate) const MAX_SCALE: u8 = 14;
@@ -49,17 +49,17 @@ encoding::variants!(AckSchedule {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Receiver {
-    /// Next byte expected.
+    /// Sequence number of the next expected byte.
     pub(crate) nxt: SeqNum,
     /// Right edge of the window offered so far; it never moves left (RFC 9293 §3.8.6 [SHLD-14]).
     edge: SeqNum,
-    /// What the last segment sent acknowledged.
+    /// The acknowledgement number sent last.
     pub(crate) acknowledged: SeqNum,
     pub(crate) buffer: Queue,
     assembler: Assembler,
     /// Sequence number of the peer's FIN, once known.
     fin: Option<SeqNum>,
-    /// Shift of the windows that this side sends.
+    /// Window scale shift of the windows sent by this side.
     pub(crate) scale: u8,
     /// Payload of the peer's full segments.
     pub(crate) mss: u32,
@@ -67,28 +67,29 @@ pub(crate) struct Receiver {
     limit_max: usize,
     autotune: bool,
     need: AckSchedule,
-    /// The largest payload the peer has put into one segment.
+    /// The largest payload received in one segment.
     pub(crate) segment: u32,
-    /// Acknowledgements to send at once before they may wait.
+    /// Acknowledgements to send immediately before they may be delayed.
     quickack: u8,
-    /// The peers take turns: acknowledgements ride on answers.
+    /// Interactive session: acknowledgements are carried by the user's answers.
     pub(crate) pingpong: bool,
-    /// How long an acknowledgement waits, by the pace of arrivals (Linux's `ato`); zero before the
-    /// first.
+    /// How long an acknowledgement is delayed, adapted to the rate of arrivals (Linux's `ato`); zero
+    /// before the first.
     ato: Duration,
     pub(crate) urgent: Option<Urgent>,
-    /// Sequence space that arrived in order, and segments that did not.
+    /// Sequence space that arrived in order, and the number of segments that arrived out of order.
     pub(crate) received: u64,
     pub(crate) out_of_order: u64,
-    /// A range that arrived twice (RFC 2883).
+    /// A range that was received twice (RFC 2883).
     duplicate: Option<(SeqNum, SeqNum)>,
     tuning: Tuning,
     pub(crate) last_data: Instant,
-    /// Of shared buffers, which do not travel: bytes that the program has and has not given back count against the window.
+    /// Bytes of shared buffers that the program has not returned yet. They count against the window and are not
+    /// encoded.
     lent: usize,
-    /// The payload of the next segment may stay with whoever has its frame if the buffer has so many bytes.
+    /// The payload of the next segment may stay in its frame if the buffer then holds this many bytes.
     stay_behind: usize,
-    /// Bytes of it that do.
+    /// Bytes of the last payload that stay in their frame.
     staying: usize,
 }
 
@@ -121,14 +122,14 @@ encoding::fields!(Receiver {
     staying: 0
 });
 
-/// Dynamic right-sizing: the buffer follows what the application takes in a round trip.
+/// Dynamic right-sizing: the buffer follows what the application reads in a round trip.
 #[derive(Clone, Debug, Default)]
 struct Tuning {
     since: Instant,
     copied: usize,
-    /// The most taken in one round trip.
+    /// The most read in one round trip.
     space: usize,
-    /// Round trip by the time a window's worth takes to arrive; zero before the first.
+    /// Round trip estimated from the time a whole window takes to arrive; zero before the first.
     rtt: Duration,
     window_end: SeqNum,
     window_since: Instant,
@@ -143,7 +144,7 @@ encoding::fields!(Tuning {
     window_since
 });
 
-/// What a segment's text did.
+/// The effect of a segment's payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct AcceptedPayload {
     /// Bytes became readable.
@@ -183,7 +184,7 @@ impl Receiver {
         }
     }
 
-    /// The smallest shift that lets the largest buffer be offered (RFC 7323 §2.3).
+    /// The smallest shift with which the largest buffer can be offered (RFC 7323 §2.3).
     pub(crate) fn wanted_scale(&self, clamp: Option<u32>) -> u8 {
         let largest = self.limit_max.min(most(clamp));
         (0..MAX_SCALE)
@@ -191,27 +192,27 @@ impl Receiver {
             .unwrap_or(MAX_SCALE)
     }
 
-    /// The peer's SYN carried `irs`; SYN segments offer an unscaled window.
+    /// The peer's SYN carried `irs`; windows in SYN segments are unscaled.
     pub(crate) fn synchronize(&mut self, irs: SeqNum, clamp: Option<u32>, now: Instant) {
         let offered = self.offer_unscaled(clamp);
         self.nxt = irs + 1;
         self.acknowledged = self.nxt;
         self.edge = self.nxt + u32::from(offered);
-        // As if it were text, as Linux counts from the handshake.
+        // The SYN counts as data here; Linux counts from the handshake, too.
         self.last_data = now;
         self.tuning.since = now;
         self.tuning.window_end = self.edge;
         self.tuning.window_since = now;
     }
 
-    /// The first window is what the buffer grows from (Linux's `tcp_init_buffer_space`).
+    /// The buffer grows from the first window (Linux's `tcp_init_buffer_space`).
     pub(crate) fn start_tuning(&mut self) {
         self.tuning.space = self.limit.min(INITIAL_WINDOW * self.mss as usize);
     }
 
     // ---- the window ----
 
-    /// The window of a SYN; what an earlier SYN offered stays offered (RFC 9293 §3.8.6).
+    /// The window of a SYN; at least the window that an earlier SYN offered (RFC 9293 §3.8.6).
     pub(crate) fn offer_unscaled(&mut self, clamp: Option<u32>) -> u16 {
         let first = self.limit.min(most(clamp)).min(0xffff) as u32;
         let window = self.offered().max(first);
@@ -223,7 +224,7 @@ impl Receiver {
     pub(crate) fn offer(&mut self, clamp: Option<u32>) -> u32 {
         let offered = self.offered();
         let wanted = self.wanted(clamp);
-        // RFC 9293 §3.8.6.2.2 [MUST-39]: no small steps of the edge.
+        // RFC 9293 §3.8.6.2.2 [MUST-39]: the edge does not move in small steps.
         let step = (self.limit / 2).min(self.mss as usize) as u32;
         let granule = (1u32 << self.scale) - 1;
         if wanted > offered && wanted - offered >= step {
@@ -233,11 +234,11 @@ impl Receiver {
                 return window;
             }
         }
-        // Rounding up by less than a granule would promise more than before.
+        // Rounding up, even by less than a granule, would offer more than before.
         offered & !granule
     }
 
-    /// What is left of the window offered last.
+    /// The unused part of the window offered last.
     pub(crate) fn offered(&self) -> u32 {
         if self.nxt.before(self.edge) {
             self.edge - self.nxt
@@ -254,20 +255,20 @@ impl Receiver {
             .min(1 << 30)
     }
 
-    /// RFC 9293 §3.10.7.4, first, read as Linux does: some part between what was acknowledged and
-    /// the edge, a segment that just touches it included.
+    /// RFC 9293 §3.10.7.4, first, read as Linux does: some part of the segment lies between the
+    /// acknowledged number and the edge; a segment that just touches this range is acceptable, too.
     pub(crate) fn acceptable(&self, seq: SeqNum, end: SeqNum) -> bool {
         end.at_or_after(self.acknowledged) && seq.at_or_before(self.edge)
     }
 
-    /// Whether `seq` is a number the peer may still use (RFC 5961 §3.2).
+    /// Whether `seq` is a sequence number that the peer may still use (RFC 5961 §3.2).
     pub(crate) fn in_window(&self, seq: SeqNum) -> bool {
         seq.at_or_after(self.nxt) && (seq.before(self.edge) || seq == self.nxt)
     }
 
     // ---- arrival ----
 
-    /// Whether `len` bytes at `seq` are exactly what comes next, with room for them.
+    /// Whether `len` bytes at `seq` are exactly the next expected bytes and fit the window.
     pub(crate) fn is_next(&self, seq: SeqNum, len: usize) -> bool {
         seq == self.nxt
             && len <= self.offered() as usize
@@ -275,7 +276,7 @@ impl Receiver {
             && self.fin.is_none()
     }
 
-    /// The next bytes arrived, in order and with room: the fast path.
+    /// Appends the next bytes, which are in order and fit the window: the fast path.
     pub(crate) fn append(&mut self, now: Instant, payload: &[u8], rtt: &RttEstimator) {
         self.note_text(now, payload.len(), rtt);
         let may_stay = self.stay_behind != NOTHING_STAYS;
@@ -298,7 +299,7 @@ impl Receiver {
         }
     }
 
-    /// What arrivals tell of the peer's segments and pace (Linux's `tcp_measure_rcv_mss` and
+    /// Learns the peer's segment size and rate from arriving data (Linux's `tcp_measure_rcv_mss` and
     /// `tcp_event_data_recv`).
     fn note_text(&mut self, now: Instant, len: usize, rtt: &RttEstimator) {
         self.segment = self
@@ -314,7 +315,7 @@ impl Receiver {
         } else if gap < self.ato {
             self.ato = (self.ato / 2 + gap).min(rtt.rto());
         } else if gap > rtt.rto() {
-            // The peer starts anew: its window grows faster with every acknowledgement.
+            // The peer restarts from idle: its window grows faster with every acknowledgement.
             self.be_quick();
         }
     }
@@ -324,7 +325,7 @@ impl Receiver {
         self.quickack = self.quickack.max(count as u8);
     }
 
-    /// What came was not new: the peer needs to hear often where this side is (Linux's
+    /// The segment brought nothing new: the peer needs frequent acknowledgements (Linux's
     /// `tcp_enter_quickack_mode`).
     fn enter_quickack(&mut self) {
         self.be_quick();
@@ -332,8 +333,8 @@ impl Receiver {
         self.ato = ACK_DELAY;
     }
 
-    /// `TCP_QUICKACK`: what is due leaves now, and answers are not waited for until the peers take
-    /// turns again.
+    /// `TCP_QUICKACK`: a pending acknowledgement is sent now, and later ones do not wait for answers
+    /// until the session is interactive again.
     pub(crate) fn ack_quickly(&mut self) {
         self.pingpong = false;
         if self.need == AckSchedule::Delayed {
@@ -341,12 +342,12 @@ impl Receiver {
         }
     }
 
-    /// `TCP_QUICKACK` off.
+    /// Clears `TCP_QUICKACK`.
     pub(crate) fn ack_lazily(&mut self) {
         self.pingpong = true;
     }
 
-    /// The delay is over and nothing took the acknowledgement along (Linux's
+    /// The delay has expired and no segment carried the acknowledgement (Linux's
     /// `tcp_delack_timer_handler`).
     pub(crate) fn on_delay_expired(&mut self, rtt: &RttEstimator) {
         if self.pingpong {
@@ -358,7 +359,7 @@ impl Receiver {
         self.want_ack(AckSchedule::Now);
     }
 
-    /// RFC 9293 §3.10.7.4, seventh and eighth: text and FIN of an acceptable segment.
+    /// RFC 9293 §3.10.7.4, seventh and eighth: payload and FIN of an acceptable segment.
     pub(crate) fn arrive(
         &mut self,
         now: Instant,
@@ -371,7 +372,7 @@ impl Receiver {
         let end = seq + payload.len() as u32;
         if fin && self.fin.is_none() && end.at_or_after(self.nxt) && end.at_or_before(self.edge) {
             self.fin = Some(end);
-            // As Linux: what seemed to follow the FIN never was.
+            // As Linux: data beyond the FIN is discarded.
             self.assembler.truncate(end);
         }
         if !payload.is_empty() || fin {
@@ -392,13 +393,13 @@ impl Receiver {
         AcceptedPayload { readable, finished }
     }
 
-    /// Keeps the part of `payload` that is new and inside the window.
+    /// Stores the part of `payload` that is new and inside the window.
     fn store(&mut self, seq: SeqNum, payload: &[u8]) {
         let end = seq + payload.len() as u32;
         let start = seq.max(self.nxt);
         let stop = end.min(self.fin.map_or(self.edge, |fin| fin.min(self.edge)));
         if !start.before(stop) {
-            // All of it is old, or beyond the window.
+            // All of it was received before, or lies beyond the window.
             if seq.before(self.nxt) && seq != end {
                 self.duplicate = Some((seq, end.min(self.nxt)));
                 self.enter_quickack();
@@ -407,7 +408,7 @@ impl Receiver {
             return;
         }
         if self.assembler.covers(start, stop) {
-            // RFC 2883 §4: the range that holds the duplicate is told next to it.
+            // RFC 2883 §4: the range that contains the duplicate is reported after it.
             self.assembler.note(start);
             self.duplicate = Some((start, stop));
             self.want_ack(AckSchedule::Now);
@@ -417,7 +418,7 @@ impl Receiver {
             self.duplicate = Some((seq, self.nxt));
             self.want_ack(AckSchedule::Now);
         } else if let Some(kept) = self.assembler.first_overlap(start, stop) {
-            // Linux, too, tells of the first such range only.
+            // Like Linux, reports only the first such range.
             self.duplicate = Some(kept);
         }
         let text = &payload[(start - seq) as usize..(stop - seq) as usize];
@@ -439,7 +440,7 @@ impl Receiver {
         let reached = self.assembler.advance(stop);
         self.buffer.extend((reached - self.nxt) as usize);
         self.nxt = reached;
-        // RFC 5681 §4.2: at once when a gap is filled.
+        // RFC 5681 §4.2: acknowledge at once when a gap is filled.
         self.want_ack(if fills_gap {
             AckSchedule::Now
         } else {
@@ -447,7 +448,7 @@ impl Receiver {
         });
     }
 
-    /// `len` bytes at `seq` lie outside the window: the peer must hear where it is.
+    /// `len` bytes at `seq` lie outside the window: the peer must be told where it is.
     pub(crate) fn reject(&mut self, seq: SeqNum, len: u32) {
         if len > 0 && (seq + len).at_or_before(self.nxt) {
             self.duplicate = Some((seq, seq + len));
@@ -466,8 +467,8 @@ impl Receiver {
         self.need != AckSchedule::None
     }
 
-    /// Whether an acknowledgement by itself is due: RFC 9293 §3.8.6.3 wants one for at least
-    /// every second full segment [SHLD-19]. A full one is the largest seen, as on Linux.
+    /// Whether an acknowledgement without data is due: RFC 9293 §3.8.6.3 requires one for at least
+    /// every second full segment [SHLD-19]. As on Linux, full means the largest size seen.
     pub(crate) fn ack_due(&self) -> bool {
         match self.need {
             AckSchedule::None => false,
@@ -476,13 +477,13 @@ impl Receiver {
         }
     }
 
-    /// Whether the acknowledgement that is due is so only because more than one full segment has come, not two.
-    /// RFC 9293 wants one for every second; Linux sends it a little earlier.
+    /// Whether the acknowledgement is due only because more than one full segment, but not two, has arrived. RFC 9293
+    /// requires one for every second segment; Linux sends it slightly earlier.
     pub(crate) fn ack_may_wait(&self) -> bool {
         self.need == AckSchedule::Delayed && self.nxt - self.acknowledged < 2 * self.segment
     }
 
-    /// When a delayed acknowledgement must leave (Linux's `tcp_send_delayed_ack`).
+    /// When a delayed acknowledgement must be sent (Linux's `tcp_send_delayed_ack`).
     pub(crate) fn ack_deadline(&self, now: Instant, rtt: &RttEstimator) -> Option<Instant> {
         (self.need == AckSchedule::Delayed).then(|| now + self.ack_delay(rtt))
     }
@@ -494,22 +495,22 @@ impl Receiver {
         self.ato.clamp(ACK_DELAY, longest)
     }
 
-    /// The round trip by the time a window's worth takes to arrive; zero before the first.
+    /// The round trip estimated from the time a whole window takes to arrive; zero before the first.
     pub(crate) fn measured_rtt(&self) -> Duration {
         self.tuning.rtt
     }
 
-    /// The most taken in one round trip.
+    /// The most read in one round trip.
     pub(crate) fn space(&self) -> u32 {
         u32::try_from(self.tuning.space).unwrap_or(u32::MAX)
     }
 
-    /// `tcpi_ato`.
+    /// The value of `tcpi_ato`.
     pub(crate) fn ato(&self) -> Duration {
         self.ato
     }
 
-    /// A segment that acknowledges `nxt` leaves; `data` if it carries text.
+    /// A segment that acknowledges `nxt` is sent; `data` if it carries payload.
     pub(crate) fn acknowledge(&mut self, now: Instant, data: bool) {
         if data && now.since(self.last_data) < self.ato {
             self.pingpong = true;
@@ -524,12 +525,12 @@ impl Receiver {
         self.acknowledged = self.nxt;
     }
 
-    /// Whether the next acknowledgement is due at once and tells of bytes out of order.
+    /// Whether the next acknowledgement is due at once and reports out-of-order data.
     pub(crate) fn has_report(&self) -> bool {
         self.need == AckSchedule::Now && (!self.assembler.is_empty() || self.duplicate.is_some())
     }
 
-    /// Is there anything out of order that the peer was not told of?
+    /// Whether any out-of-order data has not been reported to the peer.
     pub(crate) fn has_news(&self) -> bool {
         self.assembler.has_news()
     }
@@ -553,8 +554,8 @@ impl Receiver {
 
     // ---- shared buffers ----
 
-    /// The next payload, if it comes in order, is to be left where it is, as long as the buffer has `behind` bytes. Until
-    /// [`Receiver::stay`] tells how much of it was.
+    /// Leaves the next payload in its frame, if it arrives in order while the buffer holds `behind` bytes. Ends with
+    /// [`Receiver::stay`], which returns how much of it was left.
     pub(crate) fn let_stay(&mut self, behind: usize) {
         self.stay_behind = behind;
     }
@@ -564,7 +565,7 @@ impl Receiver {
         self.staying = count;
         self.lent += count;
         if self.autotune {
-            // What a reader has at a time is not to be missing from the window of a round trip.
+            // Bytes held by the reader must not reduce the window of a round trip.
             let room = self
                 .tuning
                 .space
@@ -579,7 +580,7 @@ impl Receiver {
         std::mem::take(&mut self.staying)
     }
 
-    /// What was left where it is comes into the buffer, behind its first `behind` bytes.
+    /// Stores bytes left in their frames behind the first `behind` bytes of the buffer.
     pub(crate) fn take_back<'a>(
         &mut self,
         behind: usize,
@@ -595,13 +596,13 @@ impl Receiver {
         self.buffer.unread(&first);
     }
 
-    /// The program has taken so many bytes that were left where they are.
+    /// The program has received `count` bytes that were left in their frames.
     pub(crate) fn note_taken(&mut self, now: Instant, count: usize, srtt: Option<Duration>) {
         self.tuning.copied += count;
         self.tune(now, srtt);
     }
 
-    /// The program has given bytes back.
+    /// The program has returned `count` bytes.
     pub(crate) fn give_back(&mut self, count: usize) {
         self.lent = self.lent.saturating_sub(count);
     }
@@ -632,7 +633,7 @@ impl Receiver {
         count
     }
 
-    /// Puts bytes back that were read last; the application has not taken them.
+    /// Puts back the bytes read last, which the application has not consumed.
     pub(crate) fn unread(&mut self, bytes: &[u8]) {
         self.buffer.unread(bytes);
         self.tuning.copied = self.tuning.copied.saturating_sub(bytes.len());
@@ -655,7 +656,7 @@ impl Receiver {
         count
     }
 
-    /// Copies readable bytes from `offset` on.
+    /// Copies readable bytes, starting at `offset`.
     pub(crate) fn peek(&self, offset: usize, out: &mut [u8], place: UrgentMark) -> usize {
         let Span { skip, len } = self.span(place);
         let room = out.len().min(len.saturating_sub(offset));
@@ -678,34 +679,34 @@ impl Receiver {
         }
     }
 
-    /// Number of the byte that is read next.
+    /// Sequence number of the next byte to be read.
     fn head(&self) -> SeqNum {
         self.nxt - u32::from(self.fin_consumed()) - self.buffer.len() as u32
     }
 
     // ---- urgent data ----
 
-    /// The peer's urgent pointer names the byte `seq` (Linux's `tcp_check_urg`). True if that is
-    /// news.
+    /// The peer's urgent pointer names the byte `seq` (Linux's `tcp_check_urg`). Returns true if the
+    /// mark is new.
     pub(crate) fn mark_urgent(&mut self, seq: SeqNum, place: UrgentMark) -> bool {
         let known = self.urgent.is_some_and(|u| seq.at_or_before(u.seq));
         if seq.before(self.nxt) || known || self.fin.is_some() {
             return false;
         }
         if self.is_at_mark() && place == UrgentMark::Aside && self.buffer.len() > 0 {
-            // The byte of the earlier mark, if nobody has taken it, is lost.
+            // The byte of the earlier mark is lost if it was not read.
             self.buffer.consume(1);
         }
         self.urgent = Some(Urgent { seq, taken: false });
         true
     }
 
-    /// `SIOCATMARK`.
+    /// Whether the reader is at the urgent mark (`SIOCATMARK`).
     pub(crate) fn is_at_mark(&self) -> bool {
         self.urgent.is_some_and(|urgent| urgent.seq == self.head())
     }
 
-    /// Whether an urgent byte is here that nobody has taken out of band.
+    /// Whether an urgent byte has arrived that was not read out of band.
     pub(crate) fn has_urgent(&self) -> bool {
         self.urgent
             .is_some_and(|urgent| !urgent.taken && self.urgent_offset(urgent).is_some())
@@ -717,7 +718,7 @@ impl Receiver {
         (here && offset < self.buffer.span()).then_some(offset)
     }
 
-    /// The urgent byte, if it is here.
+    /// The urgent byte, if it has arrived.
     pub(crate) fn urgent_byte(&self) -> Option<u8> {
         let offset = self.urgent_offset(self.urgent?)?;
         self.buffer.byte(offset)
@@ -735,8 +736,8 @@ impl Receiver {
         }
     }
 
-    /// Whether the reader freed so much that the peer should hear of it: the window at least
-    /// doubles, as on Linux, and does not last for two more round trips anyway.
+    /// Whether the reader has freed enough to send a window update: the window at least doubles, as
+    /// on Linux, and would not last for two more round trips anyway.
     pub(crate) fn window_update_due(&self, clamp: Option<u32>) -> bool {
         let (offered, wanted) = (self.offered(), self.wanted(clamp));
         let plenty = self.tuning.space.saturating_mul(2);
@@ -749,7 +750,7 @@ impl Receiver {
         self.limit
     }
 
-    /// The user's own size: auto-tuning ends.
+    /// Sets the size chosen by the user: auto-tuning ends.
     pub(crate) fn set_limit(&mut self, bytes: usize) {
         self.limit = bytes;
         self.autotune = false;
@@ -759,8 +760,8 @@ impl Receiver {
         self.fin.is_some_and(|fin| self.nxt.after(fin))
     }
 
-    /// All that has arrived lies in `memory`, too, and is read there from now on; `false` if it has another
-    /// number of bytes.
+    /// Reads everything that has arrived from `memory`, which holds a copy, from now on. Returns false if its length
+    /// differs.
     pub(crate) fn set_aside(&mut self, memory: Arc<dyn Memory>) -> bool {
         let fits = memory.bytes().len() == self.buffer.span();
         if fits {
@@ -775,7 +776,7 @@ impl Receiver {
         fits
     }
 
-    /// Gives memory back when all was read.
+    /// Releases the memory if everything was read.
     pub(crate) fn release_buffers(&mut self) {
         if self.buffer.len() == 0 {
             self.buffer.release();
@@ -783,13 +784,13 @@ impl Receiver {
         self.assembler.clear();
     }
 
-    /// Nothing will arrive any more: what came out of order is of no use.
+    /// Nothing more will arrive: out-of-order data is of no use.
     pub(crate) fn stop(&mut self) {
         self.assembler.clear();
         self.need = AckSchedule::None;
     }
 
-    /// Time in which a whole window arrived bounds the round trip from above.
+    /// The time in which a whole window arrives is an upper bound of the round trip.
     fn measure(&mut self, now: Instant) {
         if self.nxt.before(self.tuning.window_end) {
             return;
@@ -802,8 +803,8 @@ impl Receiver {
         self.tuning.window_since = now;
     }
 
-    /// Linux's `tcp_rcv_space_adjust`: room for twice what was taken in the last round trip, and
-    /// more while that grows.
+    /// Linux's `tcp_rcv_space_adjust`: room for twice what was read in the last round trip, and more
+    /// while that grows.
     fn tune(&mut self, now: Instant, srtt: Option<Duration>) {
         let rtt = match (self.tuning.rtt, srtt) {
             (Duration::ZERO, None) => return,
@@ -833,10 +834,10 @@ impl Receiver {
         self.tuning.since = now;
     }
 
-    /// Whether the fields agree with each other and stay within bounds.
+    /// Whether the fields are consistent with each other and within bounds.
     pub(crate) fn is_consistent(&self) -> bool {
         let beyond = self.assembler.end().map_or(0, |end| end - self.nxt) as usize;
-        // The peer's FIN is the last byte there was, or still to come behind all that came.
+        // The peer's FIN is either the last byte received, or still expected behind everything received.
         let fin = self.fin.is_none_or(|fin| {
             let awaited = fin.at_or_after(self.nxt)
                 && fin.at_or_before(self.edge)
@@ -869,7 +870,7 @@ impl Receiver {
     }
 }
 
-/// Bytes that a clamp lets through.
+/// The largest size that a clamp permits.
 fn most(clamp: Option<u32>) -> usize {
     clamp.map_or(usize::MAX, |clamp| clamp as usize)
 }

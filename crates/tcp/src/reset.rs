@@ -3,7 +3,7 @@
 use portolan_types::SeqNum;
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
-/// The answer to a segment without a session, if it deserves one (RFC 9293 §3.10.7.1).
+/// Returns the answer to a segment without a session, if there is one (RFC 9293 §3.10.7.1).
 pub fn reset_for(header: &TcpHeader, payload_len: usize) -> Option<TcpHeader> {
     if header.flags.contains(TcpFlags::RST) {
         return None;

@@ -5,16 +5,16 @@ use core::time::Duration;
 use crate::encoding;
 
 pub(crate) const INITIAL_RTO: Duration = Duration::from_secs(1);
-/// RFC 6298 §5.7: after a handshake whose SYN had to be sent again.
+/// RFC 6298 §5.7: after a handshake in which the SYN was retransmitted.
 const CAUTIOUS_RTO: Duration = Duration::from_secs(3);
 pub(crate) const MIN_RTO: Duration = Duration::from_millis(200);
 const MAX_RTO: Duration = Duration::from_secs(120);
-/// Nanoseconds; as Linux, which counts in microseconds.
+/// Shortest sample, nanoseconds: Linux counts in microseconds.
 const SHORTEST: u64 = 1_000;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RttEstimator {
-    /// Nanoseconds; zero means not measured yet.
+    /// Nanoseconds; zero before the first sample.
     smoothed: u64,
     variation: u64,
     minimum: u64,
@@ -33,8 +33,8 @@ encoding::fields!(RttEstimator {
 });
 
 impl RttEstimator {
-    /// RFC 6298 §2.2 and §2.3. What a peer withheld for longer than any time-out says nothing of the
-    /// path, and would have a paced sender creep for minutes afterwards.
+    /// RFC 6298 §2.2 and §2.3. A sample longer than any time-out was delayed by the peer and says nothing about
+    /// the path; without the bound it would slow a paced sender to a crawl for minutes.
     pub(crate) fn sample(&mut self, rtt: Duration) {
         let rtt = (rtt.min(MAX_RTO).as_nanos() as u64).max(SHORTEST);
         if self.smoothed == 0 {
@@ -54,14 +54,14 @@ impl RttEstimator {
         Duration::from_nanos(self.rto_nanos())
     }
 
-    /// The same for who arms a timer with each segment.
+    /// Like [`RttEstimator::rto`], in nanoseconds, for callers that arm a timer with each segment.
     pub(crate) fn rto_nanos(&self) -> u64 {
         const LEAST_VARIATION: u64 = MIN_RTO.as_nanos() as u64;
         const MOST: u64 = MAX_RTO.as_nanos() as u64;
         let base = match (self.smoothed, self.cautious) {
             (0, true) => CAUTIOUS_RTO.as_nanos() as u64,
             (0, false) => INITIAL_RTO.as_nanos() as u64,
-            // Linux: the variation term is what has the lower bound.
+            // Linux: the lower bound applies to the variation term.
             (smoothed, _) => smoothed + (4 * self.variation).max(LEAST_VARIATION),
         };
         let backed_off = base.saturating_mul(1 << self.backoff.min(16));
@@ -76,7 +76,7 @@ impl RttEstimator {
         self.backoff = 0;
     }
 
-    /// Data will follow.
+    /// The handshake is complete; data will follow.
     pub(crate) fn complete_handshake(&mut self) {
         self.cautious = self.smoothed == 0;
         self.backoff = 0;
@@ -98,7 +98,7 @@ impl RttEstimator {
         (self.smoothed != 0).then(|| Duration::from_nanos(self.minimum))
     }
 
-    /// The shortest in nanoseconds; zero if nothing was measured yet.
+    /// The minimum round trip in nanoseconds; zero before the first sample.
     pub(crate) fn minimum_nanos(&self) -> u64 {
         self.minimum
     }

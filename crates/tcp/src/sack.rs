@@ -1,8 +1,8 @@
-//! The scoreboard: what became of each byte in flight (RFC 6675 §3), and which of them count as
-//! lost by the time they were sent (RFC 8985). It decides nothing about windows.
+//! The scoreboard: the fate of each byte in flight (RFC 6675 §3), and which bytes count as lost by
+//! the time they were sent (RFC 8985). It makes no decisions about windows.
 //!
-//! Records cover `una..nxt` without holes. One record stands for one transmission, or for the
-//! part of it that shares one fate; neighbours that were both SACKed are one record.
+//! Records cover `una..nxt` without holes. A record stands for one transmission, or for the part of
+//! it with the same fate; adjacent SACKed records are merged.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -13,22 +13,22 @@ use portolan_wire::tcp::SackBlock;
 use crate::cc::{Newest, Stamp};
 use crate::encoding;
 
-/// Beyond this many records neighbours are merged and SACK blocks no longer split them.
+/// At this number of records neighbours are merged, and SACK blocks no longer split them.
 const MAX_RECORDS: usize = 8192;
-/// RFC 6675 §2: this many segments beyond a hole make it a loss.
+/// RFC 6675 §2: a hole is lost once this many segments beyond it are SACKed.
 const DUP_THRESH: u32 = 3;
 /// RFC 8985 §6.2: duplicates are remembered for this many recoveries.
 const PERSIST: u32 = 16;
 /// Linux's `tcp_max_reordering`.
 const MAX_REORDERING: u32 = 300;
-/// As Linux bounds it; the smoothed round trip bounds it before.
+/// Linux's bound; the smoothed round trip is a tighter one.
 const MAX_QUARTERS: u32 = 255;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Fate {
     Outstanding,
     Sacked,
-    /// Waits for retransmission; becomes outstanding by it.
+    /// Waits for retransmission, which makes it outstanding.
     Lost,
 }
 
@@ -63,32 +63,32 @@ impl Record {
     }
 }
 
-/// What one acknowledgement brought.
+/// The result of one acknowledgement.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Delivery {
-    /// Bytes known to have arrived that were not known before.
+    /// Bytes newly known to have arrived.
     pub(crate) bytes: u32,
     /// When the newest of them was sent; none if all had been retransmitted (Karn).
     pub(crate) sent: Option<Instant>,
     /// End of the first of them that were sent only once.
     pub(crate) original: Option<SeqNum>,
-    /// Some of them were sent again.
+    /// Some of them had been retransmitted.
     pub(crate) again: bool,
-    /// End of the highest SACKed byte before the acknowledgement came.
+    /// End of the highest SACKed byte before the acknowledgement.
     highest: Option<SeqNum>,
-    /// Start of the first of them that later ones overtook.
+    /// Start of the first of them that were overtaken by later ones.
     overtaken: Option<SeqNum>,
     /// Their newest transmission.
     pub(crate) newest: Option<Newest>,
-    /// How long ago the segment was sent that the acknowledgement echoes.
+    /// How long ago the segment was sent whose timestamp the acknowledgement echoes.
     pub(crate) echo: Option<Duration>,
     /// Nanoseconds.
     pub(crate) min_rtt: u64,
 }
 
 impl Delivery {
-    /// Whether the acknowledgement echoes a segment that was sent before `moment`. The clock of
-    /// timestamps has milliseconds.
+    /// Whether the acknowledgement echoes a segment sent before `moment`. The timestamp clock counts
+    /// milliseconds.
     pub(crate) fn echoes_before(&self, moment: Instant, now: Instant) -> bool {
         self.echo
             .is_some_and(|echo| now.before_by(echo).as_millis() < moment.as_millis())
@@ -113,7 +113,7 @@ pub(crate) struct Scoreboard {
     rack: Option<Rack>,
     /// End of the highest SACKed byte, while there is one.
     highest: Option<SeqNum>,
-    /// Segments that one was late at most, if that is more than usual, and how often one was.
+    /// Largest delay of a late segment, in segments, if above the default; and the number of late segments.
     reordering: u32,
     reorderings: u32,
     reorder_window: ReorderWindow,
@@ -130,13 +130,13 @@ encoding::fields!(Scoreboard {
     reorder_window
 });
 
-/// How many quarters of the shortest round trip a segment may be late (RFC 8985 §6.2 step 4).
+/// How many quarters of the minimum round trip a segment may be late (RFC 8985 §6.2 step 4).
 #[derive(Clone, Debug)]
 struct ReorderWindow {
     quarters: u32,
-    /// Recoveries until it is forgotten that the peer reported duplicates.
+    /// Recoveries after which duplicates reported by the peer are forgotten.
     persist: u32,
-    /// Duplicates reported before this is acknowledged are of one round trip.
+    /// Duplicates reported before this is acknowledged belong to one round trip.
     round_end: Option<SeqNum>,
 }
 
@@ -165,7 +165,7 @@ impl Scoreboard {
         self.records.shrink_to_fit();
     }
 
-    /// When the oldest bytes in flight were sent last.
+    /// When the oldest bytes in flight were last sent.
     pub(crate) fn oldest_sent(&self) -> Option<Instant> {
         self.records.front().map(|record| record.sent)
     }
@@ -191,7 +191,7 @@ impl Scoreboard {
         self.lost
     }
 
-    /// `start..end` was sent for the first time; `start` is where the last record ended.
+    /// `start..end` was sent for the first time; `start` is the end of the last record.
     pub(crate) fn push(&mut self, start: SeqNum, end: SeqNum, now: Instant, stamp: Stamp) {
         if self.records.len() >= MAX_RECORDS
             && let Some(last) = self.records.back_mut()
@@ -212,7 +212,7 @@ impl Scoreboard {
         });
     }
 
-    /// What an acknowledgement will bring, before anything of it is looked at.
+    /// The delivery record of an acknowledgement about to be processed.
     pub(crate) fn expect(&self, min_rtt: u64) -> Delivery {
         Delivery {
             highest: self.highest,
@@ -244,7 +244,7 @@ impl Scoreboard {
         self.highest = self.highest.filter(|h| h.after(una));
     }
 
-    /// The peer holds the bytes of `block`; whether this tells anything new.
+    /// The peer has received the bytes of `block`; returns whether this is new.
     pub(crate) fn sack(&mut self, block: SackBlock, now: Instant, delivery: &mut Delivery) -> bool {
         let (Some(first), Some(last)) = (self.records.front(), self.records.back()) else {
             return false;
@@ -276,7 +276,7 @@ impl Scoreboard {
     }
 
     /// RFC 8985 §6.2 step 5: marks as lost what was sent long enough before the newest delivered
-    /// transmission. Returns the bytes newly lost and when to look again.
+    /// transmission. Returns the bytes newly lost and when to check again.
     pub(crate) fn detect_loss(&mut self, now: Instant, window: Duration) -> (u32, Option<Instant>) {
         let Some(rack) = self.rack.clone() else {
             return (0, None);
@@ -317,8 +317,8 @@ impl Scoreboard {
         }
     }
 
-    /// Measures how late a segment was that later ones overtook (Linux's
-    /// `tcp_check_sack_reordering`). True if one was.
+    /// Measures the delay of a segment that was overtaken (Linux's `tcp_check_sack_reordering`).
+    /// Returns true if one was.
     pub(crate) fn note_reordering(&mut self, delivery: &Delivery, una: SeqNum, mss: u32) -> bool {
         let Some(first) = delivery.overtaken else {
             return false;
@@ -327,7 +327,7 @@ impl Scoreboard {
         true
     }
 
-    /// What began at `start` was given up although it was only late.
+    /// The segment at `start` was considered lost although it was only late.
     pub(crate) fn note_late(&mut self, start: SeqNum, delivery: &Delivery, mss: u32) {
         self.measure_reordering(start, delivery.highest.unwrap_or(start), mss);
     }
@@ -341,35 +341,35 @@ impl Scoreboard {
         self.reorderings = self.reorderings.saturating_add(1);
     }
 
-    /// Segments that one may be late without being taken for lost.
+    /// Number of segments that one may be late without counting as lost.
     pub(crate) fn reordering(&self) -> u32 {
         self.reordering.max(DUP_THRESH)
     }
 
-    /// How often later segments overtook one.
+    /// How often a segment was overtaken by later ones.
     pub(crate) fn reorderings(&self) -> u32 {
         self.reorderings
     }
 
-    /// Bytes in the network that were sent again.
+    /// Retransmitted bytes in flight.
     pub(crate) fn retransmitted(&self) -> u32 {
         let again = |r: &&Record| r.retransmitted && r.fate == Fate::Outstanding;
         self.records.iter().filter(again).map(Record::len).sum()
     }
 
-    /// Segments of the records.
+    /// Number of segments in the records.
     pub(crate) fn segments(&self, mss: u32) -> u32 {
         self.records.iter().map(|r| r.len().div_ceil(mss)).sum()
     }
 
-    /// Those of them that the peer has not reported.
+    /// Number of segments in the records that the peer has not SACKed.
     pub(crate) fn segments_missing(&self, mss: u32) -> u32 {
         let is_missing = |r: &&Record| r.fate != Fate::Sacked;
         let missing = self.records.iter().filter(is_missing);
         missing.map(|r| r.len().div_ceil(mss)).sum()
     }
 
-    /// RFC 8985 §6.2 step 4: the peer had a segment twice, so the last patience was too short.
+    /// RFC 8985 §6.2 step 4: the peer received a segment twice, so the reordering window was too short.
     pub(crate) fn note_duplicate(&mut self, una: SeqNum, nxt: SeqNum) {
         if self
             .reorder_window
@@ -388,7 +388,7 @@ impl Scoreboard {
         }
     }
 
-    /// A recovery is over.
+    /// A recovery has ended.
     pub(crate) fn note_recovery(&mut self) {
         self.reorder_window.persist = self.reorder_window.persist.saturating_sub(1);
         if self.reorder_window.persist == 0 {
@@ -396,7 +396,7 @@ impl Scoreboard {
         }
     }
 
-    /// The first `bytes` in flight are lost (three duplicate or one partial acknowledgement from
+    /// Marks the first `bytes` in flight as lost (three duplicate or one partial acknowledgement from
     /// a peer without SACK).
     pub(crate) fn lose_first(&mut self, bytes: u32) {
         let Some(first) = self.records.front() else {
@@ -411,7 +411,8 @@ impl Scoreboard {
         }
     }
 
-    /// What is longer than `mss` and not SACKed is lost: the path cannot carry it. Whether any is.
+    /// Marks records longer than `mss` and not SACKed as lost: the path cannot carry them. Returns whether there are
+    /// any.
     pub(crate) fn lose_larger(&mut self, mss: u32) -> bool {
         let before = self.lost;
         for record in &mut self.records {
@@ -423,9 +424,9 @@ impl Scoreboard {
         self.lost > before
     }
 
-    /// A retransmission time-out: the first bytes are lost, and what was sent before `limit`
-    /// (RFC 8985 §6.3). If the peer's first hole is SACKed it has reneged, and what it said is
-    /// forgotten (RFC 2018 §8).
+    /// A retransmission time-out: marks the first bytes as lost, and those sent before `limit` (RFC 8985
+    /// §6.3). If the first record is SACKed, the peer has reneged, and its SACK information is discarded
+    /// (RFC 2018 §8).
     pub(crate) fn lose_sent_before(&mut self, limit: Instant) {
         let reneged = self.records.front().is_some_and(|r| r.fate == Fate::Sacked);
         self.lost = 0;
@@ -442,7 +443,7 @@ impl Scoreboard {
         }
     }
 
-    /// Nothing was lost after all.
+    /// Clears all loss marks: nothing was lost.
     pub(crate) fn find_all(&mut self) {
         for record in &mut self.records {
             if record.fate == Fate::Lost {
@@ -469,7 +470,7 @@ impl Scoreboard {
         Some((start, (end - start).min(limit)))
     }
 
-    /// The last `bytes` in flight go again as a probe, if they may have been lost.
+    /// Marks the last `bytes` in flight for retransmission as a probe, unless they are SACKed or lost.
     pub(crate) fn lose_last(&mut self, bytes: u32) {
         let Some(last) = self.records.back().filter(|r| r.fate == Fate::Outstanding) else {
             return;
@@ -481,7 +482,7 @@ impl Scoreboard {
         }
     }
 
-    /// `start..start + len` goes out again.
+    /// `start..start + len` is retransmitted.
     pub(crate) fn retransmit(&mut self, start: SeqNum, len: u32, now: Instant, stamp: Stamp) {
         let end = start + len;
         self.split(start);
@@ -518,7 +519,7 @@ impl Scoreboard {
         (1..=MAX_QUARTERS).contains(&self.reorder_window.quarters)
             && self.reorder_window.persist <= PERSIST
             && self.reordering <= MAX_REORDERING
-            // Splitting at both ends of a block may exceed the bound by a few.
+            // Splitting at both ends of a block may exceed the limit by a few.
             && self.records.len() <= MAX_RECORDS + 4
             && at == nxt
             && sacked == u64::from(self.sacked)
@@ -544,7 +545,7 @@ impl Scoreboard {
             delivery.sent = Some(delivery.sent.map_or(record.sent, |s| s.max(record.sent)));
             let end = record.end;
             delivery.original = Some(delivery.original.map_or(end, |first| first.min(end)));
-            // RFC 8985 §6.2 step 3: it was passed by later bytes on its way.
+            // RFC 8985 §6.2 step 3: later bytes overtook it.
             if delivery.highest.is_some_and(|h| record.end.before(h)) {
                 let start = record.start;
                 delivery.overtaken =
@@ -552,7 +553,7 @@ impl Scoreboard {
             }
         } else {
             delivery.again = true;
-            // RFC 8985 §6.2 step 2: too early for the retransmission; the original arrived.
+            // RFC 8985 §6.2 step 2: too early to be for the retransmission; the original arrived.
             let older = delivery.echoes_before(record.sent, now);
             if older || rtt.as_nanos() < u128::from(delivery.min_rtt) {
                 return;

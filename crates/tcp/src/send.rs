@@ -1,5 +1,5 @@
-//! The sending half: the queue of bytes, what of it is in flight, the peer's window. It decides
-//! which bytes go next; `output` makes segments of them, `recovery` hears the answers.
+//! The sending half: the queue of bytes, the part of it in flight, and the peer's window. It selects
+//! the bytes to send next; `output` makes segments of them, `recovery` processes acknowledgements.
 
 mod pace;
 mod prr;
@@ -30,15 +30,15 @@ use usage::CwndValidation;
 
 pub(crate) use recovery::{AckInput, CaState};
 
-/// What an IPv4 packet holds beside its headers and timestamps.
+/// Payload of the largest IPv4 packet, without headers and timestamps.
 pub(crate) const LARGEST_SEGMENT: u32 = 0xffff - 52;
 
-/// A part of the window that is sent whatever the size of a burst (Linux's `tcp_tso_win_divisor`).
+/// This fraction of the window is sent at once, whatever the size of a burst (Linux's `tcp_tso_win_divisor`).
 const DEFERRAL_DIVISOR: u32 = 3;
-/// The next acknowledgement is worth waiting for if it comes within this time, and within half a round trip.
+/// Sending may be deferred if the next acknowledgement is due within this time, and within half a round trip.
 const DEFERRAL_LIMIT: Duration = Duration::from_millis(1);
 
-/// Segments behind a probe of the path, and the least congestion window for one (Linux's
+/// Segments required behind a path MTU probe, and the minimum congestion window for one (Linux's
 /// `tcp_mtu_probe`).
 const PROBE_FOLLOWERS: u32 = 4;
 const PROBE_WINDOW: u32 = 11;
@@ -55,13 +55,13 @@ pub(crate) struct Sender {
     /// The peer's window and the largest it ever offered, bytes.
     pub(crate) window: u32,
     pub(crate) max_window: u32,
-    /// Sequence number of the segment that the window came with.
+    /// Sequence number of the segment that last updated the window.
     wl1: SeqNum,
-    /// Shift of the windows that the peer sends.
+    /// Window scale shift of the peer's windows.
     pub(crate) scale: u8,
     /// Payload of a full segment, options deducted.
     pub(crate) mss: u32,
-    /// What it may grow to: what both ends agreed on.
+    /// Upper bound of `mss`, as agreed in the handshake.
     pub(crate) mss_limit: u32,
     pub(crate) board: Scoreboard,
     pub(crate) rtt: RttEstimator,
@@ -70,31 +70,31 @@ pub(crate) struct Sender {
     prr: Prr,
     undo: Option<Undo>,
     forward_rto: ForwardRto,
-    /// Reductions taken back.
+    /// Reductions that were undone.
     pub(crate) undone: u64,
-    /// Segments that the peer reported to have had twice.
+    /// Segments that the peer reported as received twice.
     pub(crate) duplicates_reported: u32,
-    /// The window shrank, and the peer was not told yet (RFC 3168 §6.1.2).
+    /// The window was reduced, and the peer has not been told yet (RFC 3168 §6.1.2).
     pub(crate) cwr_pending: bool,
     rate: Rate,
-    /// The last sample that the application did not limit: bytes, and how many nanoseconds.
+    /// The last sample that was not application-limited: bytes, and the interval in nanoseconds.
     delivery_sample: Option<(u64, u64)>,
     usage: CwndValidation,
     pacer: Pacer,
     tail: TailProbe,
     duplicates: u32,
-    /// Segments that a peer without SACK must have received, by its duplicates (bytes).
+    /// Bytes that a peer without SACK must have received, judging by its duplicate acknowledgements.
     reno_sacked_out: u32,
-    /// The next segment goes out whatever the congestion window or Nagle say.
+    /// The next segment is sent regardless of the congestion window and Nagle's algorithm.
     pub(crate) forced: bool,
     /// End of the last segment that was not full (Minshall's refinement of Nagle).
     short_end: SeqNum,
-    /// Bytes up to here are not held back, corked or not.
+    /// Bytes up to here are sent without delay, even if corked.
     push_end: SeqNum,
-    /// Where segments have to end, if anybody has said so.
+    /// Where segments must end, if any record ends were set.
     records: Option<Box<Records>>,
     pub(crate) last_sent: Instant,
-    /// Since when nothing was acknowledged although something was outstanding.
+    /// Since when data is outstanding without any acknowledgement.
     pub(crate) stalled_since: Instant,
     /// Time-outs, or unanswered window probes, in a row.
     pub(crate) retries: u32,
@@ -102,10 +102,10 @@ pub(crate) struct Sender {
     limit: usize,
     limit_max: usize,
     autotune: bool,
-    /// `send` took less than it was given.
+    /// `send` accepted less than it was given.
     blocked: bool,
     gso_max: u32,
-    /// What is to leave at once at most, for a slow link; not part of what moves.
+    /// Upper bound of a burst, for a slow link; not encoded.
     burst_limit: Option<u32>,
 }
 
@@ -116,7 +116,7 @@ encoding::fields!(Sender {
     limit, limit_max, autotune, blocked, gso_max
 } default { burst_limit: None });
 
-/// Bytes that go out next.
+/// Bytes to send next.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chunk {
     pub(crate) seq: SeqNum,
@@ -176,7 +176,7 @@ impl Sender {
         }
     }
 
-    /// The handshake ended with this segment of the peer; `window` is scaled.
+    /// The handshake ended with the peer's segment at `seq`; `window` is scaled.
     pub(crate) fn establish(&mut self, seq: SeqNum, window: u32, mss: u32) {
         self.wl1 = seq;
         self.window = window;
@@ -187,7 +187,7 @@ impl Sender {
         self.rtt.complete_handshake();
     }
 
-    /// The peer has the first `count` bytes, which went with the SYN.
+    /// The peer has received the first `count` bytes, which were sent with the SYN.
     pub(crate) fn take_early(&mut self, count: u32) {
         self.buffer.consume(count as usize);
         self.una += count;
@@ -199,7 +199,7 @@ impl Sender {
 
     // ---- the queue ----
 
-    /// Takes as much of `data` as there is space for.
+    /// Queues as much of `data` as there is space for.
     pub(crate) fn enqueue(&mut self, data: &[u8]) -> usize {
         let count = data.len().min(self.space());
         self.blocked = count < data.len();
@@ -215,7 +215,7 @@ impl Sender {
         self.limit
     }
 
-    /// The user's own size: auto-tuning ends.
+    /// Sets the size chosen by the user: auto-tuning ends.
     pub(crate) fn set_limit(&mut self, bytes: usize) {
         self.limit = bytes;
         self.autotune = false;
@@ -225,8 +225,8 @@ impl Sender {
         self.burst_limit = bytes;
     }
 
-    /// Bytes that may join those not sent yet (`TCP_NOTSENT_LOWAT`); a burst at least, until the
-    /// mark is reached.
+    /// Bytes that may be added to the unsent ones (`TCP_NOTSENT_LOWAT`): at least a burst, until the mark
+    /// is reached.
     pub(crate) fn unsent_room(&self, low_water: Option<u32>) -> usize {
         let unsent = self.unsent();
         match low_water {
@@ -236,13 +236,13 @@ impl Sender {
         }
     }
 
-    /// A writer found no room and wants to hear when there is some.
+    /// A writer found no room, and must be notified when there is some.
     pub(crate) fn note_blocked(&mut self) {
         self.blocked = true;
     }
 
-    /// Whether a segment of `size` may try the path: enough follows it to find out soon, and the
-    /// windows have room for all of that (Linux's `tcp_mtu_probe`).
+    /// Whether a segment of `size` may probe the path: enough data follows to detect its loss soon, and
+    /// the windows have room for all of it (Linux's `tcp_mtu_probe`).
     pub(crate) fn may_probe_path(&self, size: u32) -> bool {
         let wanted = size + PROBE_FOLLOWERS * self.mss;
         let cwnd = self.congestion.cwnd();
@@ -254,12 +254,12 @@ impl Sender {
             && (self.nxt + wanted).at_or_before(window_end)
     }
 
-    /// The next bytes as one segment of `size`, which tries the path.
+    /// The next bytes as one segment of `size`, which probes the path.
     pub(crate) fn path_probe(&self, size: u32) -> Chunk {
         self.chunk(self.nxt, size, false)
     }
 
-    /// What the sender does now that nothing is due.
+    /// What the sender is doing, now that nothing is due.
     pub(crate) fn activity(&self) -> Activity {
         let unsent = self.unsent() > 0;
         let window_full = self.nxt.at_or_after(self.una + self.window);
@@ -302,12 +302,12 @@ impl Sender {
         }
     }
 
-    /// Whether anything, a FIN included, was never sent.
+    /// Whether data or a FIN was never sent.
     pub(crate) fn has_unsent(&self) -> bool {
         self.unsent() > 0 || self.fin_unsent()
     }
 
-    /// Whether anything waits to be sent, also again.
+    /// Whether anything waits to be sent or retransmitted.
     pub(crate) fn has_pending(&self) -> bool {
         self.board.lost() > 0 || self.has_unsent()
     }
@@ -326,19 +326,19 @@ impl Sender {
 
     // ---- what goes next ----
 
-    /// When the oldest bytes in flight were sent last; now, if there are none.
+    /// When the oldest bytes in flight were last sent; `now` if there are none.
     pub(crate) fn oldest_sent(&self, now: Instant) -> Instant {
         self.board.oldest_sent().unwrap_or(now)
     }
 
-    /// Bytes in the network.
+    /// Bytes in flight.
     pub(crate) fn in_flight(&self) -> u32 {
         self.board.in_flight().saturating_sub(self.reno_sacked_out)
     }
 
     pub(crate) fn next_chunk(&mut self, now: Instant, options: &Options) -> Option<Chunk> {
-        // RFC 5682 §3.1 step 2b: new bytes, and nothing again, show whether the time-out was
-        // spurious.
+        // RFC 5682 §3.1 step 2b: sending new data, and no retransmission, shows whether the time-out
+        // was spurious.
         if self.forward_rto == ForwardRto::Probing {
             let chunk = self.next_new(now, options);
             if chunk.is_some() || self.has_sent_beyond_ca_state() {
@@ -370,7 +370,7 @@ impl Sender {
     fn next_new(&mut self, now: Instant, options: &Options) -> Option<Chunk> {
         let queued = self.unsent();
         if queued == 0 {
-            // A lone FIN needs no window.
+            // A FIN without data needs no window.
             return self.fin_unsent().then(|| self.chunk(self.nxt, 1, false));
         }
         let edge = self.una + self.window;
@@ -413,8 +413,8 @@ impl Sender {
         Some(self.fresh(full, queued))
     }
 
-    /// A burst soon to come is worth more than a piece now (Linux's `tcp_tso_should_defer`): while the application
-    /// writes, if an acknowledgement is about to come, and not while something may be lost (RFC 3042).
+    /// A larger burst soon is better than a small segment now (Linux's `tcp_tso_should_defer`). Defers while the
+    /// application writes and an acknowledgement is about to arrive, but not while data may be lost (RFC 3042).
     fn may_defer(&self, now: Instant) -> bool {
         let disorder = self.is_recovering() || self.board.sacked() > 0 || self.reno_sacked_out > 0;
         let (Some(oldest), Some(srtt)) = (self.board.oldest_sent(), self.rtt.smoothed()) else {
@@ -425,7 +425,7 @@ impl Sender {
             && (oldest + srtt).since(now) <= DEFERRAL_LIMIT.min(srtt / 2)
     }
 
-    /// All of the queue fits the windows; only a piece short of a segment may have to wait.
+    /// The whole queue fits the windows; only a segment that is not full may have to wait.
     fn next_tail(&self, queued: u32, options: &Options) -> Option<Chunk> {
         let short = queued % self.mss;
         let wait = short > 0
@@ -438,18 +438,18 @@ impl Sender {
         (bytes > 0).then(|| self.fresh(bytes, queued))
     }
 
-    /// What is queued goes out, though a segment of it is not full (Linux's `TCP_NAGLE_PUSH`).
+    /// Sends what is queued even if its last segment is not full (Linux's `TCP_NAGLE_PUSH`).
     pub(crate) fn push(&mut self) {
         self.push_end = self.data_end();
     }
 
-    /// New bytes; the FIN rides on the last of them.
+    /// A chunk of new bytes; the last one carries the FIN.
     fn fresh(&self, bytes: u32, queued: u32) -> Chunk {
         let fin = self.fin && bytes == queued;
         self.chunk(self.nxt, bytes + u32::from(fin), false)
     }
 
-    /// A chunk of `space` in sequence space; a FIN lies behind the end of the data.
+    /// A chunk that occupies `space` in sequence space; a FIN lies behind the end of the data.
     fn chunk(&self, seq: SeqNum, space: u32, retransmission: bool) -> Chunk {
         let fin = (seq + space).after(self.data_end());
         Chunk {
@@ -460,18 +460,18 @@ impl Sender {
         }
     }
 
-    /// Bytes per second that the path delivered recently.
+    /// The delivery rate measured last, bytes per second.
     pub(crate) fn delivery_rate(&self) -> Option<u64> {
         let (bytes, interval) = self.delivery_sample?;
         bytes_per_second(bytes, interval)
     }
 
-    /// Whether the latest sample of that was of what the application gave; so it is before the first.
+    /// Whether the latest rate sample was application-limited; true before the first sample.
     pub(crate) fn is_rate_limited_by_application(&self) -> bool {
         self.delivery_sample.is_none() || self.rate.is_limited()
     }
 
-    /// `chunk` goes out now.
+    /// `chunk` is sent now.
     pub(crate) fn sent(&mut self, chunk: Chunk, now: Instant, options: &Options) {
         let space = chunk.len + u32::from(chunk.fin);
         let stamp = self.rate.stamp(now, self.in_flight() == 0);
@@ -496,7 +496,7 @@ impl Sender {
         self.last_sent = now;
     }
 
-    /// Before the first bytes after a pause: RFC 5681 §4.1.
+    /// Called before the first bytes after a pause: RFC 5681 §4.1.
     pub(crate) fn resume(&mut self, now: Instant) {
         if self.board.is_empty() {
             let idle = now.since(self.last_sent);
@@ -507,7 +507,7 @@ impl Sender {
         }
     }
 
-    /// All that was queued is out. What was asked of the next segment does not outlive this.
+    /// Everything queued is sent. Requests for the next segment end here.
     pub(crate) fn note_drained(&mut self) {
         self.forced = false;
         if self.tail == TailProbe::Due {
@@ -525,7 +525,7 @@ impl Sender {
             .slices((chunk.seq - self.una) as usize, chunk.len as usize)
     }
 
-    /// Bounds of fields that no other file sees.
+    /// Checks the bounds of fields that are private to this file.
     pub(crate) fn bounds_hold(&self) -> bool {
         (1..=LARGEST_SEGMENT).contains(&self.mss)
             && (self.mss..=LARGEST_SEGMENT).contains(&self.mss_limit)
@@ -546,7 +546,7 @@ impl Sender {
                 .is_none_or(|records| records.is_consistent(self.una, self.data_end()))
     }
 
-    /// Gives memory back that an idle sender does not need.
+    /// Releases memory that an idle sender does not need.
     pub(crate) fn release_buffers(&mut self) {
         if self.buffer.len() == 0 {
             self.buffer.release();
@@ -554,7 +554,7 @@ impl Sender {
         self.board.shrink();
     }
 
-    /// Nothing will be sent any more.
+    /// Nothing more will be sent.
     pub(crate) fn discard(&mut self) {
         self.fin = false;
         self.nxt = self.data_end().max(self.nxt);

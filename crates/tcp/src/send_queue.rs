@@ -1,8 +1,8 @@
-//! The send buffer: a ring of bytes that were copied into it and, behind it, chunks that a program has filled itself. Chunks
-//! are sent from where they lie, and go back to the pool once they are acknowledged. Without chunks it is the ring alone.
+//! The send buffer: a ring of copied bytes followed by chunks that a program has filled itself. Chunks are sent from
+//! their own memory, and return to the pool once they are acknowledged. Without chunks it is the ring alone.
 //!
-//! A segment takes its payload from two pieces at most. That holds because the ring does not wrap while there are chunks, and
-//! all of them but the first and the last have [`LEAST`] bytes, more than a segment.
+//! A segment takes its payload from at most two slices. That holds because the ring does not wrap while there are
+//! chunks, and all chunks but the first and the last have at least [`LEAST`] bytes, more than a segment.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
@@ -10,10 +10,10 @@ use std::sync::Mutex;
 use crate::buffer::ByteRing;
 use crate::encoding::{Encoded, Reader, Refused, Writer};
 
-/// Bytes from which on a chunk stays where it is; fewer are copied.
+/// Minimum size of a chunk that is sent in place; shorter ones are copied.
 const LEAST: usize = 64 << 10;
 
-/// Chunks that wait to be filled again; more are given back to the allocator.
+/// Maximum number of free chunks in the pool; further ones are returned to the allocator.
 const POOLED: usize = 64;
 
 static POOL: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
@@ -21,17 +21,17 @@ static POOL: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 /// Memory of a fixed size, filled from its beginning.
 #[derive(Clone, Debug)]
 pub struct Chunk {
-    /// What was ever written to it, in earlier uses, too.
+    /// Everything ever written to it, in earlier uses, too.
     memory: Vec<u8>,
     start: usize,
     end: usize,
 }
 
 impl Chunk {
-    /// Bytes that one has room for.
+    /// Capacity of a chunk in bytes.
     pub const CAPACITY: usize = 128 << 10;
 
-    /// An empty one.
+    /// Creates an empty chunk.
     pub fn new() -> Chunk {
         let pooled = POOL.try_lock().ok().and_then(|mut pool| pool.pop());
         Chunk {
@@ -54,7 +54,7 @@ impl Chunk {
         Chunk::CAPACITY - self.end
     }
 
-    /// Adds as much of `data` as there is room for; returns how much.
+    /// Appends as much of `data` as there is room for; returns how much.
     pub fn extend(&mut self, data: &[u8]) -> usize {
         let data = &data[..data.len().min(self.room())];
         let known = data.len().min(self.memory.len() - self.end);
@@ -64,7 +64,7 @@ impl Chunk {
         data.len()
     }
 
-    /// Gives it `length` bytes, those that are new zero, or as many as fit.
+    /// Sets the length to `length`, at most the capacity; new bytes are zero.
     pub fn resize(&mut self, length: usize) {
         let before = self.end;
         self.resize_unspecified(length);
@@ -73,8 +73,8 @@ impl Chunk {
         }
     }
 
-    /// Gives it `length` bytes, or as many as fit. Those that are new are what some chunk of this process had: all of them
-    /// have to be written.
+    /// Sets the length to `length`, at most the capacity. New bytes hold old contents of some chunk of this process:
+    /// the caller must write all of them.
     pub fn resize_unspecified(&mut self, length: usize) {
         self.end = (self.start + length).min(Chunk::CAPACITY);
         if self.memory.len() < self.end {
@@ -82,7 +82,7 @@ impl Chunk {
         }
     }
 
-    /// Takes bytes off the beginning.
+    /// Drops `count` bytes at the beginning.
     pub fn drop_front(&mut self, count: usize) {
         self.start += count.min(self.len());
     }
@@ -110,12 +110,12 @@ impl Drop for Chunk {
     }
 }
 
-/// What became of a chunk.
+/// How a chunk was queued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placed {
-    /// It is sent from where it lies, but for so many bytes at its beginning.
+    /// It is sent from its own memory, except for the first `copied` bytes.
     InPlace { copied: usize },
-    /// It was short, and has been copied.
+    /// It was short, and was copied.
     Copied,
 }
 
@@ -123,9 +123,9 @@ pub enum Placed {
 pub(crate) struct SendQueue {
     ring: ByteRing,
     chunks: VecDeque<Chunk>,
-    /// Bytes in them; there are none if this is zero.
+    /// Bytes in the chunks; zero if there are none.
     chunked: usize,
-    /// Bytes in both.
+    /// Bytes in ring and chunks.
     len: usize,
 }
 
@@ -149,7 +149,7 @@ impl SendQueue {
         }
     }
 
-    /// Copies bytes behind the last chunk.
+    /// Appends bytes behind the last chunk.
     #[cold]
     fn push_behind(&mut self, mut data: &[u8]) {
         self.chunked += data.len();
@@ -182,8 +182,8 @@ impl SendQueue {
         Placed::InPlace { copied: missing }
     }
 
-    /// Bytes that the last chunk is short of what one in the middle must have. It has room for them: one that is short was
-    /// begun by copying.
+    /// Bytes that the last chunk lacks to the minimum of one in the middle. It has room for them: a short chunk was
+    /// created by copying.
     fn missing(&self) -> usize {
         let is_first = self.ring.len() == 0 && self.chunks.len() == 1;
         match self.chunks.back() {
@@ -192,7 +192,7 @@ impl SendQueue {
         }
     }
 
-    /// The bytes `offset..offset + len`, at most as many as a segment has, in two pieces.
+    /// The bytes `offset..offset + len`, at most one segment, as two slices.
     #[inline]
     pub(crate) fn slices(&self, offset: usize, len: usize) -> [&[u8]; 2] {
         if self.chunked == 0 {
@@ -253,13 +253,13 @@ impl SendQueue {
         }
     }
 
-    /// Drops everything and its memory.
+    /// Drops all bytes and releases the memory.
     pub(crate) fn release(&mut self) {
         *self = SendQueue::default();
     }
 }
 
-/// As the ring alone: a chunk is no longer one when it has travelled.
+/// Encoded like the ring alone: chunks become ring contents at the next holder.
 impl Encoded for SendQueue {
     fn put(&self, out: &mut Writer) {
         if self.chunked == 0 {

@@ -1,5 +1,5 @@
-//! The synchronized states and the steps between them (RFC 9293 §3.3.2). Each state is a type
-//! whose methods are its legal steps, so an illegal one does not compile.
+//! The synchronized states and the transitions between them (RFC 9293 §3.3.2). Each state is a type
+//! whose methods are its legal transitions, so an illegal one does not compile.
 
 use core::fmt;
 
@@ -9,7 +9,7 @@ use crate::encoding;
 use crate::handshake::{SynReceived, SynSent};
 use crate::time_wait::TimeWait;
 
-/// State of a connection, named as in RFC 9293; displayed as `ss` does.
+/// State of a connection, named as in RFC 9293; displayed as by `ss`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum StateName {
     SynSent,
@@ -53,7 +53,7 @@ states!(Established FinWait1 CloseWait Closing LastAck Closed);
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct FinWait2 {
-    /// When it ends though no FIN has come: of an orphan (Linux's `tcp_fin_time`). Else in the far future.
+    /// When an orphan leaves the state without a FIN (Linux's `tcp_fin_time`). Otherwise in the far future.
     pub(crate) until: Instant,
 }
 
@@ -103,7 +103,7 @@ impl LastAck {
     }
 }
 
-/// A step that a connection in its state cannot take.
+/// A transition that the current state does not allow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Illegal;
 
@@ -150,7 +150,7 @@ impl State {
         }
     }
 
-    /// Our FIN is queued behind the data.
+    /// This side's FIN is queued behind the data.
     pub(crate) fn close(&mut self) -> Result<(), Illegal> {
         *self = match self {
             State::Established(s) => State::FinWait1(s.close()),
@@ -167,7 +167,7 @@ impl State {
         Ok(())
     }
 
-    /// The peer's FIN is the next byte and was consumed; `wait` is what is left where that was the last.
+    /// The peer's FIN was the next byte and is consumed; `wait` is the state kept if TIME-WAIT follows.
     pub(crate) fn fin(&mut self, wait: TimeWait) -> Result<(), Illegal> {
         *self = match self {
             State::Established(s) => State::CloseWait(s.fin()),
@@ -184,7 +184,7 @@ impl State {
         Ok(())
     }
 
-    /// Our FIN is acknowledged; `wait` is what is left where that was the last.
+    /// This side's FIN is acknowledged; `wait` is the state kept if TIME-WAIT follows.
     pub(crate) fn fin_acknowledged(&mut self, wait: TimeWait) -> Result<(), Illegal> {
         *self = match self {
             State::FinWait1(s) => State::FinWait2(s.acknowledged()),
@@ -210,7 +210,7 @@ impl State {
         }
     }
 
-    /// The handshake is done and both sequence spaces are known.
+    /// Whether the handshake is complete and both sequence spaces are known.
     pub(crate) fn is_synchronized(&self) -> bool {
         !matches!(
             self,
@@ -218,7 +218,7 @@ impl State {
         )
     }
 
-    /// The application may still queue data, now or once the handshake is done.
+    /// Whether the application may still queue data, to be sent now or after the handshake.
     pub(crate) fn may_send(&self) -> bool {
         matches!(
             self,
@@ -226,7 +226,7 @@ impl State {
         )
     }
 
-    /// The peer may still send data.
+    /// Whether the peer may still send data.
     pub(crate) fn may_receive(&self) -> bool {
         matches!(
             self,

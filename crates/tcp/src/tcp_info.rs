@@ -1,4 +1,4 @@
-//! Live figures of a connection, for `TCP_INFO` and `ss`.
+//! Live statistics of a connection, for `TCP_INFO` and `ss`.
 
 use core::time::Duration;
 
@@ -7,7 +7,7 @@ use portolan_types::SeqNum;
 use crate::chrono::Chronometer;
 use crate::config::CongestionKind;
 
-/// What a connection waits for, as the kernel's `idiag_timer` tells it apart.
+/// The timer that is running, as the kernel's `idiag_timer` numbers them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RunningTimer {
     /// Retransmission, loss probe or reordering.
@@ -31,12 +31,12 @@ pub struct TcpInfo {
     /// Sent and not cumulatively acknowledged.
     pub unacknowledged: u32,
     pub sacked: u32,
-    /// What counts as lost, sent again or not.
+    /// Bytes counted as lost, retransmitted or not.
     pub lost: u32,
-    /// Segments of `unacknowledged`, and those that have arrived; the SYN is one.
+    /// Segments in `unacknowledged`, and segments delivered; the SYN counts as one.
     pub segments_unacknowledged: u32,
     pub segments_delivered: u64,
-    /// Time-outs in a row.
+    /// Consecutive time-outs.
     pub backoff: u32,
     pub probes: u32,
     pub retransmits: u64,
@@ -58,54 +58,54 @@ pub struct TcpInfo {
     pub sack: bool,
     pub window_scaling: bool,
     pub congestion: CongestionKind,
-    /// Bytes per second: what is sent at most, and what was delivered recently.
+    /// Bytes per second: the pacing rate, and the delivery rate measured last.
     pub pacing_rate: Option<u64>,
     pub delivery_rate: Option<u64>,
-    /// The application, not the path, set the latter.
+    /// The delivery rate was limited by the application, not by the path.
     pub rate_limited_by_application: bool,
     pub ecn: bool,
-    /// Reductions of the window that were taken back.
+    /// Reductions of the window that were undone.
     pub undone: u64,
     pub fast_recovery: bool,
     pub loss_recovery: bool,
     pub last_data_sent: portolan_types::Instant,
     pub last_data_received: portolan_types::Instant,
     pub last_heard: portolan_types::Instant,
-    /// The largest payload of one segment seen.
+    /// The largest payload received in one segment.
     pub full_segment_in: u32,
-    /// How long acknowledgements wait; zero before the first arrival.
+    /// Delay of acknowledgements; zero before the first arrival.
     pub ack_delay: Duration,
-    /// Acknowledgements ride on answers.
+    /// Acknowledgements are carried by the user's answers.
     pub pingpong: bool,
-    /// Segments with text.
+    /// Segments with payload.
     pub data_segments_in: u64,
     pub data_segments_out: u64,
-    /// Bytes sent again.
+    /// Bytes retransmitted.
     pub bytes_retransmitted: u64,
     pub bytes_acknowledged: u64,
     /// Segments that arrived out of order.
     pub out_of_order: u64,
-    /// Round trip as the receiver sees it; zero if it does not.
+    /// Round trip as estimated by the receiver; zero if unknown.
     pub receive_rtt: Duration,
-    /// The most that was read in one round trip, or what the first window held.
+    /// The most read in one round trip, or the size of the first window.
     pub receive_space: u32,
-    /// Keep-alive probes without an answer.
+    /// Unanswered keep-alive probes.
     pub keepalives: u32,
-    /// What the time was spent with.
+    /// Time spent busy and limited.
     pub chronometer: Chronometer,
-    /// Text went with the SYN and was taken.
+    /// Data sent with the SYN was accepted.
     pub early_data: bool,
-    /// Segments that the peer reported to have had twice (RFC 2883).
+    /// Segments that the peer reported as received twice (RFC 2883).
     pub duplicates_reported: u32,
-    /// Segments that arrived at a peer who echoed a congestion mark then.
+    /// Segments acknowledged with a congestion mark echoed.
     pub delivered_marked: u64,
-    /// How many segments one was late, at most, and how often one was.
+    /// Largest delay of a late segment, in segments, and the number of late segments.
     pub reordering: u32,
     pub reorderings: u32,
 }
 
-/// Where sending stands (RFC 9293 §3.3.1): oldest unacknowledged byte, next to be sent, and the end of what
-/// the application has given.
+/// The send sequence space (RFC 9293 §3.3.1): the oldest unacknowledged byte, the next one to send, and the end of the
+/// data queued by the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SendSpace {
     pub una: SeqNum,

@@ -1,5 +1,5 @@
-//! TIME-WAIT (RFC 9293 §3.6.1, RFC 6191): all that is left of a connection while late segments may come. A minute is
-//! long, and thousands wait.
+//! TIME-WAIT (RFC 9293 §3.6.1, RFC 6191): the state kept of a connection while late segments may arrive. It is small,
+//! since it lasts a minute and thousands may exist.
 
 use core::time::Duration;
 
@@ -25,7 +25,7 @@ pub struct TimeWait {
     /// `SND.NXT` and `RCV.NXT`: nothing is in flight.
     pub(crate) seq: SeqNum,
     pub(crate) ack: SeqNum,
-    /// Acknowledgements as old as this are plausible (RFC 5961 §5.2).
+    /// Acknowledgements within this distance are plausible (RFC 5961 §5.2).
     pub(crate) max_window: u32,
     pub(crate) window: u16,
     pub(crate) scale: u8,
@@ -52,7 +52,7 @@ impl TimeWait {
         self.scale <= MAX_SCALE && self.max_window <= 0xffff << MAX_SCALE
     }
 
-    /// Whether no late segment is expected any more.
+    /// Whether the state has expired.
     pub fn is_over(&self, now: Instant) -> bool {
         self.until <= now
     }
@@ -61,12 +61,12 @@ impl TimeWait {
         self.until
     }
 
-    /// It begins again.
+    /// Restarts the wait.
     fn restart(&mut self, now: Instant) {
         self.until = now + TIME_WAIT_LEN;
     }
 
-    /// A segment with `length` bytes of text arrived (RFC 9293 §3.10.7.4).
+    /// Processes a segment with `length` bytes of payload (RFC 9293 §3.10.7.4).
     pub fn on_segment(
         &mut self,
         now: Instant,
@@ -85,7 +85,7 @@ impl TimeWait {
             } else {
                 Event::DropWindow
             });
-            // Text and FIN are no part of an acknowledgement loop.
+            // Segments with payload or FIN are not part of an acknowledgement loop.
             let loops = syn || (length == 0 && !fin);
             if !rst && (!loops || self.challenges.allow(now, counters)) {
                 self.answer(now, fin);
@@ -109,7 +109,7 @@ impl TimeWait {
             if length > 0 || fin {
                 counters.count(Event::DropClosed);
             }
-            // A FIN again: the acknowledgement was lost.
+            // A retransmitted FIN: the acknowledgement was lost.
             if fin {
                 self.answer(now, fin);
             }
@@ -123,8 +123,8 @@ impl TimeWait {
         }
     }
 
-    /// Closes it (RFC 9293 §3.10.7.4, second). RFC 1337 §3 would ignore it, and so does Linux with `tcp_rfc1337`,
-    /// which is off.
+    /// A RST ends the state (RFC 9293 §3.10.7.4, second). RFC 1337 §3 would ignore it, as would Linux with
+    /// `tcp_rfc1337`, which is off by default.
     fn on_reset(&mut self, now: Instant, seq: SeqNum, counters: &mut EventCounters) {
         if seq == self.ack {
             counters.count(Event::ResetIn);
@@ -141,7 +141,7 @@ impl TimeWait {
         self.ack + (u32::from(self.window) << self.scale)
     }
 
-    /// The acknowledgement that is due, between `ports`: its own and the peer's.
+    /// Returns the acknowledgement if it is due; `ports` are the local and the peer's.
     pub fn transmit(&mut self, now: Instant, ports: (u16, u16)) -> Option<TcpHeader> {
         let due = core::mem::take(&mut self.due);
         due.then(|| TcpHeader {
@@ -159,8 +159,9 @@ impl TimeWait {
         })
     }
 
-    /// Whether `syn` begins a new connection and is no late duplicate: its timestamp or its number is newer (RFC 9293
-    /// §3.10.7.4, RFC 6191 §2; Linux takes either). Gives a number that the new connection may start with.
+    /// Whether `syn` opens a new connection and is not a late duplicate: its timestamp or its sequence number is newer
+    /// (RFC 9293 §3.10.7.4, RFC 6191 §2; Linux accepts either). Returns an initial sequence number for the new
+    /// connection.
     pub fn reopens(&self, now: Instant, syn: &TcpHeader) -> Option<SeqNum> {
         let stamps = self.timestamps.as_ref().zip(syn.options.timestamps);
         let old = stamps.is_some_and(|(state, field)| state.is_old(field, now));

@@ -1,11 +1,11 @@
-//! When the connection wants to be called again. Each timer is an instant; one that is off lies
-//! in the far future, so that the earliest is a plain minimum.
+//! When the connection must be called again. Each timer is an instant; a stopped timer is in the far
+//! future, so that the earliest is a plain minimum.
 
 use portolan_types::Instant;
 
 use crate::encoding;
 
-/// What the one timer of the sending side waits for; only one of these makes sense at a time.
+/// What the single timer of the sending side waits for; only one of these can be pending.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum SendTimer {
     /// An acknowledgement (RFC 6298), of data or of a SYN.

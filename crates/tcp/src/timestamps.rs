@@ -1,4 +1,4 @@
-//! The timestamps option of an agreed connection (RFC 7323): what to send, what to echo, and
+//! The timestamps option of a connection that negotiated it (RFC 7323): what to send and to echo, and
 //! protection against wrapped sequence numbers.
 
 use core::time::Duration;
@@ -8,7 +8,7 @@ use portolan_wire::tcp::Timestamps as Field;
 
 use crate::encoding;
 
-/// RFC 7323 §5.5: after this long `recent` says nothing.
+/// RFC 7323 §5.5: `recent` is invalid after this long.
 const STALE: Duration = Duration::from_secs(24 * 24 * 3600);
 
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ impl Timestamps {
         }
     }
 
-    /// The clock that the option shows: milliseconds, shifted.
+    /// The clock in the option: milliseconds plus the offset.
     pub(crate) fn clock(offset: u32, now: Instant) -> u32 {
         (now.as_millis() as u32).wrapping_add(offset)
     }
@@ -46,7 +46,7 @@ impl Timestamps {
         }
     }
 
-    /// RFC 7323 §5.3 R1: older than what this side has seen.
+    /// RFC 7323 §5.3 R1: whether `field` is older than `TS.Recent`.
     pub(crate) fn is_old(&self, field: Field, now: Instant) -> bool {
         SeqNum(field.value).before(SeqNum(self.recent)) && now.since(self.recent_at) < STALE
     }

@@ -1,46 +1,46 @@
-//! The urgent mark as Linux treats it: one byte "out of band", told by the BSD reading of the
+//! The urgent mark as Linux treats it: one byte "out of band", located by the BSD reading of the
 //! urgent pointer (it points behind that byte; RFC 9293 §3.8.5, RFC 6093 §2).
 
 use portolan_types::SeqNum;
 
 use crate::encoding;
 
-/// What the urgent pointer of the peer says of the receive queue.
+/// The urgent byte in the receive queue that the peer's urgent pointer names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Urgent {
-    /// Number of the urgent byte.
+    /// Sequence number of the urgent byte.
     pub(crate) seq: SeqNum,
-    /// The user took the byte out of band.
+    /// The user has read the byte out of band.
     pub(crate) taken: bool,
 }
 
 encoding::fields!(Urgent { seq, taken });
 
-/// Where the user wants the urgent byte (`SO_OOBINLINE`).
+/// How the user reads the urgent byte (`SO_OOBINLINE`).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum UrgentMark {
-    /// Among the others.
+    /// In the stream.
     Inline,
-    /// By itself, out of band.
+    /// Separately, out of band.
     Aside,
 }
 
-/// How a read deals with the mark.
+/// How a read treats the mark.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Span {
-    /// Urgent bytes to leave out before the read.
+    /// Urgent bytes to skip before the read.
     pub(crate) skip: usize,
-    /// Bytes that may be read in one go.
+    /// Bytes that one read may return.
     pub(crate) len: usize,
 }
 
 impl Urgent {
-    /// The stretch of `queued` bytes from `head` on that a read may return: it ends at the mark,
-    /// and shows the byte only if its place is there.
+    /// The part of `queued` bytes from `head` on that a read may return: it ends at the mark, and
+    /// includes the urgent byte only if that is read in-line.
     pub(crate) fn span(self, head: SeqNum, queued: usize, place: UrgentMark) -> Span {
         let before = self.seq.distance(head);
         match usize::try_from(before) {
-            // The reader is past it.
+            // The reader is past the mark.
             Err(_) => Span {
                 skip: 0,
                 len: queued,

@@ -1,4 +1,4 @@
-//! Whether a connection that another process encoded can be trusted not to break this one.
+//! Validation of a connection that another process has encoded.
 
 use core::time::Duration;
 
@@ -9,11 +9,11 @@ use crate::receive::MAX_SCALE;
 use crate::send::Sender;
 use crate::state::State;
 
-/// Between keep-alive probes, and before the first: no socket can ask for less (`TCP_KEEPIDLE`, `TCP_KEEPINTVL`).
+/// Minimum idle time and interval of keep-alive probes: no socket can request less (`TCP_KEEPIDLE`, `TCP_KEEPINTVL`).
 const LEAST_PAUSE: Duration = Duration::from_secs(1);
 
 impl Connection {
-    /// Checks every invariant that the code relies on, and that sizes are bounded.
+    /// Checks every invariant that the code relies on, and the bounds of all sizes.
     pub fn validate(&self) -> Result<(), Invalid> {
         if !self.send.is_consistent() {
             return Err(Invalid::Send);

@@ -1,8 +1,8 @@
 //! A hashed, hierarchical timing wheel (Varghese and Lauck): one deadline per slot, and a [`Queue`] of
 //! named ones on top of it. It owns deadlines and nothing else, and never reads a clock.
 //!
-//! Six levels of 64 buckets; a bucket of level `n` spans `64^n` ticks. A timer lies in the lowest
-//! level whose span reaches it and moves down as its time approaches.
+//! Six levels of 64 buckets; a bucket of level `n` spans `64^n` ticks. A timer is in the lowest level
+//! whose span covers it, and moves down as its time approaches.
 #![forbid(unsafe_code)]
 
 mod queue;
@@ -17,8 +17,8 @@ const TICK_BITS: u32 = 16;
 const LEVEL_BITS: u32 = 6;
 const BUCKETS: usize = 1 << LEVEL_BITS;
 const LEVELS: usize = 6;
-/// The farthest a timer is placed, about 51 days: all buckets of the last level but the present
-/// one. What lies beyond waits there and is placed again.
+/// The farthest that a timer is placed ahead, about 51 days: all buckets of the last level except the
+/// current one. A later timer waits there and is placed again.
 const REACH: u64 = (BUCKETS as u64 - 1) << (LEVEL_BITS * (LEVELS as u32 - 1));
 /// End of a list, and the bucket of a slot that has no deadline.
 const NONE: u32 = u32::MAX;
@@ -39,7 +39,7 @@ const IDLE: Node = Node {
     next: NONE,
 };
 
-/// One deadline for each of many slots.
+/// One deadline per slot.
 #[derive(Debug)]
 pub struct Wheel {
     /// Everything up to and including this tick has been expired.
@@ -48,7 +48,7 @@ pub struct Wheel {
     earliest: u64,
     nodes: Vec<Node>,
     heads: [u32; BUCKETS * LEVELS],
-    /// Which buckets of a level hold timers.
+    /// Bit mask, per level, of the buckets that hold timers.
     occupied: [u64; LEVELS],
 }
 
@@ -69,7 +69,7 @@ impl Wheel {
         if index >= self.nodes.len() {
             self.nodes.resize(index + 1, IDLE);
         }
-        // Rounded up, so that no timer fires early; one that is due already fires next.
+        // Rounded up, so that no timer fires early; a timer already due fires next.
         let ticks = deadline
             .as_nanos()
             .div_ceil(1 << TICK_BITS)
@@ -85,7 +85,7 @@ impl Wheel {
         self.earliest = self.earliest.min(placed);
     }
 
-    /// Forgets the deadline of `slot`.
+    /// Removes the deadline of `slot`.
     pub fn clear(&mut self, slot: u32) {
         if self
             .nodes
@@ -96,18 +96,18 @@ impl Wheel {
         }
     }
 
-    /// When `expire` should be called next: no later than the earliest deadline, rounded up to
-    /// its tick, and possibly earlier.
+    /// When `expire` should be called next: no later than the earliest deadline, rounded up to its tick,
+    /// but possibly earlier.
     pub fn next(&self) -> Option<Instant> {
         let empty = self.occupied.iter().all(|&bits| bits == 0);
         (!empty).then(|| Instant::from_nanos(self.earliest.saturating_mul(1 << TICK_BITS)))
     }
 
-    /// Reports each slot whose deadline has come, and forgets it.
+    /// Reports and removes each deadline that has expired.
     pub fn expire(&mut self, now: Instant, mut fire: impl FnMut(u32)) {
         let target = now.as_nanos() >> TICK_BITS;
         while self.earliest <= target {
-            // Jump to the next bucket that can matter; in between there is nothing.
+            // Jump to the next bucket with timers; those in between are empty.
             self.tick = self.earliest.max(self.tick);
             self.cascade();
             self.fire_tick(&mut fire);
@@ -140,8 +140,8 @@ impl Wheel {
         }
     }
 
-    /// The first tick at which a bucket of any level begins that holds timers. One that has begun
-    /// without having been moved down counts too.
+    /// The first tick at which a bucket with timers begins, on any level. This includes buckets that have
+    /// begun but were not moved down.
     fn search(&self) -> u64 {
         (0..LEVELS)
             .filter_map(|level| self.search_level(level))
@@ -165,7 +165,7 @@ impl Wheel {
         (tick >> (LEVEL_BITS * level as u32)) as usize % BUCKETS
     }
 
-    /// Returns the tick at which the timer must be looked at: its own, if the wheel reaches it.
+    /// Returns the tick at which the timer must be checked: its own, if the wheel covers it.
     fn link(&mut self, slot: u32) -> u64 {
         let tick = self.nodes[slot as usize].tick;
         let ahead = tick.saturating_sub(self.tick).min(REACH);
@@ -187,7 +187,7 @@ impl Wheel {
         self.tick + ahead
     }
 
-    /// The lowest level whose buckets, the present one left out, reach `ahead` ticks.
+    /// The lowest level whose buckets, excluding the current one, cover `ahead` ticks.
     fn level(&self, ahead: u64) -> usize {
         (0..LEVELS - 1)
             .find(|&level| {

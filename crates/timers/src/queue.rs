@@ -1,5 +1,5 @@
-//! Named deadlines on one wheel: what is due comes out in the order in which it became due, so many at
-//! a time as the caller asks for.
+//! Named deadlines on one wheel: expired ones are returned in the order in which they expired, at most as
+//! many at a time as the caller requests.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::Hash;
@@ -14,14 +14,14 @@ struct Entry<K> {
     is_due: bool,
 }
 
-/// At most one deadline for each key.
+/// At most one deadline per key.
 #[derive(Debug)]
 pub struct Queue<K> {
     wheel: Wheel,
     slots: HashMap<K, u32>,
     entries: Vec<Option<Entry<K>>>,
     free: Vec<u32>,
-    /// What is due and not taken yet. Some were armed anew or disarmed since.
+    /// Expired and not taken yet. Some may have been armed again or disarmed since.
     due: VecDeque<(u32, K)>,
 }
 
@@ -36,7 +36,7 @@ impl<K: Copy + Eq + Hash> Queue<K> {
         }
     }
 
-    /// Sets the deadline of `key` in place of an earlier one.
+    /// Sets the deadline of `key`, replacing an earlier one.
     pub fn arm(&mut self, key: K, at: Instant) {
         let slot = self.slot_of(key);
         if let Some(entry) = &mut self.entries[slot as usize] {
@@ -45,14 +45,14 @@ impl<K: Copy + Eq + Hash> Queue<K> {
         self.wheel.set(slot, at);
     }
 
-    /// As [`Queue::arm`], unless it has a deadline already.
+    /// As [`Queue::arm`], unless `key` has a deadline already.
     pub fn arm_once(&mut self, key: K, at: Instant) {
         if !self.is_armed(key) {
             self.arm(key, at);
         }
     }
 
-    /// It is due with the next look.
+    /// Makes `key` due at the next `take`.
     pub fn defer(&mut self, key: K) {
         let slot = self.slot_of(key);
         if let Some(entry) = &mut self.entries[slot as usize]
@@ -74,15 +74,16 @@ impl<K: Copy + Eq + Hash> Queue<K> {
         self.slots.contains_key(&key)
     }
 
-    /// When to look next, possibly before anything is due.
+    /// When to call `take` next, possibly before anything is due.
     pub fn next(&self) -> Option<Instant> {
-        match self.due.is_empty() {
-            true => self.wheel.next(),
-            false => Some(Instant::ZERO),
+        if self.due.is_empty() {
+            self.wheel.next()
+        } else {
+            Some(Instant::ZERO)
         }
     }
 
-    /// Takes out what is due, as much as `most`.
+    /// Removes and returns what is due, at most `most` keys.
     pub fn take(&mut self, now: Instant, most: usize) -> Vec<K> {
         let (entries, due) = (&mut self.entries, &mut self.due);
         self.wheel.expire(now, |slot| {
@@ -119,7 +120,7 @@ impl<K: Copy + Eq + Hash> Queue<K> {
             }
             None => {
                 self.entries.push(entry);
-                // Fewer keys than fit a u32 find room in memory.
+                // There cannot be more keys in memory than a u32 counts.
                 (self.entries.len() - 1) as u32
             }
         };
@@ -163,7 +164,7 @@ mod tests {
         assert!(queue.take(at(20), 0).is_empty());
         queue.arm("late", at(30));
         queue.disarm("gone");
-        // Its slot is another's now.
+        // Its slot is now reused.
         queue.arm("new", at(40));
         assert_eq!(queue.take(at(20), 9), ["due"]);
         assert_eq!(queue.take(at(50), 9), ["late", "new"]);

@@ -76,7 +76,7 @@ struct Model {
 }
 
 impl Model {
-    /// Checks that `fired` is all that was due for a tick, and nothing that is not due.
+    /// Checks that `fired` is exactly what was due for a tick.
     fn check(&mut self, fired: &[u32]) {
         for slot in fired {
             let deadline = self

@@ -36,7 +36,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// What the packet filter matches on: one protocol, this host's endpoint, the peer's endpoint.
+/// The packet filter's matching criteria: protocol, this host's endpoint, the peer's endpoint.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct FlowKey {
     pub protocol: Protocol,
@@ -47,7 +47,7 @@ pub struct FlowKey {
 }
 
 impl FlowKey {
-    /// As the peer sees it.
+    /// The flow as the peer sees it.
     pub fn reversed(self) -> FlowKey {
         FlowKey {
             local: self.remote,
@@ -56,7 +56,7 @@ impl FlowKey {
         }
     }
 
-    /// The one form of a flow that is compared with others ([`canonical`]).
+    /// The flow in the form used for comparisons ([`canonical`]).
     pub fn canonical(self) -> FlowKey {
         FlowKey {
             local: canonical(self.local),
@@ -72,11 +72,11 @@ impl fmt::Display for FlowKey {
     }
 }
 
-/// Names a session for as long as the server runs; never reused.
+/// Identifies a session for the lifetime of the server; never reused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct SessionId(pub u64);
 
-/// Names a channel; 0 is the server's own.
+/// Identifies a channel; 0 is the server's own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct ChannelId(pub u32);
 
@@ -84,13 +84,13 @@ impl ChannelId {
     pub const SERVER: ChannelId = ChannelId(0);
 }
 
-/// Where a session lies in its holder's session table. The filter hands it back with each packet,
-/// so that the receiver needs no look-up.
+/// Index of a session in its holder's session table. The filter returns it with each packet, so that the
+/// receiver needs no look-up.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct Slot(pub u32);
 
-/// Counts the aims of a flow row: a packet that carries an old one was filtered before the session
-/// moved.
+/// Counts the changes of a flow row: a packet with an old generation was filtered before the session
+/// migrated.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Generation(pub u32);
 
@@ -101,8 +101,8 @@ pub struct MacAddr(pub [u8; 6]);
 impl MacAddr {
     pub const BROADCAST: MacAddr = MacAddr([0xff; 6]);
 
-    /// Where datagrams to a multicast group go (RFC 1112 §6.4, RFC 2464 §7); `None` for an address
-    /// that is none.
+    /// The MAC address of a multicast group (RFC 1112 §6.4, RFC 2464 §7); `None` for an address that is not a
+    /// group.
     pub const fn of_group(group: IpAddr) -> Option<MacAddr> {
         match group {
             IpAddr::V4(v4) if v4.is_multicast() => {

@@ -1,11 +1,11 @@
-//! What active demultiplexing finds a receiver by (MS §VI).
+//! Handles, by which active demultiplexing finds a receiver (MS §VI).
 
 use serde::{Deserialize, Serialize};
 
-/// Where packets of a connection are to be delivered, and the proof that it still holds.
+/// Where packets of a connection are delivered, and a nonce that proves its validity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handle {
-    /// Of a row of the receiver's filter.
+    /// Index of a row in the receiver's filter.
     pub index: u16,
     pub nonce: u64,
     /// The traffic class of packets that enclose it.
@@ -13,7 +13,7 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Is the marker a code point for local use (RFC 2474 §6, pool 2)? A peer may ask for no other treatment.
+    /// Whether the marker is a code point for local use (RFC 2474 §6, pool 2). A peer may request no other treatment.
     pub fn has_local_marker(self) -> bool {
         self.marker & 0x0f == 0x0c
     }

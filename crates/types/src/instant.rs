@@ -47,7 +47,7 @@ impl Instant {
     }
 }
 
-/// `Duration::as_nanos` as far as 64 bits go, for what 64 bits cost.
+/// `Duration::as_nanos` limited to 64 bits, at the cost of 64-bit arithmetic.
 fn nanos(d: Duration) -> u64 {
     d.as_secs()
         .saturating_mul(1_000_000_000)

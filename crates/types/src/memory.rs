@@ -1,14 +1,14 @@
-//! Bytes that lie somewhere, and stay as they are.
+//! Memory that does not change.
 
 use alloc::vec::Vec;
 use core::any::Any;
 use core::fmt::Debug;
 
-/// Memory that nobody can change while it is held.
+/// Memory that cannot be changed while it is held.
 pub trait Memory: Debug + Send + Sync {
     fn bytes(&self) -> &[u8];
 
-    /// For whoever made it, and knows more of it.
+    /// For downcasts by its creator.
     fn as_any(&self) -> &dyn Any;
 }
 

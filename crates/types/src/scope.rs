@@ -1,7 +1,7 @@
 use core::net::{IpAddr, SocketAddr, SocketAddrV6};
 
-/// Does the address mean something on one link only, so that it takes the link's device to tell it
-/// from others (RFC 4007 §6)?
+/// Whether the address is unique on one link only, so that it identifies a host only together with the device
+/// (RFC 4007 §6).
 pub fn is_scoped(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(_) => false,
@@ -11,7 +11,7 @@ pub fn is_scoped(address: IpAddr) -> bool {
     }
 }
 
-/// An endpoint on the link of `interface`; the device counts only where the address needs it.
+/// An endpoint on the link of `interface`; the device is included only if the address requires it.
 pub fn scoped(address: IpAddr, port: u16, interface: u32) -> SocketAddr {
     match address {
         IpAddr::V6(v6) if is_scoped(address) => SocketAddrV6::new(v6, port, 0, interface).into(),
@@ -19,7 +19,7 @@ pub fn scoped(address: IpAddr, port: u16, interface: u32) -> SocketAddr {
     }
 }
 
-/// The device that an endpoint names; 0 if none.
+/// The device in an endpoint; 0 if there is none.
 pub fn scope_of(endpoint: SocketAddr) -> u32 {
     match endpoint {
         SocketAddr::V6(v6) if is_scoped(endpoint.ip()) => v6.scope_id(),
@@ -27,9 +27,8 @@ pub fn scope_of(endpoint: SocketAddr) -> u32 {
     }
 }
 
-/// The one form of an endpoint that is compared with others: an IPv4-mapped address is the IPv4
-/// address (RFC 4291 §2.5.5.2); neither flow information nor a device that says nothing is part of
-/// it.
+/// The form of an endpoint used for comparisons: an IPv4-mapped address is replaced by the IPv4 address
+/// (RFC 4291 §2.5.5.2); flow information and an irrelevant device are removed.
 pub fn canonical(endpoint: SocketAddr) -> SocketAddr {
     scoped(
         endpoint.ip().to_canonical(),
@@ -38,7 +37,7 @@ pub fn canonical(endpoint: SocketAddr) -> SocketAddr {
     )
 }
 
-/// How an endpoint travels: serde's own form of it leaves the device out.
+/// Encoding of endpoints in messages: serde's own omits the device.
 pub mod endpoint {
     use core::net::{IpAddr, SocketAddr};
 

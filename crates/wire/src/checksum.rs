@@ -1,10 +1,10 @@
-//! The Internet checksum (RFC 1071): sums over pieces, the pseudo-header of both IP versions, and
+//! The Internet checksum (RFC 1071): sums over slices, the pseudo-header of both IP versions, and
 //! verification under checksum offload.
 
 use core::net::IpAddr;
 
-/// A one's complement sum under way. Pieces are added in wire order; a piece of odd length is
-/// fine, the next one continues at its odd position.
+/// A one's complement sum in progress. Slices are added in wire order; after one of odd length, the next
+/// continues at the odd position.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Sum {
     /// Sum of 16-bit words in the machine's byte order, which RFC 1071 §2(B) allows; 32-bit words
@@ -13,21 +13,21 @@ pub struct Sum {
     odd: bool,
 }
 
-/// Whether the sender's side may have left the checksum to hardware that never came.
+/// Whether the checksum may have been left to hardware that did not process the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
     /// The field must be right.
     Complete,
-    /// A field that holds just the folded pseudo-header sum is accepted too: what Linux leaves in
-    /// a packet whose checksum the device should have completed, and that arrives over a veth or
-    /// from the same host without having met a wire.
+    /// A field with only the folded pseudo-header sum is accepted, too: Linux leaves this in a packet whose
+    /// checksum a device should have completed, if it arrives over a veth or from the same host without
+    /// passing a wire.
     MayBePartial,
 }
 
 impl Sum {
-    /// The sum over the pseudo-header of TCP, UDP (RFC 9293 §3.1) and ICMPv6 (RFC 8200 §8.1).
-    /// `length` counts the upper-layer header and payload. Addresses of unlike families never meet
-    /// in one packet; each is summed as it is.
+    /// The sum over the pseudo-header of TCP, UDP (RFC 9293 §3.1) and ICMPv6 (RFC 8200 §8.1). `length` counts
+    /// the upper-layer header and payload. Addresses of different families do not occur in one packet; each is
+    /// summed as it is.
     pub fn pseudo_header(source: IpAddr, destination: IpAddr, protocol: u8, length: usize) -> Sum {
         let length = length as u32;
         Sum::default()
@@ -65,7 +65,7 @@ impl Sum {
         u16::from_be(fold(self.total))
     }
 
-    /// The checksum field of what was summed with the field taken as zero.
+    /// The checksum of the summed bytes, whose checksum field was zero.
     pub fn checksum(self) -> u16 {
         !self.folded()
     }
@@ -78,7 +78,7 @@ impl Sum {
     }
 }
 
-/// Whether the checksum field, at `field_at` in `segment`, fits `segment` and its pseudo-header.
+/// Whether the checksum field, at `field_at` in `segment`, matches `segment` and its pseudo-header.
 pub fn verify(pseudo_header: Sum, segment: &[u8], field_at: usize, offload: Offload) -> bool {
     let Some(field) = segment.get(field_at..field_at + 2) else {
         return false;

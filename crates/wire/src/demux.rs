@@ -1,31 +1,31 @@
-//! Active demultiplexing (MS §VI, Fig. 8): what tells a peer where a connection's receiver is, as an option of TCP,
-//! and what brings that back in front of each packet, as an option of IPv4 or as a destination options header of IPv6.
+//! Active demultiplexing (MS §VI, Fig. 8): a TCP option that advertises a connection's handle to the peer, and its
+//! enclosure in each packet, as an IPv4 option or as a destination options header of IPv6.
 
 use portolan_types::Handle;
 
-/// Bytes of the option that encloses a handle; always the first of its header.
+/// Length of the IPv4 option that encloses a handle; always the first option.
 pub const ENCLOSED_V4_LEN: usize = 12;
-/// Bytes of the header that does over IPv6; always the first behind the IPv6 header.
+/// Length of the IPv6 header that encloses a handle; always the first after the IPv6 header.
 pub const ENCLOSED_V6_LEN: usize = 16;
 
 /// RFC 4727 §3.2: an experimental option, copied to fragments.
 const ENCLOSED_V4: u8 = 158;
-/// RFC 4727 §3.4: an experimental option; who does not know it skips it.
+/// RFC 4727 §3.4: an experimental option; a host that does not know it skips it.
 const ENCLOSED_V6: u8 = 0x1e;
-/// The header that precedes a destination options header says so.
+/// Next-header value of a destination options header.
 pub const DESTINATION_OPTIONS: u8 = 60;
 const TCP: u8 = 6;
 /// RFC 8200 §4.2.
 const PAD_N: u8 = 1;
 
-/// RFC 6994: what shares the experimental kind with others. Not registered.
+/// RFC 6994: distinguishes this use of the experimental kind from others. Not registered.
 pub(crate) const EXPERIMENT: [u8; 2] = *b"PL";
 
 const ABLE_LEN: usize = 4;
 const ADVERTISE_LEN: usize = 16;
 const REVOKE_LEN: usize = 5;
 
-/// The option of an IPv4 header that brings a handle back.
+/// The IPv4 option that encloses a handle.
 pub fn enclose_v4(handle: Handle) -> [u8; ENCLOSED_V4_LEN] {
     let mut option = [0; ENCLOSED_V4_LEN];
     option[0] = ENCLOSED_V4;
@@ -34,7 +34,7 @@ pub fn enclose_v4(handle: Handle) -> [u8; ENCLOSED_V4_LEN] {
     option
 }
 
-/// The destination options header that does, before a TCP segment. Padding comes first, so that the nonce is aligned.
+/// The destination options header that encloses a handle before a TCP segment. Padding comes first, to align the nonce.
 pub fn enclose_v6(handle: Handle) -> [u8; ENCLOSED_V6_LEN] {
     let mut header = [0; ENCLOSED_V6_LEN];
     header[0] = TCP;
@@ -51,12 +51,12 @@ fn put(handle: Handle, out: &mut [u8]) {
     out[2..].copy_from_slice(&handle.nonce.to_be_bytes());
 }
 
-/// An option of TCP.
+/// A TCP option of active demultiplexing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DemuxOption {
-    /// In a SYN: whoever sends it knows the others.
+    /// In a SYN: the sender knows the other options.
     Able,
-    /// Later ones take the place of earlier ones.
+    /// Replaces earlier ones.
     Advertise {
         sequence: u8,
         handle: Handle,
@@ -67,7 +67,7 @@ pub enum DemuxOption {
 }
 
 impl DemuxOption {
-    /// Bytes with padding.
+    /// Length with padding.
     pub fn padded_len(&self) -> usize {
         self.len().next_multiple_of(4)
     }
@@ -80,7 +80,7 @@ impl DemuxOption {
         }
     }
 
-    /// Reads what follows kind and length of an experimental option.
+    /// Parses what follows kind and length of an experimental option.
     pub(crate) fn parse(value: &[u8], syn: bool) -> Option<DemuxOption> {
         let body = value.strip_prefix(&EXPERIMENT)?;
         match (syn, body) {
@@ -98,7 +98,7 @@ impl DemuxOption {
         }
     }
 
-    /// Writes the option of that kind to `out`, which has room for [`DemuxOption::padded_len`] bytes of no-operation.
+    /// Writes the option with that kind to `out`, which has [`DemuxOption::padded_len`] bytes of no-operation.
     pub(crate) fn emit(&self, kind: u8, out: &mut [u8]) {
         out[0] = kind;
         out[1] = self.len() as u8;

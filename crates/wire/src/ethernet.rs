@@ -9,7 +9,7 @@ use crate::{Malformed, put};
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 14;
 
-/// What an Ethernet frame carries.
+/// The protocol that an Ethernet frame carries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct EtherType(pub u16);
 
@@ -35,7 +35,7 @@ struct Raw {
 }
 
 impl EthernetHeader {
-    /// Splits a frame into its header and what it carries (padding included).
+    /// Splits a frame into its header and its payload, including padding.
     pub fn parse(frame: &[u8]) -> Result<(EthernetHeader, &[u8]), Malformed> {
         let (raw, payload) = Raw::ref_from_prefix(frame).map_err(|_| Malformed)?;
         let header = EthernetHeader {

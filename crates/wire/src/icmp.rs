@@ -1,5 +1,5 @@
-//! ICMP (RFC 792, RFC 1191) and ICMPv6 (RFC 4443) as far as a host needs them: errors about its
-//! own packets, and echo. One vocabulary for both versions.
+//! ICMP (RFC 792, RFC 1191) and ICMPv6 (RFC 4443) as far as a host needs them: errors about its own
+//! packets, and echo. The types are common to both versions.
 
 use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -41,11 +41,11 @@ pub struct Echo<'a> {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IcmpError<'a> {
     pub cause: Cause,
-    /// The offending packet from its IP header on, possibly cut short.
+    /// The offending packet from its IP header on, possibly truncated.
     pub quoted: &'a [u8],
 }
 
-/// What went wrong, in the words of both versions.
+/// The cause of an error, common to both versions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cause {
     NetworkUnreachable,
@@ -75,7 +75,7 @@ pub struct Quoted {
     pub destination: SocketAddr,
     /// If the packet is TCP.
     pub seq: Option<SeqNum>,
-    /// Bytes of the whole packet, as its header says.
+    /// Length of the whole packet, according to its header.
     pub length: u32,
 }
 
@@ -213,7 +213,7 @@ impl Cause {
             (2, _) => Cause::TooBig { mtu: word },
             (3, 0) => Cause::HopLimitExceeded,
             (3, _) => Cause::ReassemblyTimeExceeded,
-            // RFC 4443 §3.4: code 1, unrecognised next header, is what protocol unreachable was.
+            // RFC 4443 §3.4: code 1, unrecognised next header, corresponds to protocol unreachable.
             (_, 1) => Cause::ProtocolUnreachable,
             (_, code) => Cause::ParameterProblem { code },
         }
@@ -251,7 +251,7 @@ impl Cause {
 }
 
 impl IcmpError<'_> {
-    /// The flow of the quoted packet; `None` if it is no TCP or UDP packet, or a later fragment.
+    /// The flow of the quoted packet; `None` if it is neither TCP nor UDP, or a later fragment.
     pub fn flow(&self) -> Option<Quoted> {
         let (protocol, source, destination, length, transport): (u8, IpAddr, IpAddr, usize, &[u8]) =
             match self.quoted.first()? >> 4 {
@@ -293,7 +293,7 @@ impl IcmpError<'_> {
             source: SocketAddr::new(source, u16::from_be_bytes([s0, s1])),
             destination: SocketAddr::new(destination, u16::from_be_bytes([d0, d1])),
             seq: (protocol == 6).then_some(SeqNum(u32::from_be_bytes(seq))),
-            // At most two length fields' worth.
+            // At most the sum of two length fields.
             length: length as u32,
         })
     }

@@ -28,7 +28,7 @@ pub struct Ipv4Header {
     pub protocol: u8,
     pub source: Ipv4Addr,
     pub destination: Ipv4Addr,
-    /// Bytes after the header, as its length field says.
+    /// Length of the payload, according to the length field.
     pub payload_len: u16,
 }
 
@@ -48,7 +48,7 @@ struct Raw {
 }
 
 impl Ipv4Header {
-    /// Splits a packet into its header and its payload; link-layer padding is cut off.
+    /// Splits a packet into its header and its payload; removes link-layer padding.
     pub fn parse(packet: &[u8]) -> Result<(Ipv4Header, &[u8]), Malformed> {
         let (header, payload) = Ipv4Header::parse_quoted(packet)?;
         let header_len = packet.len() - payload.len();
@@ -62,8 +62,8 @@ impl Ipv4Header {
         Ok((header, payload))
     }
 
-    /// As [`Ipv4Header::parse`], for a packet quoted in an ICMP error: it may be cut short, and
-    /// routers have changed it on its way, so neither length nor checksum is held against it.
+    /// As [`Ipv4Header::parse`], for a packet quoted in an ICMP error: it may be truncated, and routers have
+    /// changed it, so that neither length nor checksum is verified.
     pub fn parse_quoted(packet: &[u8]) -> Result<(Ipv4Header, &[u8]), Malformed> {
         let (raw, _) = Raw::ref_from_prefix(packet).map_err(|_| Malformed)?;
         let header_len = usize::from(raw.version_and_length & 0x0f) * 4;
@@ -97,7 +97,7 @@ impl Ipv4Header {
     }
 
     /// Writes [`HEADER_LEN`] bytes, checksum included, to the front of `out`, which must have
-    /// room. The payload may be as long as 65,515 bytes.
+    /// room. The maximum payload is 65,515 bytes.
     pub fn emit(&self, out: &mut [u8]) {
         let mut fragment = self.fragment_offset >> 3;
         if self.dont_fragment {

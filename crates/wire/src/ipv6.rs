@@ -1,4 +1,4 @@
-//! The IPv6 header and the walk over its extension headers (RFC 8200). None is ever sent.
+//! The IPv6 header, and parsing of its extension headers (RFC 8200), which are never sent.
 
 use core::net::Ipv6Addr;
 
@@ -17,7 +17,7 @@ const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const DESTINATION_OPTIONS: u8 = 60;
-/// Extension headers that a packet may have before it counts as an attack.
+/// Maximum number of extension headers; more count as an attack.
 const MAX_EXTENSIONS: usize = 8;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,7 +30,7 @@ pub struct Ipv6Header {
     pub protocol: u8,
     pub source: Ipv6Addr,
     pub destination: Ipv6Addr,
-    /// Bytes after the fixed header, as its length field says.
+    /// Length after the fixed header, according to the length field.
     pub payload_len: u16,
     pub fragment: Option<Ipv6Fragment>,
 }
@@ -44,16 +44,16 @@ pub struct Ipv6Fragment {
     pub more: bool,
 }
 
-/// A piece of a packet.
+/// A fragment of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ipv6Piece<'a> {
-    /// `protocol` is what the body of the first piece starts with.
+    /// `protocol` is the first header of the first fragment's body.
     pub header: Ipv6Header,
     pub fragment: Ipv6Fragment,
     pub body: &'a [u8],
 }
 
-/// How far to walk over extension headers.
+/// How far to follow extension headers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Walk {
     ToTransport,
@@ -81,8 +81,8 @@ struct RawFragment {
 }
 
 impl Ipv6Header {
-    /// Splits a packet into its header and its upper-layer payload; extension headers are walked
-    /// over, link-layer padding is cut off.
+    /// Splits a packet into its header and its upper-layer payload; skips extension headers, and removes
+    /// link-layer padding.
     pub fn parse(packet: &[u8]) -> Result<(Ipv6Header, &[u8]), Malformed> {
         let (mut header, rest) = Ipv6Header::parse_fixed(packet)?;
         let rest = rest
@@ -92,20 +92,20 @@ impl Ipv6Header {
         Ok((header, payload))
     }
 
-    /// As [`Ipv6Header::parse`], for a packet quoted in an ICMPv6 error, which may be cut short.
+    /// As [`Ipv6Header::parse`], for a packet quoted in an ICMPv6 error, which may be truncated.
     pub fn parse_quoted(packet: &[u8]) -> Result<(Ipv6Header, &[u8]), Malformed> {
         let (mut header, rest) = Ipv6Header::parse_fixed(packet)?;
         let payload = header.walk(rest, Walk::ToTransport)?;
         Ok((header, payload))
     }
 
-    /// Is it one of several pieces? A fragment header on a whole packet says nothing (RFC 6946).
+    /// Whether it is one of several fragments. A fragment header on a whole packet has no meaning (RFC 6946).
     pub fn is_fragment(&self) -> bool {
         self.fragment
             .is_some_and(|fragment| fragment.more || fragment.offset != 0)
     }
 
-    /// Takes a fragment apart without looking into what was cut; `None` if it is a whole packet.
+    /// Parses a fragment without its contents; `None` if it is a whole packet.
     pub fn parse_piece(packet: &[u8]) -> Result<Option<Ipv6Piece<'_>>, Malformed> {
         let (mut header, rest) = Ipv6Header::parse_fixed(packet)?;
         let rest = rest
@@ -159,8 +159,8 @@ impl Ipv6Header {
         Ok((header, rest))
     }
 
-    /// Moves `protocol` past the extension headers at the front of `bytes` and answers what
-    /// follows them.
+    /// Advances `protocol` past the extension headers at the front of `bytes` and returns what follows
+    /// them.
     fn walk<'a>(&mut self, mut bytes: &'a [u8], walk: Walk) -> Result<&'a [u8], Malformed> {
         for index in 0..MAX_EXTENSIONS {
             match self.protocol {
@@ -187,7 +187,7 @@ impl Ipv6Header {
                     self.protocol = raw.next_header;
                     bytes = rest;
                     if offset_and_more & 0xfff8 != 0 || walk == Walk::UpToFragment {
-                        // Not the first fragment: what follows is no header.
+                        // Not the first fragment: no header follows.
                         return Ok(bytes);
                     }
                 }
@@ -198,10 +198,10 @@ impl Ipv6Header {
     }
 }
 
-/// What a host has to refuse in an extension header whose length is sound.
+/// Checks an extension header of valid length for contents that a host must refuse.
 fn check_extension(kind: u8, extension: &[u8]) -> Result<(), Malformed> {
     match kind {
-        // RFC 8200 §4.4, RFC 5095: this host is no stop on anybody's route.
+        // RFC 8200 §4.4, RFC 5095: this host does not forward by routing headers.
         ROUTING => match extension {
             [_, _, _, 0, ..] => Ok(()),
             _ => Err(Malformed),
@@ -210,7 +210,7 @@ fn check_extension(kind: u8, extension: &[u8]) -> Result<(), Malformed> {
     }
 }
 
-/// RFC 8200 §4.2: options that are not known are skipped, unless their type forbids it.
+/// RFC 8200 §4.2: unknown options are skipped, unless their type forbids it.
 fn check_options(mut options: &[u8]) -> Result<(), Malformed> {
     const PAD1: u8 = 0;
     const MUST_DISCARD: u8 = 0xc0;

@@ -1,5 +1,5 @@
-//! Packet headers: parse from bytes, build into bytes, checksum. `no_std`, no allocation, no
-//! state. Raw packet bytes are interpreted here and nowhere else.
+//! Packet headers: parsing, building, checksums. `no_std`, no allocation, no state. Raw packet bytes are
+//! interpreted only here.
 #![no_std]
 #![forbid(unsafe_code)]
 
@@ -18,7 +18,7 @@ pub mod vnet;
 
 use core::fmt;
 
-/// Bytes that are not the header they should be: cut short, inconsistent, or with a bad checksum.
+/// Bytes that are not a valid header: truncated, inconsistent, or with a wrong checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 

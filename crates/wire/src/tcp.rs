@@ -1,4 +1,4 @@
-//! The TCP header (RFC 9293 §3.1) and the options Portolan speaks: MSS, window scale and
+//! The TCP header (RFC 9293 §3.1) and the options Portolan supports: MSS, window scale and
 //! timestamps (RFC 7323), SACK (RFC 2018), Fast Open (RFC 7413), active demultiplexing (MS §VI).
 
 use arrayvec::ArrayVec;
@@ -33,10 +33,10 @@ const COOKIE_LENGTHS: core::ops::RangeInclusive<usize> = 4..=MAX_COOKIE;
 /// Bytes of the longest Fast Open cookie.
 pub const MAX_COOKIE: usize = 16;
 
-/// What precedes the timestamps where they are the only option.
+/// What precedes the timestamps if they are the only option.
 const ALIGNED_TIMESTAMPS: [u8; 4] = [NOP, NOP, TIMESTAMPS, 10];
 
-/// A TCP header, parsed. Unknown options are skipped.
+/// A parsed TCP header. Unknown options are skipped.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct TcpHeader {
     pub source_port: u16,
@@ -44,7 +44,7 @@ pub struct TcpHeader {
     pub seq: SeqNum,
     pub ack: SeqNum,
     pub flags: TcpFlags,
-    /// As on the wire, not scaled.
+    /// As on the wire, unscaled.
     pub window: u16,
     pub urgent: u16,
     pub options: TcpOptions,
@@ -54,12 +54,12 @@ pub struct TcpHeader {
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct TcpOptions {
     pub mss: Option<u16>,
-    /// Shift count; values above 14 are kept as read (RFC 7323 §2.3 has the receiver cap them).
+    /// Shift count; values above 14 are kept as read (RFC 7323 §2.3: the receiver limits them).
     pub window_scale: Option<u8>,
     pub sack_permitted: bool,
     pub timestamps: Option<Timestamps>,
     pub sack: ArrayVec<SackBlock, 4>,
-    /// A Fast Open cookie (RFC 7413 §4.1.1); an empty one asks for one.
+    /// A Fast Open cookie (RFC 7413 §4.1.1); an empty one requests a cookie.
     pub fast_open: Option<ArrayVec<u8, MAX_COOKIE>>,
     /// Active demultiplexing.
     pub demux: Option<DemuxOption>,
@@ -71,7 +71,7 @@ pub struct Timestamps {
     pub echo: u32,
 }
 
-/// Bytes `start..end` that the receiver holds beyond its cumulative acknowledgement.
+/// Bytes `start..end` that the receiver has beyond its cumulative acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SackBlock {
     pub start: SeqNum,
@@ -117,8 +117,8 @@ struct Raw {
 }
 
 impl TcpHeader {
-    /// Reads the header at the front of `segment`; also answers its length, where the payload
-    /// begins. The checksum is the caller's to verify ([`crate::checksum::verify`]).
+    /// Parses the header at the front of `segment`; also returns its length, where the payload begins. The
+    /// caller verifies the checksum ([`crate::checksum::verify`]).
     pub fn parse(segment: &[u8]) -> Result<(TcpHeader, usize), Malformed> {
         let (raw, _) = Raw::ref_from_prefix(segment).map_err(|_| Malformed)?;
         let header_len = usize::from(raw.data_offset >> 4) * 4;
@@ -142,8 +142,8 @@ impl TcpHeader {
         HEADER_LEN + self.options.len()
     }
 
-    /// Writes [`TcpHeader::header_len`] bytes to the front of `out`, which must have room, and
-    /// answers their number. The checksum field is left zero.
+    /// Writes [`TcpHeader::header_len`] bytes to the front of `out`, which must have room, and returns
+    /// their number. The checksum field is left zero.
     pub fn emit(&self, out: &mut [u8]) -> usize {
         let header_len = self.header_len();
         let raw = Raw {
@@ -164,7 +164,7 @@ impl TcpHeader {
 }
 
 impl TcpOptions {
-    /// Bytes of the options as emitted, padding included; a multiple of four, at most 40.
+    /// Length of the options as emitted, padding included; a multiple of four, at most 40.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         let sack_blocks = self.sack_that_fit().len();
@@ -185,7 +185,7 @@ impl TcpOptions {
     fn len_before_sack(&self) -> usize {
         let mss = if self.mss.is_some() { 4 } else { 0 };
         let timestamps = if self.timestamps.is_some() { 12 } else { 0 };
-        // Takes the place of the timestamps' padding if there are any.
+        // Replaces the timestamps' padding if there are any.
         let sack_permitted = if self.sack_permitted && self.timestamps.is_none() {
             4
         } else {
@@ -200,9 +200,9 @@ impl TcpOptions {
         mss + timestamps + sack_permitted + window_scale + fast_open + demux
     }
 
-    /// Reads options. MSS, window scale and SACK-permitted count in a SYN only (RFC 9293 §3.2 [MUST-65],
-    /// RFC 7323 §2.2, RFC 2018 §2). Reading ends at an option that does not fit, as in Linux; what
-    /// was read until then counts (RFC 9293 §3.1 [MUST-7]).
+    /// Parses options. MSS, window scale and SACK-permitted are valid in a SYN only (RFC 9293 §3.2 [MUST-65],
+    /// RFC 7323 §2.2, RFC 2018 §2). Parsing ends at an option that does not fit, as in Linux; the options
+    /// before it are valid (RFC 9293 §3.1 [MUST-7]).
     fn parse(bytes: &[u8], syn: bool) -> TcpOptions {
         let mut options = TcpOptions::default();
         if let Some((&ALIGNED_TIMESTAMPS, values)) = bytes.split_first_chunk()
@@ -257,7 +257,7 @@ impl TcpOptions {
         }
     }
 
-    /// Fills `out`, which is `len()` long, in the order of Linux's `tcp_options_write`.
+    /// Fills `out`, of length `len()`, in the order of Linux's `tcp_options_write`.
     fn emit(&self, out: &mut [u8]) {
         let mut writer = Writer { out, at: 0 };
         if let Some(mss) = self.mss {
@@ -321,7 +321,7 @@ impl SackBlock {
     }
 }
 
-/// Two 32-bit numbers, if `value` is just that.
+/// Two 32-bit numbers, if `value` has exactly that length.
 fn word_pair(value: &[u8]) -> Option<(u32, u32)> {
     let value = u64::from_be_bytes(value.try_into().ok()?);
     Some(((value >> 32) as u32, value as u32))
@@ -338,7 +338,7 @@ impl Writer<'_> {
         self.at += bytes.len();
     }
 
-    /// The next bytes, as no-operations.
+    /// Writes no-operations as the next bytes.
     fn pad(&mut self, length: usize) -> &mut [u8] {
         let start = self.at;
         self.at += length;

@@ -19,9 +19,9 @@ const PROTOCOL: u8 = 17;
 pub struct UdpHeader {
     pub source_port: u16,
     pub destination_port: u16,
-    /// Bytes after the header, as its length field says.
+    /// Length of the payload, according to the length field.
     pub payload_len: u16,
-    /// As on the wire; 0: the sender computed none.
+    /// As on the wire; 0 if the sender computed none.
     pub checksum: u16,
 }
 
@@ -35,7 +35,7 @@ struct Raw {
 }
 
 impl UdpHeader {
-    /// Splits a datagram into its header and its payload; what lies beyond its length is cut off.
+    /// Splits a datagram into its header and its payload; removes what exceeds its length.
     pub fn parse(datagram: &[u8]) -> Result<(UdpHeader, &[u8]), Malformed> {
         let (raw, rest) = Raw::ref_from_prefix(datagram).map_err(|_| Malformed)?;
         let payload_len = raw
@@ -53,7 +53,7 @@ impl UdpHeader {
         Ok((header, payload))
     }
 
-    /// Whether the checksum fits the payload and the addresses.
+    /// Whether the checksum matches the payload and the addresses.
     pub fn verify(
         &self,
         source: IpAddr,
@@ -62,7 +62,7 @@ impl UdpHeader {
         offload: Offload,
     ) -> bool {
         if self.checksum == 0 {
-            // RFC 768: none was computed. RFC 8200 §8.1: IPv6 does not allow that.
+            // RFC 768: none was computed. RFC 8200 §8.1: not permitted in IPv6.
             return source.is_ipv4();
         }
         let pseudo = Sum::pseudo_header(source, destination, PROTOCOL, self.length());
@@ -72,7 +72,7 @@ impl UdpHeader {
         pseudo.over(self.raw().as_bytes()).over(payload).folded() == 0xffff
     }
 
-    /// This header with the checksum of `payload`, which may come in pieces.
+    /// This header with the checksum of `payload`, given in slices.
     #[must_use]
     pub fn with_checksum(self, source: IpAddr, destination: IpAddr, payload: &[&[u8]]) -> Self {
         let blank = UdpHeader {

@@ -1,5 +1,5 @@
 //! The virtio_net_hdr that precedes each frame on a tap opened with `IFF_VNET_HDR`
-//! (virtio 1.2 §5.1.6; 10 bytes, the machine's byte order): what is left for the device to do.
+//! (virtio 1.2 §5.1.6; 10 bytes, the machine's byte order): offloads left to the device.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -31,7 +31,7 @@ pub struct VnetHeader {
     csum_offset: u16,
 }
 
-/// What a frame that the kernel would segment consists of.
+/// The kind of a frame to be segmented.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gso {
     TcpV4,
@@ -42,7 +42,7 @@ pub enum Gso {
 }
 
 impl VnetHeader {
-    /// A frame that is complete as it is.
+    /// A complete frame.
     pub const NONE: VnetHeader = VnetHeader {
         flags: 0,
         gso_type: GSO_NONE,
@@ -65,9 +65,8 @@ impl VnetHeader {
         }
     }
 
-    /// To be cut into segments of `size` payload bytes behind headers of `header_len` bytes,
-    /// the transport header at `start`. The checksum field holds the pseudo-header sum over the
-    /// whole.
+    /// To be cut into segments of `size` payload bytes behind headers of `header_len` bytes, with the transport
+    /// header at `start`. The checksum field holds the pseudo-header sum over the whole frame.
     pub const fn segments(gso: Gso, header_len: u16, start: u16, size: u16) -> VnetHeader {
         let (gso_type, csum_offset) = match gso {
             Gso::TcpV4 => (GSO_TCPV4, tcp::CHECKSUM_AT as u16),
@@ -85,7 +84,7 @@ impl VnetHeader {
         }
     }
 
-    /// Splits what a tap read gave into header and frame.
+    /// Splits the bytes read from a tap into header and frame.
     pub fn parse(bytes: &[u8]) -> Result<(VnetHeader, &[u8]), Malformed> {
         VnetHeader::read_from_prefix(bytes).map_err(|_| Malformed)
     }
@@ -100,7 +99,7 @@ impl VnetHeader {
         self.flags & NEEDS_CSUM != 0
     }
 
-    /// What the frame would be cut into, and at which size.
+    /// The kind and size of segments that the frame would be cut into.
     pub fn gso(&self) -> Option<(Gso, u16)> {
         let gso = match self.gso_type & !GSO_ECN {
             GSO_TCPV4 => Gso::TcpV4,

@@ -1,5 +1,5 @@
-//! What is built is read again as it was, by this crate and by `etherparse`; and where `etherparse`
-//! and this crate both read bytes that somebody else made, they read the same.
+//! Built headers are parsed back unchanged, by this crate and by `etherparse`; and both parse bytes of
+//! other origin alike.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 
@@ -60,8 +60,8 @@ impl Segment {
     }
 }
 
-/// As a receiver may see the options: those of a SYN count in a SYN only, and SACK blocks for
-/// which there was no room are gone.
+/// The options as a receiver may see them: those of a SYN only in a SYN, and without the SACK blocks
+/// for which there was no room.
 fn as_received(header: &TcpHeader, blocks: usize) -> TcpHeader {
     let mut header = header.clone();
     if !header.flags.contains(TcpFlags::SYN) {
@@ -127,7 +127,7 @@ fn etherparse_reads_the_same_options_from_any_bytes() {
                         stamps = Some(Timestamps { value, echo });
                     }
                     Ok(_) => {}
-                    // It does not skip options that it does not know.
+                    // It does not skip unknown options.
                     Err(_) => return,
                 }
             }
@@ -192,7 +192,7 @@ fn no_ipv4_packet_that_etherparse_refuses_is_read() {
             if bytes.len() < ipv4::HEADER_LEN {
                 return;
             }
-            // Most bytes are no packets; make them ones as far as length and checksum go.
+            // Most bytes are not packets; give them a valid length and checksum.
             let header_len = usize::from(5 + words % 11) * 4;
             bytes.resize(bytes.len().max(header_len), 0);
             bytes[0] = 0x40 | (header_len / 4) as u8;
@@ -211,7 +211,7 @@ fn no_ipv4_packet_that_etherparse_refuses_is_read() {
         });
 }
 
-/// Chains of extension headers, some cut, some endless.
+/// Chains of extension headers, some truncated, some endless.
 #[derive(Clone, Debug, TypeGenerator)]
 struct Chain {
     first: u8,

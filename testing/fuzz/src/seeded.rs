@@ -1,4 +1,4 @@
-//! The engine of tests: inputs by number, the same everywhere, shrunk when they fail.
+//! The engine of tests: inputs by number, the same on every machine, shrunk when they fail.
 
 use core::fmt::Debug;
 use core::ops::Range;
@@ -70,7 +70,7 @@ where
     panic!("{name}\n{failure}");
 }
 
-/// The input with that number. Short ones are as likely as long ones.
+/// Returns the input of a seed. Short inputs are as likely as long ones.
 fn input(seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x2545_f491_4f6c_dd1d);
     let bits = draw(&mut state) % (LONGEST.ilog2() as u64 + 1);

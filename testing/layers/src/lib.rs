@@ -1,2 +1,2 @@
-//! Nothing but the home of `tests/layers.rs`, which checks the dependencies of the workspace.
+//! Empty; the crate exists for `tests/layers.rs`, which checks the dependencies of the workspace.
 #![forbid(unsafe_code)]

@@ -1,12 +1,12 @@
-//! Dependencies between the crates of the workspace go down only, and the sans-IO layers cannot
-//! name the operating system.
+//! Dependencies between the crates of the workspace go down only, and the sans-IO layers do not depend on
+//! the operating system.
 
 use std::process::Command;
 
 use serde_json::Value;
 
-/// The table of docs/design.md. A crate may use crates of lower layers, and of its own layer where
-/// [`may_use`] says so.
+/// The table of docs/design.md. A crate may use crates of lower layers, and of its own layer if
+/// [`may_use`] allows it.
 const LAYERS: [(&str, Layer); 25] = [
     ("portolan-types", Layer::Vocabulary),
     ("portolan-wire", Layer::Vocabulary),
@@ -38,7 +38,7 @@ const LAYERS: [(&str, Layer); 25] = [
 /// The crate of this test, which depends on nothing.
 const SELF: &str = "portolan-layers";
 
-/// Crates that reach the operating system; the sans-IO layers take time, randomness and I/O as
+/// Crates that access the operating system; the sans-IO layers take time, randomness and I/O as
 /// arguments instead.
 const OPERATING_SYSTEM: [&str; 9] = [
     "getrandom",
@@ -62,9 +62,9 @@ enum Layer {
     System,
     /// L3: the protocol library.
     Library,
-    /// L4: what users run.
+    /// L4: the programs for users.
     Program,
-    /// Beds, benchmarks and tests: outside the layers, used by no program that users run.
+    /// Beds, benchmarks and tests: outside the layers, and not used by the programs for users.
     Tool,
 }
 
@@ -132,11 +132,11 @@ fn edges(metadata: &Value) -> Vec<Edge> {
         .collect()
 }
 
-/// What is wrong with an edge, if anything.
+/// Returns why an edge is not allowed; None if it is.
 fn complaint(edge: &Edge) -> Option<String> {
     let user = layer(&edge.user)?;
     if let Some(used) = layer(&edge.used) {
-        // Tests of a crate may use beds and simulators, but still no higher layer.
+        // Tests of a crate may use beds and simulators, but no higher layer.
         let allowed = may_use(user, used) || edge.for_tests && used == Layer::Tool;
         return (!allowed)
             .then(|| format!("{} ({user:?}) uses {} ({used:?})", edge.user, edge.used));

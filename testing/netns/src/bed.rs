@@ -1,4 +1,4 @@
-//! Two hosts and what joins them. Each has one device, `eth0`, with an IPv4 and an IPv6 address.
+//! Two hosts and the network between them. Each has one device, `eth0`, with an IPv4 and an IPv6 address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,30 +11,30 @@ use crate::wire::Wire;
 const MAC_A: &str = "02:00:00:00:77:01";
 const MAC_B: &str = "02:00:00:00:77:02";
 
-/// The host's side of each router.
+/// The host's gateway: its router's address on the host's link.
 const GATEWAY: &str = "10.77.8.254";
 
-/// Hosts `a` and `b` on one wire. The namespaces and the wire go when it is dropped, also in a
-/// panic.
+/// Hosts `a` and `b` on one link. Dropping the bed removes the namespaces and the link, also during
+/// a panic.
 #[derive(Debug)]
 pub struct Bed {
-    /// Stops before the namespaces go.
+    /// Declared first, so that it stops before the namespaces are removed.
     wire: Option<Wire>,
     pub a: Namespace,
     pub b: Namespace,
-    /// What lies between them, from `a` to `b`.
+    /// The namespaces between the hosts, in order from `a` to `b`.
     pub routers: Vec<Namespace>,
 }
 
 impl Bed {
-    /// Each host's device.
+    /// The name of each host's device.
     pub const DEVICE: &'static str = "eth0";
     pub const A4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1));
     pub const B4: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 2));
     pub const A6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1));
     pub const B6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 2));
 
-    /// Hosts joined by a veth pair: fast, lossless, with all the kernel's offloads.
+    /// Makes two hosts joined by a veth pair: fast, lossless, with all of the kernel's offloads.
     pub fn veth() -> Bed {
         let (a, b) = (Namespace::new("a"), Namespace::new("b"));
         let peer = b.path();
@@ -52,8 +52,8 @@ impl Bed {
         bed
     }
 
-    /// Hosts with two routers between them, whose own link takes `mtu` bytes only. The hosts have
-    /// the same addresses as ever, and the routers as gateways: by IPv6 of link-local scope.
+    /// Makes two hosts with two routers between them, whose common link has an MTU of `mtu` bytes. The hosts
+    /// have their usual addresses, and the routers as gateways: in IPv6, by link-local addresses.
     pub fn routed(mtu: u32) -> Bed {
         let (a, b) = (Namespace::new("a"), Namespace::new("b"));
         let routers = [Namespace::new("router-a"), Namespace::new("router-b")];
@@ -104,7 +104,7 @@ impl Bed {
         }
     }
 
-    /// Hosts on one switch, which [`Bed::guest`] puts further ones on. It floods multicast.
+    /// Makes two hosts on one switch, to which [`Bed::guest`] adds further ones. The switch floods multicast.
     pub fn switched() -> Bed {
         let (a, b) = (Namespace::new("a"), Namespace::new("b"));
         let switch = Namespace::new("switch");
@@ -122,7 +122,7 @@ impl Bed {
         bed
     }
 
-    /// One more host on the switch of a bed that has one, `10.77.0.<number>`.
+    /// Adds a host, `10.77.0.<number>`, to the switch of a bed that has one.
     pub fn guest(&self, number: u8) -> Namespace {
         let guest = Namespace::new("guest");
         let mac = format!("02:00:00:00:77:{number:02x}");
@@ -133,9 +133,9 @@ impl Bed {
         guest
     }
 
-    /// Hosts joined by a wire with faults, alike in both directions. Frames larger than the MTU
-    /// are cut into segments first, as a NIC would, so that each segment meets its own fate. The
-    /// hosts know each other's MAC addresses beforehand: faults hit transports, not ARP.
+    /// Makes two hosts joined by an impaired link, with the same faults in both directions. Frames larger
+    /// than the MTU are segmented first, as by a NIC, so that faults affect single segments. The hosts'
+    /// neighbour entries are permanent: faults affect transport protocols, not ARP.
     pub fn impaired(impairment: Impairment) -> Bed {
         let (a, b) = (Namespace::new("a"), Namespace::new("b"));
         let taps = [tap_device(&a, MAC_A), tap_device(&b, MAC_B)];
@@ -152,13 +152,13 @@ impl Bed {
         bed
     }
 
-    /// What the impaired wire did so far, both directions together; zero for a veth pair.
+    /// Returns the counters of the impaired link, summed up over both directions; zeros for a veth pair.
     pub fn counters(&self) -> Counters {
         self.wire.as_ref().map(Wire::counters).unwrap_or_default()
     }
 
-    /// Which congestion control the kernel's TCP has over IPv4 between the hosts. A namespace may
-    /// not choose among all of the kernel's, a route may.
+    /// Sets the congestion control of the kernel's TCP between the hosts over IPv4. It is set on the route,
+    /// because a namespace may not use every algorithm by sysctl.
     pub fn set_kernel_congestion(&self, name: &str) {
         for (host, v4) in [(&self.a, Bed::A4), (&self.b, Bed::B4)] {
             host.ip(&format!(
@@ -177,7 +177,7 @@ impl Bed {
     }
 }
 
-/// Gives a host its device, whose other end is a port of the switch.
+/// Adds the host's device, whose peer is a port of the switch.
 fn plug(switch: &Namespace, host: &Namespace, mac: &str, port: &str) {
     let peer = switch.path();
     host.ip(&format!(
@@ -186,7 +186,7 @@ fn plug(switch: &Namespace, host: &Namespace, mac: &str, port: &str) {
     switch.ip(&format!("link set {port} master switch up"));
 }
 
-/// A tap that is the host's NIC: unlike a channel's, it speaks ARP, IPv6 and multicast.
+/// Makes a tap that is the host's NIC: unlike a channel's, it has ARP, IPv6 and multicast.
 fn tap_device(host: &Namespace, mac: &str) -> Tap {
     let tap = host.enter(|| {
         let tap = Tap::create("eth").expect("root may create taps");

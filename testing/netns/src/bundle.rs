@@ -1,4 +1,4 @@
-//! One direction of a wire: a single [`Link`], or one for each TCP flow, so that one bed carries
+//! One direction of a link: a single [`Link`], or one for each TCP flow, so that one bed carries
 //! many independent measurements at a time.
 
 use std::collections::BTreeMap;
@@ -12,7 +12,7 @@ const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
 const TCP: u8 = 6;
 
-/// The two ports, that of host `b` first; frames that are not TCP share zero.
+/// The two ports, that of host `b` first; frames that are not TCP share (0, 0).
 type Ports = (u16, u16);
 
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Bundle {
 }
 
 impl Bundle {
-    /// `direction` is that of the links: 0 from host `a`, 1 from host `b`.
+    /// `direction` of the links: 0 is from host `a`, 1 from host `b`.
     pub(crate) fn new(impairment: Impairment, direction: u64) -> Bundle {
         Bundle {
             impairment,
@@ -32,11 +32,12 @@ impl Bundle {
         }
     }
 
-    /// A frame enters the wire.
+    /// Puts a frame on the link.
     pub(crate) fn offer(&mut self, now: Instant, frame: Vec<u8>) {
-        let ports = match self.impairment.per_flow {
-            true => ports(&frame, self.direction).unwrap_or_default(),
-            false => Ports::default(),
+        let ports = if self.impairment.per_flow {
+            ports(&frame, self.direction).unwrap_or_default()
+        } else {
+            Ports::default()
         };
         let (impairment, direction) = (self.impairment, self.direction);
         let link = self.links.entry(ports).or_insert_with(|| {
@@ -46,7 +47,7 @@ impl Bundle {
         link.offer(now, frame);
     }
 
-    /// The next frame that leaves the wire by `now`.
+    /// Returns the next frame that leaves the link by `now`.
     pub(crate) fn due(&mut self, now: Instant) -> Option<Vec<u8>> {
         let first = self
             .links
@@ -55,7 +56,7 @@ impl Bundle {
         first.due(now)
     }
 
-    /// When the next frame leaves.
+    /// Returns the time at which the next frame leaves.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.links.values().filter_map(Link::deadline).min()
     }
@@ -68,7 +69,7 @@ impl Bundle {
     }
 }
 
-/// The ports of a TCP frame that goes in `direction`.
+/// Returns the ports of a TCP frame that travels in `direction`.
 fn ports(frame: &[u8], direction: u64) -> Option<Ports> {
     let (protocol, transport) = match frame.get(12..14)?.try_into().ok()? {
         ETHERTYPE_IPV4 => {

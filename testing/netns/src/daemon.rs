@@ -1,5 +1,5 @@
-//! A program in the background of a test: awaited until it is ready, killed with the test, its
-//! output shown if the test fails.
+//! A background program of a test. The test waits until it is ready, kills it at its end, and shows its
+//! output if it fails.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::PathBuf;
@@ -10,22 +10,22 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process_group};
 
-/// How long a program may take until it is ready.
+/// Time limit for a program to become ready.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How long a program may take to end when told to.
+/// Time limit for a program to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(5);
 
-/// By what a program shows that it is ready.
+/// How a program shows that it is ready.
 #[derive(Clone, Debug)]
 pub enum Ready {
-    /// At once.
+    /// It is ready at once.
     Started,
     /// A line of its output contains this.
     Line(String),
-    /// Some socket of its namespace listens on this TCP port.
+    /// A socket of its namespace listens on this TCP port.
     TcpPort(u16),
-    /// Some socket of its namespace has this UDP port.
+    /// A socket of its namespace is bound to this UDP port.
     UdpPort(u16),
     /// This file or socket exists.
     Path(PathBuf),
@@ -40,7 +40,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `command` and waits until it is ready; panics with its output if it never is.
+    /// Starts `command` and waits until it is ready.
     pub fn start(mut command: Command, ready: Ready) -> Daemon {
         let name = command.get_program().to_string_lossy().into_owned();
         command
@@ -63,7 +63,7 @@ impl Daemon {
         self.child.id()
     }
 
-    /// Everything it has written so far, both streams, line by line.
+    /// Returns all output so far, of both streams, line by line.
     pub fn output(&self) -> String {
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         lines.join("\n")
@@ -78,15 +78,15 @@ impl Daemon {
         matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Sends `signal` to it and to the processes it started.
+    /// Sends `signal` to the program and its children.
     pub fn signal(&self, signal: Signal) {
         if let Some(group) = Pid::from_raw(self.child.id() as i32) {
-            // It may have ended already.
+            // Fails if all of them have ended already.
             let _ = kill_process_group(group, signal);
         }
     }
 
-    /// Waits for its end, two seconds at most; none if it goes on.
+    /// Waits for the program's end, at most for [`GRACE`]; None if it still runs.
     pub fn await_end(&mut self) -> Option<ExitStatus> {
         let deadline = Instant::now() + GRACE;
         loop {
@@ -104,7 +104,7 @@ impl Daemon {
         let deadline = Instant::now() + PATIENCE;
         while !self.is_ready(ready) {
             let running = self.is_running();
-            // What it wrote last may still be on its way through the pipe.
+            // Its last output may still be in the pipe.
             if !running {
                 sleep(20 * TICK);
             }
@@ -130,13 +130,13 @@ impl Daemon {
         }
     }
 
-    /// Looks for a socket in the program's namespace, which `/proc/<pid>/net` shows.
+    /// Looks for a socket in the program's namespace, as shown by `/proc/<pid>/net`.
     fn has_socket(&self, protocol: &str, port: u16, state: &str) -> bool {
         let path = format!("/proc/{}/net/{protocol}", self.pid());
         let table = std::fs::read_to_string(path).unwrap_or_default();
         let port = format!(":{port:04X}");
         table.lines().skip(1).any(|line| {
-            // Number, local address, remote address, state.
+            // The fields are: number, local address, remote address, state.
             let mut words = line.split_whitespace().skip(1);
             let local = words.next().is_some_and(|local| local.ends_with(&port));
             local && words.nth(1) == Some(state)
@@ -155,7 +155,7 @@ impl Drop for Daemon {
             self.child.kill().ok();
             self.child.wait().ok();
         }
-        // Also what it left behind.
+        // Kills the rest of its process group.
         self.signal(Signal::KILL);
         if std::thread::panicking() {
             eprintln!("--- output of {}:\n{}\n---", self.name, self.output());
@@ -163,7 +163,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Collects the lines of `stream` until its last writer has gone.
+/// Collects the lines of `stream` until its last writer has closed it.
 fn capture(stream: Option<impl Read + Send + 'static>, lines: &Arc<Mutex<Vec<String>>>) {
     let Some(stream) = stream else {
         return;

@@ -1,5 +1,5 @@
-//! Test beds of network namespaces, veth wires and impaired links; root only. A bed that cannot be
-//! set up panics: then the test that wants it has failed.
+//! Test beds of network namespaces, veth links and impaired links. They need root. A bed that cannot be
+//! set up panics, which fails the test.
 #![forbid(unsafe_code)]
 
 mod bed;

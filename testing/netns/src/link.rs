@@ -1,5 +1,5 @@
-//! One direction of a wire as a model without threads or descriptors: frames go in with the time,
-//! and come out when they are due, or never.
+//! One direction of a link as a model without threads or descriptors: frames enter at a given time, and
+//! leave when they are due, or are lost.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -8,25 +8,25 @@ use portolan_types::Instant;
 
 use crate::segment::mark;
 
-/// The faults of a wire. Probabilities are of one frame, between 0 and 1. The default has none.
+/// The faults of a link. Probabilities are per frame, between 0 and 1. The default has no faults.
 #[derive(Clone, Copy, Debug)]
 pub struct Impairment {
     pub loss: f64,
     pub duplicate: f64,
     /// Probability that a frame is held back until later ones have overtaken it.
     pub reorder: f64,
-    /// One way.
+    /// One-way delay.
     pub delay: Duration,
-    /// Bits per second; none is as fast as the machine.
+    /// Bits per second; None: unlimited.
     pub rate: Option<u64>,
-    /// Bytes that wait for their turn at `rate`; more are dropped at the tail.
+    /// Bytes that can be queued at `rate`; more are dropped at the tail.
     pub buffer: usize,
-    /// With more bytes than this waiting, frames are marked whose senders allow it (RFC 3168).
+    /// Marks frames of ECN-capable senders while more bytes than this are queued (RFC 3168).
     pub mark_above: Option<usize>,
-    /// Each TCP flow has a wire of its own with these faults, and its port on host `b` for a seed:
-    /// flows to one port meet the same accidents whenever they run.
+    /// Gives each TCP flow a link of its own with these faults, seeded by its port on host `b`:
+    /// flows to one port have the same faults whenever they run.
     pub per_flow: bool,
-    /// Runs with one seed make the same choices for the same frames.
+    /// Runs with the same seed make the same choices for the same frames.
     pub seed: u64,
 }
 
@@ -46,7 +46,7 @@ impl Default for Impairment {
     }
 }
 
-/// What became of the frames.
+/// Counts of frames by their fate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     pub forwarded: u64,
@@ -55,7 +55,7 @@ pub struct Counters {
     pub reordered: u64,
     /// Dropped because the buffer was full.
     pub overflowed: u64,
-    /// Marked because it began to fill.
+    /// Marked because the queue exceeded `mark_above`.
     pub marked: u64,
 }
 
@@ -72,24 +72,24 @@ impl Counters {
     }
 }
 
-/// How long a reordered frame is held back beyond its time.
+/// Additional delay of a reordered frame.
 const HOLD: Duration = Duration::from_millis(2);
 
-/// One direction.
+/// One direction of a link.
 #[derive(Debug)]
 pub(crate) struct Link {
     impairment: Impairment,
     random: Random,
-    /// When the last frame accepted so far will have been sent at `rate`.
+    /// The time at which all accepted frames have been sent at `rate`.
     busy_until: Instant,
-    /// By departure, then arrival.
+    /// Ordered by departure, then by arrival.
     in_flight: BTreeMap<(Instant, u64), Vec<u8>>,
     arrivals: u64,
     counters: Counters,
 }
 
 impl Link {
-    /// `direction` keeps the two directions of one seed apart.
+    /// `direction` gives the two directions of one seed different random numbers.
     pub(crate) fn new(impairment: Impairment, direction: u64) -> Link {
         Link {
             impairment,
@@ -101,7 +101,7 @@ impl Link {
         }
     }
 
-    /// A frame enters the wire.
+    /// Puts a frame on the link.
     pub(crate) fn offer(&mut self, now: Instant, mut frame: Vec<u8>) {
         if self.random.happens(self.impairment.loss) {
             self.counters.lost += 1;
@@ -128,8 +128,8 @@ impl Link {
         self.carry(departure, frame);
     }
 
-    /// When a frame of `length` bytes has been sent at the wire's rate; none if the buffer is
-    /// full.
+    /// Returns the time at which a frame of `length` bytes has been sent at the link's rate; None if the
+    /// buffer is full.
     fn transmit(&mut self, now: Instant, length: usize) -> Option<Instant> {
         let Some(rate) = self.impairment.rate else {
             return Some(now);
@@ -143,7 +143,7 @@ impl Link {
         Some(self.busy_until)
     }
 
-    /// Bytes that wait for their turn.
+    /// Returns the queued bytes.
     fn waiting(&self, now: Instant) -> f64 {
         let rate = self.impairment.rate.unwrap_or_default() as f64;
         self.busy_until.since(now).as_secs_f64() * rate / 8.0
@@ -154,7 +154,7 @@ impl Link {
         self.in_flight.insert((departure, self.arrivals), frame);
     }
 
-    /// The next frame that leaves the wire by `now`.
+    /// Returns the next frame that leaves the link by `now`.
     pub(crate) fn due(&mut self, now: Instant) -> Option<Vec<u8>> {
         let first = self.in_flight.first_entry()?;
         if first.key().0 > now {
@@ -164,7 +164,7 @@ impl Link {
         Some(first.remove())
     }
 
-    /// When the next frame leaves.
+    /// Returns the time at which the next frame leaves.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.in_flight
             .first_key_value()
@@ -176,13 +176,13 @@ impl Link {
     }
 }
 
-/// SplitMix64: small, and good enough to choose victims.
+/// SplitMix64: small, and random enough to choose frames.
 #[derive(Debug)]
 struct Random(u64);
 
 impl Random {
     fn happens(&mut self, probability: f64) -> bool {
-        // 53 bits make a fraction in 0..1.
+        // 53 bits form a fraction in 0..1.
         let fraction = (self.next() >> 11) as f64 / (1_u64 << 53) as f64;
         fraction < probability
     }
@@ -204,7 +204,7 @@ mod tests {
         Instant::from_millis(millis)
     }
 
-    /// First bytes of all frames that leave by `now`.
+    /// Returns the first bytes of all frames that leave by `now`.
     fn drain(link: &mut Link, now: Instant) -> Vec<u8> {
         std::iter::from_fn(|| link.due(now))
             .map(|frame| frame[0])

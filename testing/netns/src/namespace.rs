@@ -1,4 +1,4 @@
-//! One host of a bed: a network namespace of its own, kept alive by a descriptor.
+//! One host of a bed: a network namespace, kept alive by a descriptor.
 
 use std::ffi::OsStr;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes one; `tag` is for messages.
+    /// Creates a namespace. `tag` is shown in messages.
     pub fn new(tag: &str) -> Namespace {
         let fd = namespace::create().expect("root may create network namespaces");
         let namespace = Namespace {
@@ -31,18 +31,18 @@ impl Namespace {
         &self.tag
     }
 
-    /// A path by which other programs can enter it while this process lives:
+    /// Returns a path by which other programs can enter it while this process lives:
     /// `nsenter --net=<path>`.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.fd.as_raw_fd())
     }
 
-    /// What `/proc/self/ns/net` shows for programs in it.
+    /// Returns the inode number that `/proc/self/ns/net` shows for programs in it.
     pub fn inode(&self) -> u64 {
         self.enter(|| namespace::inode().expect("a thread's namespace can be looked at"))
     }
 
-    /// A command that will run `program` inside.
+    /// Returns a command that will run `program` inside.
     pub fn exec(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         let fd = self.fd.try_clone().expect("a descriptor can be copied");
@@ -50,7 +50,7 @@ impl Namespace {
         command
     }
 
-    /// Runs `action` inside, on a thread of its own, and returns what it does.
+    /// Runs `action` inside, on a thread of its own, and returns its result.
     pub fn enter<T: Send>(&self, action: impl FnOnce() -> T + Send) -> T {
         std::thread::scope(|scope| {
             let inside = scope.spawn(|| {
@@ -61,7 +61,7 @@ impl Namespace {
         })
     }
 
-    /// Runs `ip` with the words of `arguments` inside; it has to succeed.
+    /// Runs `ip` with the words of `arguments` inside. Panics if it fails.
     pub fn ip(&self, arguments: &str) {
         let output = self
             .exec("ip")

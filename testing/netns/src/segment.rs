@@ -1,5 +1,5 @@
-//! What a NIC does to a frame before it is on the wire: cuts a large TCP segment into small ones
-//! and completes checksums. Input comes from a tap, behind a virtio-net header.
+//! The offloads of a NIC: segments a large TCP frame and completes checksums before the frame is on the
+//! link. Input comes from a tap, behind a virtio-net header.
 
 /// Bytes of the virtio-net header.
 pub(crate) const VNET_HEADER: usize = 10;
@@ -18,7 +18,7 @@ const FIN: u8 = 0x01;
 const PSH: u8 = 0x08;
 const CWR: u8 = 0x80;
 
-/// The fields of a virtio-net header that matter here; host order, as the tap writes them.
+/// The fields of a virtio-net header that are used here; in host order, as the tap writes them.
 struct VnetHeader {
     flags: u8,
     gso_type: u8,
@@ -40,8 +40,8 @@ impl VnetHeader {
     }
 }
 
-/// The frames that go on the wire for what was read from a tap, without virtio-net headers. None
-/// for what is no frame.
+/// Returns the frames to be sent for one read from a tap, without virtio-net headers; none if the read is
+/// not a frame.
 pub(crate) fn wire_frames(read: &[u8]) -> Vec<Vec<u8>> {
     let Some((header, frame)) = read.split_first_chunk::<VNET_HEADER>() else {
         return Vec::new();
@@ -57,7 +57,7 @@ pub(crate) fn wire_frames(read: &[u8]) -> Vec<Vec<u8>> {
     vec![frame]
 }
 
-/// Finishes the checksum whose field holds the sum of the pseudo-header.
+/// Completes a checksum whose field contains the sum of the pseudo-header.
 fn complete_checksum(frame: &mut [u8], start: usize, offset: usize) {
     let field = start + offset;
     if frame.len() < field + 2 {
@@ -71,7 +71,7 @@ fn complete_checksum(frame: &mut [u8], start: usize, offset: usize) {
     frame[field..field + 2].copy_from_slice(&checksum.to_be_bytes());
 }
 
-/// Cuts a large TCP segment; the virtio-net header says where TCP begins.
+/// Segments a large TCP frame; the virtio-net header tells where TCP begins.
 fn segments(header: &VnetHeader, frame: &[u8]) -> Option<Vec<Vec<u8>>> {
     let tcp = header.checksum_start;
     let data_offset = usize::from(*frame.get(tcp + 12)? >> 4) * 4;
@@ -110,7 +110,7 @@ fn fix_ip(frame: &mut [u8], tcp: usize, index: u16) {
     }
 }
 
-/// Moves the sequence number, keeps flags where they belong, computes the checksum.
+/// Adjusts the sequence number, clears flags that belong to other segments, computes the checksum.
 fn fix_tcp(frame: &mut [u8], tcp: usize, position: u32, first: bool, last: bool) {
     let sequence: [u8; 4] = std::array::from_fn(|index| frame[tcp + 4 + index]);
     let sequence = u32::from_be_bytes(sequence).wrapping_add(position);
@@ -134,7 +134,7 @@ fn fix_tcp(frame: &mut [u8], tcp: usize, position: u32, first: bool, last: bool)
     put(frame, tcp + 16, checksum);
 }
 
-/// Sets the codepoint CE where the sender allows it (RFC 3168 §5); whether it did.
+/// Sets the codepoint CE if the sender is ECN-capable (RFC 3168 §5). Returns true if it was set.
 pub(crate) fn mark(frame: &mut [u8]) -> bool {
     const CE: u8 = 3;
     let ip = ETHERNET_HEADER;
@@ -169,7 +169,7 @@ fn put(frame: &mut [u8], at: usize, value: u16) {
     frame[at..at + 2].copy_from_slice(&value.to_be_bytes());
 }
 
-/// Sum of the bytes as big-endian words (RFC 1071), not yet folded.
+/// Returns the sum of the bytes as big-endian words (RFC 1071), before folding.
 fn sum(bytes: &[u8]) -> u64 {
     let words = bytes.chunks(2).map(|pair| {
         let second = pair.get(1).copied().unwrap_or(0);
@@ -192,7 +192,7 @@ mod tests {
     const PAYLOAD: usize = 3500;
     const MSS: usize = 1460;
 
-    /// A large IPv4 or IPv6 TCP segment as a tap hands it over.
+    /// A large IPv4 or IPv6 TCP frame, as read from a tap.
     fn large(ipv4: bool) -> Vec<u8> {
         let ip_header = if ipv4 { 20 } else { 40 };
         let tcp = ETHERNET_HEADER + ip_header;
@@ -215,7 +215,7 @@ mod tests {
         read
     }
 
-    /// The receiver's check: pseudo-header and segment sum to all ones.
+    /// Checks as a receiver does: pseudo-header and segment must sum to all ones.
     fn tcp_is_sound(frame: &[u8], tcp: usize) -> bool {
         let addresses = if is_ipv4(frame) { 26..34 } else { 22..54 };
         let pseudo = sum(&frame[addresses]) + 6 + (frame.len() - tcp) as u64;

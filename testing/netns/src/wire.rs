@@ -1,5 +1,5 @@
-//! The thread that is an impaired wire: reads each host's tap, lets the frames cross a [`Link`],
-//! writes what arrives to the other tap.
+//! The thread that implements an impaired link: reads each host's tap, passes the frames through a [`Link`],
+//! and writes those that leave it to the other tap.
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd};
@@ -16,16 +16,16 @@ use crate::bundle::Bundle;
 use crate::link::{Counters, Impairment};
 use crate::segment::{VNET_HEADER, wire_frames};
 
-/// Largest frame a tap delivers, with headers.
+/// Largest frame that a tap delivers, with headers.
 const LARGEST: usize = VNET_HEADER + 14 + 65_536;
 
-/// The best a thread can be without real-time scheduling.
+/// The highest priority without real-time scheduling.
 const URGENT: i32 = -20;
 
-/// Frames taken from one tap before the wire looks at what is due.
+/// Maximum number of frames read from one tap before due frames are delivered.
 const BATCH: usize = 64;
 
-/// Runs until dropped.
+/// The thread of a link, which runs until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Wire {
     stop: Arc<EventNotifier>,
@@ -45,7 +45,7 @@ impl Wire {
         let thread = std::thread::spawn({
             let (stop, counters) = (stop.clone(), counters.clone());
             move || {
-                // A wire is never late; where that is not allowed it is only less exact.
+                // Keeps the link's timing exact; without the permission it is only less exact.
                 let _ = setpriority_process(Some(gettid()), URGENT);
                 forwarder.run(&stop, &counters)
             }
@@ -66,7 +66,7 @@ impl Drop for Wire {
     fn drop(&mut self) {
         self.stop.notify();
         if let Some(thread) = self.thread.take() {
-            // If it panicked, that has been printed.
+            // A panic of the thread has been printed already.
             let _ = thread.join();
         }
     }
@@ -74,7 +74,7 @@ impl Drop for Wire {
 
 struct Forwarder {
     taps: [TapIo<std::os::fd::OwnedFd>; 2],
-    /// `links[n]` carries what tap `n` says.
+    /// `links[n]` carries the frames that tap `n` sends.
     links: [Bundle; 2],
     buffer: Vec<u8>,
 }
@@ -94,7 +94,7 @@ impl Forwarder {
         }
     }
 
-    /// Sleeps until a tap has a frame or one is due; true if the wire is to stop.
+    /// Sleeps until a tap has a frame or one is due. Returns true if the link is to stop.
     fn wait(&self, stop: &EventNotifier) -> bool {
         let [a, b] = &self.taps;
         let mut fds = [a.as_fd(), b.as_fd(), stop.as_fd()].map(|fd| libc::pollfd {
@@ -103,7 +103,7 @@ impl Forwarder {
             revents: 0,
         });
         let deadline = self.links.iter().filter_map(Bundle::deadline).min();
-        // Interrupted or not: the caller looks at everything anyway.
+        // An interruption does no harm: the caller checks everything.
         let _ = ppoll(&mut fds, deadline, None);
         fds[2].revents != 0
     }
@@ -124,7 +124,7 @@ impl Forwarder {
         let now = clock::now();
         while let Some(frame) = self.links[side].due(now) {
             let parts = [IoSlice::new(&[0; VNET_HEADER]), IoSlice::new(&frame)];
-            // A host that is down loses what is sent to it.
+            // A host that is down loses its frames.
             let _ = self.taps[1 - side].write(&parts);
         }
     }

@@ -1,4 +1,4 @@
-//! The program that makes the calls, as the runner sees it.
+//! The runner's side of the program that makes the calls.
 
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::wire::now;
 
-/// One call, one line of JSON on the agent's standard input. Each runs on a thread of its own.
+/// A call: one line of JSON on the agent's standard input. Each call runs on a thread of its own.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Request {
     pub id: u32,
@@ -26,18 +26,18 @@ pub enum Value {
     Address(SocketAddr),
 }
 
-/// What came of it, one line on the standard output.
+/// The outcome of a call: one line of JSON on the agent's standard output.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Answer {
     pub id: u32,
-    /// By the monotonic clock.
+    /// Start and end by the monotonic clock.
     pub started: Duration,
     pub ended: Duration,
-    /// The number, or errno.
+    /// The return value, or errno.
     pub result: Result<i64, i32>,
-    /// What was received.
+    /// The received data.
     pub data: Option<Vec<u8>>,
-    /// What poll found, or what a message had beside its data.
+    /// The events of poll, or properties of a received message other than its data.
     pub words: Vec<String>,
 }
 
@@ -51,15 +51,15 @@ pub enum AgentError {
     Late,
 }
 
-/// A running agent, killed when dropped. Its answers are read by who waits for them: a thread between
-/// them could be late, or be waited for by one that does not let it run.
+/// A running agent, killed when dropped. Its answers are read by the waiting thread itself: a separate
+/// reader thread could be late, or could wait for a core that the waiting thread occupies.
 pub struct Agent {
     child: Child,
     requests: Option<ChildStdin>,
     answers: Option<ChildStdout>,
-    /// What was read of answers, up to the middle of a line.
+    /// Answers that were read, up to an incomplete line.
     unread: Vec<u8>,
-    /// That somebody did not wait for yet.
+    /// Answers that nobody has waited for yet.
     waiting: Vec<Answer>,
     next: u32,
 }
@@ -78,7 +78,7 @@ impl Agent {
         })
     }
 
-    /// Has a call made, and tells its number.
+    /// Has the agent make a call, and returns the number of the request.
     pub fn request(&mut self, call: &str, arguments: Vec<Value>) -> Result<u32, AgentError> {
         self.next += 1;
         let request = Request {
@@ -93,7 +93,7 @@ impl Agent {
         Ok(self.next)
     }
 
-    /// What came of a call, waiting until `deadline`.
+    /// Returns the outcome of a call, waiting until `deadline`.
     pub fn answer(&mut self, id: u32, deadline: Duration) -> Result<Answer, AgentError> {
         loop {
             if let Some(at) = self.waiting.iter().position(|answer| answer.id == id) {
@@ -133,14 +133,14 @@ impl Agent {
 
     /// Waits for the agent's end.
     pub fn await_end(&mut self) {
-        // It has been told to.
+        // The caller has told it to end.
         let _ = self.child.wait();
     }
 }
 
 impl Drop for Agent {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the agent has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

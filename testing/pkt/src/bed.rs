@@ -1,5 +1,5 @@
-//! The stage: one namespace with the stack under test, a wire, and its far end in the runner's
-//! hands. Both stacks stand on the same stage; only what makes the sockets differs.
+//! The test bed: one namespace with the stack under test, and a link whose far end the runner
+//! controls. The bed is the same for both stacks; only the maker of the sockets differs.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,7 +18,7 @@ use crate::wire::Wire;
 const DEVICE: &str = "eth0";
 const FAR: &str = "far";
 const MAC: [u8; 6] = [2, 0, 0, 0, 0x78, 1];
-/// Of a host that is nobody: the far end's kernel takes nothing for its own.
+/// The MAC address of no host, so that the far end's kernel ignores the frames.
 const FAR_MAC: [u8; 6] = [2, 0, 0, 0, 0x78, 0xfe];
 
 const LOCAL_V4: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
@@ -26,18 +26,18 @@ const GATEWAY_V4: &str = "10.78.0.2";
 const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd78, 0, 0, 0, 0, 0, 0, 1);
 const GATEWAY_V6: &str = "fd78::2";
 
-/// How long the server may take to answer.
+/// Time limit for the server to answer.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What both stacks are given. Scripts can set more.
+/// Settings for both stacks. Scripts can add more.
 const SYSCTLS: [(&str, &str); 3] = [
-    // One script shall not learn from another.
+    // Scripts must not affect each other.
     ("net/ipv4/tcp_no_metrics_save", "1"),
     ("net/ipv6/conf/eth0/accept_ra", "0"),
     ("net/ipv6/conf/eth0/router_solicitations", "0"),
 ];
 
-/// Who makes the sockets.
+/// The stack that makes the sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stack {
     Linux,
@@ -53,7 +53,7 @@ impl fmt::Display for Stack {
     }
 }
 
-/// Gone with all its processes when dropped.
+/// The bed of one stack. Dropping it kills all its processes.
 pub struct Bed {
     pub stack: Stack,
     pub wire: Wire,
@@ -91,7 +91,7 @@ impl Bed {
         }
     }
 
-    /// The address of the stack under test.
+    /// Returns the address of the stack under test.
     pub fn local(family: Family) -> IpAddr {
         match family {
             Family::V4 => LOCAL_V4.into(),
@@ -99,7 +99,7 @@ impl Bed {
         }
     }
 
-    /// The address of a remote host: one for each run of a script, so that no two meet.
+    /// Returns the address of a remote host: a different one for each run of a script, so that runs are independent.
     pub fn remote(family: Family, number: u16) -> IpAddr {
         let [high, low] = number.to_be_bytes();
         match family {
@@ -109,7 +109,7 @@ impl Bed {
         }
     }
 
-    /// The command that starts an agent on the stack under test.
+    /// Returns the command that starts an agent on the stack under test.
     pub fn agent(&self) -> Command {
         let program = agent_program(&self.tools);
         let mut command = self.host.exec(program);
@@ -128,7 +128,7 @@ fn agent_program(tools: &Tools) -> PathBuf {
     tools.beside("pkt-agent")
 }
 
-/// A wire without offloads: what is one packet on it was one packet of the stack's.
+/// Makes a link without offloads: each packet on it is one packet of the stack.
 fn join(host: &Namespace, far: &Namespace) {
     let far_path = far.path();
     host.ip(&format!(
@@ -163,7 +163,7 @@ fn join(host: &Namespace, far: &Namespace) {
     await_ready(far, FAR);
 }
 
-/// The kernel takes a link up some time after it was told to; until then it drops packets.
+/// Waits until the link is up: the kernel drops packets for some time after it was set up.
 fn await_ready(namespace: &Namespace, device: &str) {
     let says = |words: &[&str]| {
         let output = namespace.exec("ip").args(words).output();

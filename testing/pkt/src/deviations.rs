@@ -1,4 +1,4 @@
-//! The list of scripts that Portolan plays otherwise than Linux, and the verdict over a run.
+//! The list of scripts whose result on Portolan differs from Linux, and the verdict on a run.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 pub struct Deviations(BTreeMap<String, String>);
 
 impl Deviations {
-    /// Reads the list; tells the line that is none.
+    /// Parses the list. The error is the first invalid line.
     pub fn parse(text: &str) -> Result<Deviations, String> {
         let mut list = BTreeMap::new();
         for line in text.lines() {
@@ -28,7 +28,7 @@ impl Deviations {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Entries for which no script exists.
+    /// Returns entries for which no script exists.
     pub fn without_script<'a>(&'a self, names: &[String]) -> Vec<&'a str> {
         let unknown = self.0.keys().filter(|name| !names.contains(name));
         unknown.map(String::as_str).collect()

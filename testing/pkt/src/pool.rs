@@ -1,4 +1,4 @@
-//! Many beds at a time: scripts mostly wait.
+//! Plays scripts on several beds in parallel, since scripts mostly wait.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,7 @@ use crate::script::{Action, Family, LoadError, Script, load};
 /// One script over one IP version.
 #[derive(Clone, Debug)]
 pub struct Job {
-    /// `topic/name`, with ` v6` behind it over IPv6 if the script runs over both.
+    /// `topic/name`, followed by ` v6` for the IPv6 run of a script that runs over both versions.
     pub name: String,
     pub script: Script,
     pub family: Family,
@@ -24,7 +24,7 @@ pub struct Played {
     pub result: Result<(), Box<Failure>>,
 }
 
-/// The jobs of a script.
+/// Returns the jobs of a script.
 pub fn jobs(path: &Path) -> Result<Vec<Job>, LoadError> {
     let script = load(path)?;
     let topic = path.parent().and_then(Path::file_name).unwrap_or_default();
@@ -41,7 +41,7 @@ pub fn jobs(path: &Path) -> Result<Vec<Job>, LoadError> {
     Ok(script.families.iter().map(job).collect())
 }
 
-/// All scripts in a folder and the folders in it, in order.
+/// Returns all scripts in a folder and its subfolders, in order.
 pub fn scripts(folder: &Path) -> std::io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_owned()];
@@ -91,7 +91,7 @@ fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Plays one script, once: whatever comes of it is its result.
+/// Plays one script once, without retries.
 fn play_one(job: &Job, bed: &Bed, number: &mut u16) -> Played {
     let start = Instant::now();
     *number += 1;
@@ -107,7 +107,7 @@ fn play_one(job: &Job, bed: &Bed, number: &mut u16) -> Played {
     }
 }
 
-/// The least time that a script takes.
+/// Returns the minimum duration of a script.
 fn least(script: &Script) -> Duration {
     let times = script.steps.iter().map(|step| match step.action {
         Action::Quiet(length) => length,

@@ -12,7 +12,7 @@ use crate::script::{Action, Family, Packet, Place, Script, Step, Time};
 use crate::segment::{Content, Flow, Reassembly, Scope, Seen, SeenOption, build, compare, show};
 use crate::wire::now;
 
-/// How much a time may be off to either side.
+/// The tolerance of times in each direction.
 #[derive(Clone, Copy, Debug)]
 struct Tolerance {
     early: Duration,
@@ -22,10 +22,10 @@ struct Tolerance {
 impl Tolerance {
     fn of(stack: Stack) -> Tolerance {
         let (early, late) = match stack {
-            // A tick of the kernel's clock at 100 Hz.
+            // One tick of the kernel's clock at 100 Hz.
             Stack::Linux => (10, 0),
-            // A program may lose its core between its look at the clock and its packet, and
-            // between a packet and its look at the ring.
+            // A program may be descheduled between reading the clock and sending its packet, and
+            // between the arrival of a packet and reading the ring.
             Stack::Portolan => (60, 300),
         };
         Tolerance {
@@ -35,16 +35,16 @@ impl Tolerance {
     }
 }
 
-/// How long an expectation without an upper bound is waited for. The machine may be busy.
+/// Time limit of an expectation without an upper bound. The machine may be busy.
 const PATIENCE: Duration = Duration::from_millis(3000);
-/// How long a call may take.
+/// Time limit of a call.
 const CALL_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Where a script plays: no two on one bed at one place.
+/// The addresses that a script uses, unique on its bed.
 #[derive(Clone, Copy, Debug)]
 pub struct Setting {
     pub family: Family,
-    /// Of all that are played on this bed.
+    /// Number of the run on this bed.
     pub number: u16,
 }
 
@@ -53,9 +53,9 @@ pub struct Setting {
 pub struct Failure {
     pub place: Option<Place>,
     pub message: String,
-    /// All that happened, a line each.
+    /// All events, one per line.
     pub trace: Vec<String>,
-    /// The most by which the runner itself came late with what the script told it to do.
+    /// The largest delay of the runner's own actions after their time in the script.
     pub runner_late: Duration,
 }
 
@@ -74,7 +74,7 @@ impl std::fmt::Display for Failure {
     }
 }
 
-/// Plays `script`; the time it took is the caller's to measure.
+/// Plays `script`. The caller measures the time it takes.
 pub fn play(script: &Script, bed: &Bed, setting: Setting) -> Result<(), Box<Failure>> {
     let outer = |message: String| {
         Box::new(Failure {
@@ -94,7 +94,7 @@ pub fn play(script: &Script, bed: &Bed, setting: Setting) -> Result<(), Box<Fail
     result
 }
 
-/// Sets kernel parameters and tells what they were.
+/// Sets kernel parameters and returns their previous values.
 fn change(bed: &Bed, sysctls: &[(String, String)]) -> Result<Vec<(String, String)>, String> {
     if sysctls.is_empty() {
         return Ok(Vec::new());
@@ -112,37 +112,37 @@ fn change(bed: &Bed, sysctls: &[(String, String)]) -> Result<Vec<(String, String
     })
 }
 
-/// What a step came to when it did not go well.
+/// The error says why a step failed.
 type Stepped = Result<(), String>;
 
 struct Player<'a> {
     bed: &'a Bed,
     agent: Agent,
     family: Family,
-    /// Of the stack under test, where it listens.
+    /// The port on which the stack under test listens.
     port: u16,
     scope: Scope,
     flows: HashMap<String, Flow>,
     reassembly: Reassembly,
     started: HashMap<String, u32>,
-    /// Where each stream's next byte is in the pattern; none after bytes of another kind.
+    /// The position in the pattern of each stream's next byte; None after bytes that are not from the pattern.
     read_so_far: HashMap<i64, Option<u64>>,
     datagram_sockets: Vec<i64>,
-    /// When the last step came true, or began to if it took a while.
+    /// The time at which the last step was fulfilled, or at which it began, if it has a duration.
     cursor: Duration,
-    /// When it had come true for certain.
+    /// The time at which the last step was fulfilled for certain.
     done: Duration,
     start: Duration,
     late: Duration,
-    /// By how much the calls since the last packet came late. A timer that one of them, or that
-    /// packet, has set may be due that much earlier, as seen from the last one.
+    /// The delay of the calls since the last packet. A timer that one of these calls or the packet has
+    /// set may expire earlier by this, relative to the last call.
     slack: Duration,
     trace: Vec<(Duration, String)>,
 }
 
-/// The first port of remote ends; flows differ by it.
+/// The port of the first remote end; each flow has a different one.
 const REMOTE_PORT: u16 = 40_000;
-/// Ports of the stack under test begin here.
+/// The first port of the stack under test.
 const LOCAL_PORT: u16 = 5_000;
 
 impl<'a> Player<'a> {
@@ -155,7 +155,7 @@ impl<'a> Player<'a> {
                 local: SocketAddr::new(Bed::local(family), LOCAL_PORT + number),
                 local_is_known: false,
                 remote: SocketAddr::new(Bed::remote(family, number), REMOTE_PORT + index),
-                // Near the top, so that every longer stream wraps.
+                // Near the maximum, so that every longer stream wraps.
                 remote_isn: u32::MAX - 1000 - u32::from(index),
                 local_isn: None,
                 timestamp: 0,
@@ -289,7 +289,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// A step came true at one moment.
+    /// Records that a step was fulfilled at `moment`.
     fn reach(&mut self, moment: Duration) {
         self.cursor = moment;
         self.done = moment;
@@ -368,7 +368,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// The next packet of this script, and its flow's name; none if none comes until `deadline`.
+    /// Returns the next packet of this script and the name of its flow; None if none arrives until `deadline`.
     fn next_packet(&mut self, deadline: Duration) -> Option<(String, Seen)> {
         loop {
             let (at, packet) = self.bed.wire.receive(deadline)?;
@@ -403,7 +403,7 @@ impl<'a> Player<'a> {
         found.map(|(name, _)| name.clone())
     }
 
-    /// What only the stack under test chooses: its port, its first sequence number, timestamps.
+    /// Records the choices of the stack under test: its port, its initial sequence number, timestamps.
     fn learn(&mut self, name: &str, seen: &Seen) {
         let Some(flow) = self.flows.get_mut(name) else {
             return;
@@ -425,7 +425,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// After a failure: what else has come.
+    /// After a failure, adds the remaining packets to the trace.
     fn note_the_rest(&mut self) {
         while self.next_packet(now()).is_some() {}
     }
@@ -447,7 +447,7 @@ fn flow_tag(name: &str) -> String {
     }
 }
 
-/// All flows of a script, the one without a name first.
+/// Returns all flows of a script, the one without a name first.
 fn flow_names(script: &Script) -> Vec<String> {
     let mut names = vec![String::new()];
     for step in &script.steps {

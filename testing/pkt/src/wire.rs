@@ -1,7 +1,7 @@
-//! The far end of the wire: a packet socket that sees every frame with the kernel's own time stamp,
-//! so that a runner that is late does not measure its own lateness.
+//! The far end of the link: a packet socket that receives every frame with the kernel's time stamp,
+//! so that a delay of the runner does not distort the measured times.
 //!
-//! The only unsafe code of this crate: what rustix does not wrap.
+//! The only unsafe code of this crate: calls that rustix does not wrap.
 
 use std::cell::RefCell;
 use std::io;
@@ -17,20 +17,20 @@ const ETHERNET_HEADER: usize = 14;
 const ETHERTYPE_V4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_V6: [u8; 2] = [0x86, 0xdd];
 const LARGEST: usize = 1 << 17;
-/// Room for all the frames of a script that nobody reads.
+/// Room for all frames of a script, should none be read.
 const RECEIVE_BUFFER: libc::c_int = 4 << 20;
 
 /// Packets to and from the stack under test.
 pub struct Wire {
     socket: OwnedFd,
-    /// Both MAC addresses: that of the stack under test, then ours.
+    /// Both MAC addresses: that of the stack under test, then that of the remote host.
     macs: [u8; 12],
-    /// Where the next frame is read to. To map memory for each would have the threads of all runners
-    /// wait for each other.
+    /// The buffer for the next frame, which is reused: allocating one for each frame would make the
+    /// threads of all runners contend for the memory map.
     frame: RefCell<Vec<u8>>,
 }
 
-/// The monotonic clock.
+/// Returns the time of the monotonic clock.
 pub fn now() -> Duration {
     duration(clock_gettime(ClockId::Monotonic))
 }
@@ -40,7 +40,7 @@ fn duration(time: Timespec) -> Duration {
 }
 
 impl Wire {
-    /// Takes hold of a device of `namespace`.
+    /// Attaches to a device of `namespace`.
     pub fn open(namespace: &Namespace, device: &str, macs: [u8; 12]) -> io::Result<Wire> {
         namespace.enter(|| {
             let socket = open_socket()?;
@@ -54,7 +54,7 @@ impl Wire {
         })
     }
 
-    /// Puts an IP packet on the wire.
+    /// Sends an IP packet on the link.
     pub fn send(&self, packet: &[u8]) -> io::Result<()> {
         let kind = match packet.first().map(|byte| byte >> 4) {
             Some(6) => ETHERTYPE_V6,
@@ -65,7 +65,7 @@ impl Wire {
         Ok(())
     }
 
-    /// The next IP packet that the stack under test has sent and when, waiting until `deadline`.
+    /// Returns the next IP packet that the stack under test has sent, with its time, waiting until `deadline`.
     pub fn receive(&self, deadline: Duration) -> Option<(Duration, Vec<u8>)> {
         loop {
             if let Some(found) = self.receive_now() {
@@ -80,12 +80,12 @@ impl Wire {
                 tv_sec: left.as_secs() as i64,
                 tv_nsec: left.subsec_nanos().into(),
             };
-            // Interrupted or not: the socket is looked at once more.
+            // After an interruption, the socket is checked again.
             let _ = poll(&mut fds, Some(&timeout));
         }
     }
 
-    /// None if nothing waits; none within if it was no IP packet.
+    /// Returns None if no frame waits, and Some(None) for a frame that is no IP packet.
     fn receive_now(&self) -> Option<Option<(Duration, Vec<u8>)>> {
         let mut frame = self.frame.borrow_mut();
         let (length, stamp) = receive_stamped(&self.socket, &mut frame)?;
@@ -94,13 +94,13 @@ impl Wire {
         if kind != ETHERTYPE_V4 && kind != ETHERTYPE_V6 {
             return Some(None);
         }
-        // Stamps are of the wall clock.
+        // Time stamps are of the wall clock.
         let age = duration(clock_gettime(ClockId::Realtime)).saturating_sub(stamp);
         let at = now().saturating_sub(age);
         Some(Some((at, frame[ETHERNET_HEADER..].to_vec())))
     }
 
-    /// Forgets what has come so far.
+    /// Discards all received frames.
     pub fn drain(&self) {
         while self.receive_now().is_some() {}
     }
@@ -116,9 +116,9 @@ const EVERYTHING: u16 = (libc::ETH_P_ALL as u16).to_be();
 
 fn open_socket() -> io::Result<OwnedFd> {
     let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
-    // SAFETY: integers only.
+    // SAFETY: the arguments are integers.
     let fd = check(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
-    // SAFETY: the kernel has just opened it for us.
+    // SAFETY: the descriptor was just opened, and nothing else owns it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     set(&socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
     set(&socket, libc::SOL_SOCKET, libc::SO_TIMESTAMPNS, 1)?;
@@ -131,15 +131,15 @@ fn open_socket() -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Only from here on frames come in.
+/// Frames are received from this call on.
 fn bind(socket: &OwnedFd, index: u32) -> io::Result<()> {
-    // SAFETY: zeros are an address.
+    // SAFETY: an address of zeros is valid.
     let mut address: libc::sockaddr_ll = unsafe { zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = EVERYTHING;
     address.sll_ifindex = index as i32;
     let length = size_of_val(&address) as libc::socklen_t;
-    // SAFETY: an address of that length.
+    // SAFETY: `address` is valid and has this length.
     check(unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) })?;
     Ok(())
 }
@@ -147,7 +147,7 @@ fn bind(socket: &OwnedFd, index: u32) -> io::Result<()> {
 fn set(socket: &OwnedFd, level: i32, name: i32, value: libc::c_int) -> io::Result<()> {
     let length = size_of::<libc::c_int>() as libc::socklen_t;
     let pointer = (&raw const value).cast();
-    // SAFETY: the option is one int.
+    // SAFETY: the option's value is one int, which is valid.
     check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, pointer, length) })?;
     Ok(())
 }
@@ -159,23 +159,23 @@ fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// Bytes of the next frame and its stamp; none if none waits.
+/// Returns the length and the time stamp of the next frame; None if no frame waits.
 fn receive_stamped(socket: &OwnedFd, frame: &mut [u8]) -> Option<(usize, Duration)> {
     let mut control = [0_u64; 16];
     let mut piece = libc::iovec {
         iov_base: frame.as_mut_ptr().cast(),
         iov_len: frame.len(),
     };
-    // SAFETY: zeros are a msghdr.
+    // SAFETY: a msghdr of zeros is valid.
     let mut header: libc::msghdr = unsafe { zeroed() };
     header.msg_iov = &raw mut piece;
     header.msg_iovlen = 1;
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = size_of_val(&control);
-    // SAFETY: the header describes live buffers.
+    // SAFETY: the header describes valid buffers.
     let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut header, 0) };
     let length = usize::try_from(length).ok()?;
-    // SAFETY: the call left well-formed control messages; a stamp is one timespec.
+    // SAFETY: recvmsg wrote well-formed control messages; a time stamp is one timespec.
     let stamp = unsafe {
         let mut next = libc::CMSG_FIRSTHDR(&header);
         let mut stamp = None;
@@ -190,7 +190,7 @@ fn receive_stamped(socket: &OwnedFd, frame: &mut [u8]) -> Option<(usize, Duratio
         }
         stamp
     };
-    // A frame without a stamp came just now.
+    // A frame without a time stamp is taken to have arrived just now.
     let stamp = stamp.unwrap_or_else(|| duration(clock_gettime(ClockId::Realtime)));
     Some((length, stamp))
 }

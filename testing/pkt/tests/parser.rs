@@ -1,4 +1,4 @@
-//! The parser takes what the language has, points at what it has not, and survives anything.
+//! The parser accepts the language, reports the position of errors, and never panics.
 
 use portolan_pkt::script::{Action, Body, Family, ParseError, parse};
 
@@ -81,7 +81,7 @@ fn nothing_makes_the_parser_panic() {
     });
 }
 
-/// As above, from pieces of the language, which get further.
+/// The same with pieces of the language, which reach deeper into the parser.
 #[test]
 fn no_mixture_of_the_language_makes_the_parser_panic() {
     const PIECES: &[&str] = &[

@@ -1,5 +1,5 @@
 //! Every script passes on Linux, and on Portolan unless `deviations.txt` lists it with a reason; a
-//! listed script that passes fails the test, too. Needs root and `cargo build --workspace`.
+//! listed script that passes fails the test as well. Needs root and `cargo build --workspace`.
 
 use std::path::PathBuf;
 
@@ -8,7 +8,7 @@ use portolan_pkt::deviations::Deviations;
 use portolan_pkt::pool::{Job, Played, jobs, play_all, scripts};
 use portolan_pkt::prompt::go_first;
 
-/// Beds of each stack that stand at a time. Scripts wait most of the time.
+/// Number of simultaneous beds per stack. Scripts wait most of the time.
 const BEDS: usize = 10;
 
 const DEVIATIONS: &str = include_str!("../deviations.txt");

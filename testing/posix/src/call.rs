@@ -1,4 +1,5 @@
-//! libc's calls as safe functions: slices for buffers, `Result` for -1 and `errno`. The only unsafe code of the checker.
+//! libc's calls as safe functions, with slices for buffers and `Result` for -1 and `errno`. The only unsafe code of the
+//! checker.
 
 mod address;
 pub mod raw;
@@ -33,7 +34,7 @@ pub struct Errno(pub i32);
 
 pub type Answer<T> = Result<T, Errno>;
 
-/// -1 to `errno`.
+/// Converts -1 to `errno`.
 fn answered<T: TryInto<i64> + Copy>(result: T) -> Answer<usize> {
     match result
         .try_into()
@@ -54,7 +55,7 @@ fn number(result: c_int) -> Answer<c_int> {
 }
 
 fn last_error() -> Errno {
-    // SAFETY: the calling thread's errno.
+    // SAFETY: the pointer is to the calling thread's errno.
     Errno(unsafe { *libc::__errno_location() })
 }
 
@@ -62,7 +63,7 @@ macro_rules! plain_calls {
     ($($(#[$note:meta])* $name:ident = $call:ident($($argument:ident: $type:ty),*);)*) => { $(
         $(#[$note])*
         pub fn $name($($argument: $type),*) -> Answer<c_int> {
-            // SAFETY: integers only.
+            // SAFETY: the arguments are integers.
             number(unsafe { libc::$call($($argument),*) })
         }
     )* };
@@ -92,26 +93,26 @@ pub fn connect(fd: Fd, address: SocketAddr) -> Answer<c_int> {
     connect_raw(fd, raw.pointer(), raw.length)
 }
 
-/// connect(AF_UNSPEC).
+/// Calls connect with AF_UNSPEC.
 pub fn disconnect(fd: Fd) -> Answer<c_int> {
-    // SAFETY: all zeros is an address of the family AF_UNSPEC.
+    // SAFETY: zeros are an address of the family AF_UNSPEC.
     let nowhere: sockaddr = unsafe { zeroed() };
     connect_raw(fd, &nowhere, size_of::<sockaddr>() as socklen_t)
 }
 
-/// connect with any pointer and length, for what the other end must refuse.
+/// Calls connect with any pointer and length, for calls that must be refused.
 pub fn connect_raw(fd: Fd, address: *const sockaddr, length: socklen_t) -> Answer<c_int> {
-    // SAFETY: callers give live addresses or ones that must be refused unread.
+    // SAFETY: callers pass valid addresses, or ones that the kernel must refuse.
     number(unsafe { libc::connect(fd, address, length) })
 }
 
-/// connect with the first `length` bytes of an address.
+/// Calls connect with the first `length` bytes of an address.
 pub fn connect_short(fd: Fd, address: SocketAddr, length: socklen_t) -> Answer<c_int> {
     let raw = Raw::from(address);
     connect_raw(fd, raw.pointer(), length.min(raw.length))
 }
 
-/// connect with another family in the address.
+/// Calls connect with another family in the address.
 pub fn connect_family(fd: Fd, address: SocketAddr, family: u16) -> Answer<c_int> {
     let mut raw = Raw::from(address);
     raw.set_family(family);
@@ -130,9 +131,9 @@ pub fn accept(fd: Fd, flags: c_int) -> Answer<(Fd, SocketAddr)> {
     Ok((number(accepted)?, decoded(&raw)))
 }
 
-/// accept without asking for the address.
+/// Calls accept without requesting the address.
 pub fn accept_quietly(fd: Fd) -> Answer<Fd> {
-    // SAFETY: null is "no address wanted".
+    // SAFETY: null means that no address is requested.
     number(unsafe { libc::accept(fd, ptr::null_mut(), ptr::null_mut()) })
 }
 
@@ -150,11 +151,11 @@ pub fn peer_address(fd: Fd) -> Answer<SocketAddr> {
     Ok(decoded(&raw))
 }
 
-/// getsockname with less room than the address needs: what was written, and the length told.
+/// Calls getsockname with less room than the address needs. Returns the bytes written and the length reported.
 pub fn local_address_cut(fd: Fd, room: usize) -> Answer<(usize, socklen_t)> {
     let mut place = [0xee_u8; 64];
     let mut length = room as socklen_t;
-    // SAFETY: `place` has more room than is told.
+    // SAFETY: `place` is larger than the reported room.
     number(unsafe { libc::getsockname(fd, place.as_mut_ptr().cast(), &mut length) })?;
     Ok((
         place
@@ -165,9 +166,9 @@ pub fn local_address_cut(fd: Fd, room: usize) -> Answer<(usize, socklen_t)> {
     ))
 }
 
-/// getsockname with any pointers.
+/// Calls getsockname with any pointers.
 pub fn local_address_raw(fd: Fd, address: *mut sockaddr, length: *mut socklen_t) -> Answer<c_int> {
-    // SAFETY: callers give pointers that must be refused.
+    // SAFETY: callers pass pointers that the kernel must refuse.
     number(unsafe { libc::getsockname(fd, address, length) })
 }
 
@@ -180,12 +181,12 @@ impl Value for libc::timeval {}
 impl Value for libc::tcp_info {}
 impl<const N: usize> Value for [u8; N] {}
 
-/// The value and the length told.
+/// Returns an option's value and the length reported.
 pub fn option<T: Value>(fd: Fd, level: c_int, name: c_int) -> Answer<(T, usize)> {
-    // SAFETY: every option type is plain data, for which zeros are a value.
+    // SAFETY: every option type is plain data, for which zeros are valid.
     let mut value: T = unsafe { zeroed() };
     let mut length = size_of::<T>() as socklen_t;
-    // SAFETY: `value` has the room told.
+    // SAFETY: `value` has the length passed.
     number(unsafe {
         libc::getsockopt(
             fd,
@@ -208,11 +209,11 @@ pub fn socket_error(fd: Fd) -> Answer<Errno> {
 
 pub fn set_option<T: Value>(fd: Fd, level: c_int, name: c_int, value: &T) -> Answer<c_int> {
     let length = size_of_val(value) as socklen_t;
-    // SAFETY: `value` has the length told.
+    // SAFETY: `value` has the length passed.
     number(unsafe { libc::setsockopt(fd, level, name, ptr::from_ref(value).cast(), length) })
 }
 
-/// setsockopt with any pointer and length.
+/// Calls setsockopt with any pointer and length.
 pub fn set_option_raw(
     fd: Fd,
     level: c_int,
@@ -220,11 +221,11 @@ pub fn set_option_raw(
     value: *const c_void,
     length: socklen_t,
 ) -> Answer<c_int> {
-    // SAFETY: callers give pointers that must be refused.
+    // SAFETY: callers pass pointers that the kernel must refuse.
     number(unsafe { libc::setsockopt(fd, level, name, value, length) })
 }
 
-/// getsockopt with any pointers.
+/// Calls getsockopt with any pointers.
 pub fn option_raw(
     fd: Fd,
     level: c_int,
@@ -232,28 +233,28 @@ pub fn option_raw(
     value: *mut c_void,
     length: *mut socklen_t,
 ) -> Answer<c_int> {
-    // SAFETY: callers give pointers that must be refused.
+    // SAFETY: callers pass pointers that the kernel must refuse.
     number(unsafe { libc::getsockopt(fd, level, name, value, length) })
 }
 
 pub fn read(fd: Fd, buffer: &mut [u8]) -> Answer<usize> {
-    // SAFETY: the slice's own length.
+    // SAFETY: the length is that of the slice.
     answered(unsafe { libc::read(fd, buffer.as_mut_ptr().cast(), buffer.len()) })
 }
 
 pub fn receive(fd: Fd, buffer: &mut [u8], flags: c_int) -> Answer<usize> {
-    // SAFETY: the slice's own length.
+    // SAFETY: the length is that of the slice.
     answered(unsafe { libc::recv(fd, buffer.as_mut_ptr().cast(), buffer.len(), flags) })
 }
 
-/// The length told for the address is 0 if there is none.
+/// The returned length of the address is 0 if there is none.
 pub fn receive_from(
     fd: Fd,
     buffer: &mut [u8],
     flags: c_int,
 ) -> Answer<(usize, Option<SocketAddr>)> {
     let mut raw = Raw::empty();
-    // SAFETY: the slice's own length; `raw` has room for any address.
+    // SAFETY: the length is that of the slice; `raw` has room for any address.
     let received = unsafe {
         libc::recvfrom(
             fd,
@@ -285,24 +286,24 @@ fn pieces(buffers: &[&[u8]]) -> Vec<iovec> {
 
 pub fn read_scattered(fd: Fd, buffers: &mut [&mut [u8]]) -> Answer<usize> {
     let pieces = pieces_mut(buffers);
-    // SAFETY: the pieces describe live buffers.
+    // SAFETY: the pieces describe valid buffers.
     answered(unsafe { libc::readv(fd, pieces.as_ptr(), pieces.len() as c_int) })
 }
 
 pub fn write_gathered(fd: Fd, buffers: &[&[u8]]) -> Answer<usize> {
     let pieces = pieces(buffers);
-    // SAFETY: the pieces describe live buffers.
+    // SAFETY: the pieces describe valid buffers.
     answered(unsafe { libc::writev(fd, pieces.as_ptr(), pieces.len() as c_int) })
 }
 
-/// What recvmsg tells.
+/// The results of recvmsg.
 pub struct Message {
     pub length: usize,
     pub from: Option<SocketAddr>,
     pub flags: c_int,
     /// Level and type of each control message.
     pub control: Vec<(c_int, c_int)>,
-    /// What each of them holds.
+    /// The contents of each control message.
     pub contents: Vec<Vec<u8>>,
 }
 
@@ -310,7 +311,7 @@ pub fn receive_message(fd: Fd, buffers: &mut [&mut [u8]], flags: c_int) -> Answe
     let mut pieces = pieces_mut(buffers);
     let mut raw = Raw::empty();
     let mut control = [0_u64; 32];
-    // SAFETY: zeros are a msghdr.
+    // SAFETY: a msghdr of zeros is valid.
     let mut header: msghdr = unsafe { zeroed() };
     header.msg_name = raw.pointer_mut().cast();
     header.msg_namelen = raw.length;
@@ -318,11 +319,11 @@ pub fn receive_message(fd: Fd, buffers: &mut [&mut [u8]], flags: c_int) -> Answe
     header.msg_iovlen = pieces.len();
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = size_of_val(&control);
-    // SAFETY: the header describes live buffers.
+    // SAFETY: the header describes valid buffers.
     let length = answered(unsafe { libc::recvmsg(fd, &mut header, flags) })?;
     raw.length = header.msg_namelen;
     let (mut kinds, mut contents) = (Vec::new(), Vec::new());
-    // SAFETY: the call left well-formed control messages.
+    // SAFETY: the call wrote well-formed control messages.
     unsafe {
         let mut next = libc::CMSG_FIRSTHDR(&header);
         while !next.is_null() {
@@ -351,7 +352,7 @@ pub fn send_message(
 ) -> Answer<usize> {
     let mut pieces = pieces(buffers);
     let mut raw = to.map(Raw::from);
-    // SAFETY: zeros are a msghdr.
+    // SAFETY: a msghdr of zeros is valid.
     let mut header: msghdr = unsafe { zeroed() };
     if let Some(raw) = &mut raw {
         header.msg_name = raw.pointer_mut().cast();
@@ -359,11 +360,11 @@ pub fn send_message(
     }
     header.msg_iov = pieces.as_mut_ptr();
     header.msg_iovlen = pieces.len();
-    // SAFETY: the header describes live buffers.
+    // SAFETY: the header describes valid buffers.
     answered(unsafe { libc::sendmsg(fd, &header, flags) })
 }
 
-/// recvmmsg into buffers of 64 bytes: the texts.
+/// Calls recvmmsg with buffers of 64 bytes and returns their contents.
 pub fn receive_messages(
     fd: Fd,
     count: usize,
@@ -381,7 +382,7 @@ pub fn receive_messages(
     let mut headers: Vec<libc::mmsghdr> = pieces.iter_mut().map(one_piece).collect();
     let mut time = timeout.map(timespec);
     let time = time.as_mut().map_or(ptr::null_mut(), ptr::from_mut);
-    // SAFETY: the headers describe live buffers.
+    // SAFETY: the headers describe valid buffers.
     let got =
         number(unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), count as u32, flags, time) })?;
     let texts = buffers.iter().zip(&headers).take(got as usize);
@@ -393,12 +394,12 @@ pub fn receive_messages(
 pub fn send_messages(fd: Fd, texts: &[&[u8]], flags: c_int) -> Answer<c_int> {
     let mut pieces = pieces(texts);
     let mut headers: Vec<libc::mmsghdr> = pieces.iter_mut().map(one_piece).collect();
-    // SAFETY: the headers describe live buffers.
+    // SAFETY: the headers describe valid buffers.
     number(unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), headers.len() as u32, flags) })
 }
 
 fn one_piece(piece: &mut iovec) -> libc::mmsghdr {
-    // SAFETY: zeros are a mmsghdr.
+    // SAFETY: a mmsghdr of zeros is valid.
     let mut header: libc::mmsghdr = unsafe { zeroed() };
     header.msg_hdr.msg_iov = piece;
     header.msg_hdr.msg_iovlen = 1;
@@ -406,19 +407,19 @@ fn one_piece(piece: &mut iovec) -> libc::mmsghdr {
 }
 
 pub fn write(fd: Fd, buffer: &[u8]) -> Answer<usize> {
-    // SAFETY: the slice's own length.
+    // SAFETY: the length is that of the slice.
     answered(unsafe { libc::write(fd, buffer.as_ptr().cast(), buffer.len()) })
 }
 
-/// send; MSG_NOSIGNAL is the caller's to add.
+/// Calls send. MSG_NOSIGNAL is left to the caller.
 pub fn send(fd: Fd, buffer: &[u8], flags: c_int) -> Answer<usize> {
-    // SAFETY: the slice's own length.
+    // SAFETY: the length is that of the slice.
     answered(unsafe { libc::send(fd, buffer.as_ptr().cast(), buffer.len(), flags) })
 }
 
 pub fn send_to(fd: Fd, buffer: &[u8], flags: c_int, to: SocketAddr) -> Answer<usize> {
     let raw = Raw::from(to);
-    // SAFETY: the slice's own length; `raw` is an address of that length.
+    // SAFETY: the length is that of the slice; `raw` is an address of that length.
     answered(unsafe {
         libc::sendto(
             fd,
@@ -431,7 +432,7 @@ pub fn send_to(fd: Fd, buffer: &[u8], flags: c_int, to: SocketAddr) -> Answer<us
     })
 }
 
-/// The bytes sent and the offset afterwards.
+/// Calls sendfile and returns the bytes sent and the offset afterwards.
 pub fn send_file(to: Fd, from: Fd, offset: Option<i64>, count: usize) -> Answer<(usize, i64)> {
     let mut at = offset.unwrap_or(-1);
     let pointer = if offset.is_some() {
@@ -439,14 +440,14 @@ pub fn send_file(to: Fd, from: Fd, offset: Option<i64>, count: usize) -> Answer<
     } else {
         ptr::null_mut()
     };
-    // SAFETY: `pointer` is null or a live offset.
+    // SAFETY: `pointer` is null or points to `at`.
     let sent = answered(unsafe { libc::sendfile(to, from, pointer, count) })?;
     Ok((sent, at))
 }
 
-/// A memory file with these contents, its position at the start.
+/// Creates a memory file with these contents, positioned at the start.
 pub fn file(contents: &[u8]) -> Fd {
-    // SAFETY: a C string and integers.
+    // SAFETY: the arguments are a C string and an integer.
     let file = unsafe { libc::memfd_create(c"contents".as_ptr(), 0) };
     write(file, contents).expect("a memory file");
     seek(file, 0, libc::SEEK_SET);
@@ -454,11 +455,11 @@ pub fn file(contents: &[u8]) -> Fd {
 }
 
 pub fn seek(fd: Fd, offset: i64, whence: c_int) -> i64 {
-    // SAFETY: integers only.
+    // SAFETY: the arguments are integers.
     unsafe { libc::lseek(fd, offset, whence) }
 }
 
-/// An ioctl that reads or writes one int.
+/// Calls an ioctl that reads or writes one int.
 pub fn ioctl(fd: Fd, request: u64, value: c_int) -> Answer<c_int> {
     let mut value = value;
     // SAFETY: the requests used take a pointer to an int.
@@ -467,46 +468,46 @@ pub fn ioctl(fd: Fd, request: u64, value: c_int) -> Answer<c_int> {
 }
 
 pub fn file_type(fd: Fd) -> Answer<u32> {
-    // SAFETY: zeros are a stat.
+    // SAFETY: a stat of zeros is valid.
     let mut status: libc::stat = unsafe { zeroed() };
-    // SAFETY: `status` is live.
+    // SAFETY: `status` is valid for the call.
     number(unsafe { libc::fstat(fd, &mut status) })?;
     Ok(status.st_mode & libc::S_IFMT)
 }
 
 pub fn pipe() -> (Fd, Fd) {
     let mut ends = [0; 2];
-    // SAFETY: room for two descriptors.
+    // SAFETY: `ends` has room for two descriptors.
     number(unsafe { libc::pipe(ends.as_mut_ptr()) }).expect("a pipe");
     (ends[0], ends[1])
 }
 
-/// A timer that fires once.
+/// Creates a timer that fires once.
 pub fn timer(after: Duration) -> Fd {
-    // SAFETY: integers only.
+    // SAFETY: the arguments are integers.
     let fd = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, 0) };
     let when = libc::itimerspec {
         it_interval: timespec(Duration::ZERO),
         it_value: timespec(after),
     };
-    // SAFETY: `when` is live; null is "the old value is not wanted".
+    // SAFETY: `when` is valid for the call; null means that the old value is not requested.
     number(unsafe { libc::timerfd_settime(fd, 0, &when, ptr::null_mut()) }).expect("a timer");
     fd
 }
 
-/// poll on pairs of descriptor and events: the count and each one's events.
+/// Calls poll with pairs of descriptor and events. Returns the count and the events of each.
 pub fn poll(wanted: &[(Fd, i16)], milliseconds: c_int) -> Answer<(c_int, Vec<i16>)> {
     let mut entries = entries(wanted);
-    // SAFETY: the array's own length.
+    // SAFETY: the length is that of the array.
     let ready =
         number(unsafe { libc::poll(entries.as_mut_ptr(), entries.len() as u64, milliseconds) })?;
     Ok((ready, entries.iter().map(|entry| entry.revents).collect()))
 }
 
-/// ppoll, with SIGUSR1 let through and nothing else blocked.
+/// Calls ppoll with an empty signal mask, which admits SIGUSR1.
 pub fn poll_open(wanted: &[(Fd, i16)], timeout: Duration) -> Answer<(c_int, Vec<i16>)> {
     let mut entries = entries(wanted);
-    // SAFETY: zeros are an empty signal set; array and time are live.
+    // SAFETY: zeros are an empty signal set; the array and the time are valid for the call.
     let ready = unsafe {
         let none: libc::sigset_t = zeroed();
         libc::ppoll(
@@ -520,9 +521,9 @@ pub fn poll_open(wanted: &[(Fd, i16)], timeout: Duration) -> Answer<(c_int, Vec<
     Ok((ready, entries.iter().map(|entry| entry.revents).collect()))
 }
 
-/// pselect for reading one descriptor, as [`poll_open`].
+/// Calls pselect for reading one descriptor, with a mask as [`poll_open`].
 pub fn select_open(fd: Fd, timeout: Duration) -> Answer<c_int> {
-    // SAFETY: zeros are empty sets; the descriptor is below FD_SETSIZE; all is live.
+    // SAFETY: zeros are empty sets; the descriptor is below FD_SETSIZE; all pointers are valid for the call.
     number(unsafe {
         let none: libc::sigset_t = zeroed();
         let mut read: libc::fd_set = zeroed();
@@ -532,17 +533,17 @@ pub fn select_open(fd: Fd, timeout: Duration) -> Answer<c_int> {
     })
 }
 
-/// epoll_pwait, as [`poll_open`].
+/// Calls epoll_pwait with a mask as [`poll_open`].
 pub fn epoll_wait_open(set: Fd, timeout: Duration) -> Answer<c_int> {
     let mut event = epoll_event { events: 0, u64: 0 };
-    // SAFETY: zeros are an empty signal set; the event is live.
+    // SAFETY: zeros are an empty signal set; the event is valid for the call.
     number(unsafe {
         let none: libc::sigset_t = zeroed();
         libc::epoll_pwait(set, &mut event, 1, timeout.as_millis() as c_int, &none)
     })
 }
 
-/// epoll_pwait2, as [`poll_open`].
+/// Calls epoll_pwait2 with a mask as [`poll_open`].
 pub fn epoll_wait2_open(set: Fd, timeout: Duration) -> Answer<c_int> {
     unsafe extern "C" {
         fn epoll_pwait2(
@@ -554,14 +555,14 @@ pub fn epoll_wait2_open(set: Fd, timeout: Duration) -> Answer<c_int> {
         ) -> c_int;
     }
     let mut event = epoll_event { events: 0, u64: 0 };
-    // SAFETY: zeros are an empty signal set; event and time are live.
+    // SAFETY: zeros are an empty signal set; the event and the time are valid for the call.
     number(unsafe {
         let none: libc::sigset_t = zeroed();
         epoll_pwait2(set, &mut event, 1, &timespec(timeout), &none)
     })
 }
 
-/// select for reading with a set of 4096 bits: the count.
+/// Calls select for reading with a set of 4096 bits, and returns the count.
 pub fn select_far(wanted: &[Fd], milliseconds: i64) -> Answer<c_int> {
     let mut bits = [0_u64; 64];
     for fd in wanted {
@@ -571,16 +572,16 @@ pub fn select_far(wanted: &[Fd], milliseconds: i64) -> Answer<c_int> {
         tv_sec: 0,
         tv_usec: milliseconds * 1000,
     };
-    // SAFETY: the set has the bits that are told.
+    // SAFETY: the set has as many bits as are passed.
     number(unsafe {
         let others = ptr::null_mut();
         libc::select(4096, bits.as_mut_ptr().cast(), others, others, &mut time)
     })
 }
 
-/// The soft limit of descriptors.
+/// Returns the soft limit of descriptors.
 pub fn allowed_descriptors() -> u64 {
-    // SAFETY: `limit` is live.
+    // SAFETY: `limit` is valid for the call.
     unsafe {
         let mut limit: libc::rlimit = zeroed();
         libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
@@ -588,9 +589,9 @@ pub fn allowed_descriptors() -> u64 {
     }
 }
 
-/// Raises the soft limit of descriptors, or lowers it.
+/// Raises or lowers the soft limit of descriptors.
 pub fn allow_descriptors(count: u64) {
-    // SAFETY: `limit` is live.
+    // SAFETY: `limit` is valid for the calls.
     unsafe {
         let mut limit: libc::rlimit = zeroed();
         libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
@@ -610,24 +611,24 @@ fn entries(wanted: &[(Fd, i16)]) -> Vec<pollfd> {
         .collect()
 }
 
-/// Waits, for a few seconds at most, until one of `events` holds, or an error or a hang-up. A signal
-/// does not end it: `SIGURG` is sent before the byte that it announces can be read.
+/// Waits a few seconds at most for one of `events`, an error or a hang-up. Continues after a signal:
+/// `SIGURG` is sent before the byte that it announces can be read.
 pub fn wait_for(fd: Fd, events: i16) {
     while poll(&[(fd, events)], 3000) == Err(Errno(libc::EINTR)) {}
 }
 
-/// The events that hold now.
+/// Returns the present events.
 pub fn events_now(fd: Fd) -> Answer<i16> {
     events_within(fd, 0)
 }
 
-/// The events after at most this long.
+/// Waits for events, at most for this time, and returns them.
 pub fn events_within(fd: Fd, milliseconds: c_int) -> Answer<i16> {
     let all = libc::POLLIN | libc::POLLOUT | libc::POLLPRI | libc::POLLRDHUP;
     poll(&[(fd, all)], milliseconds).map(|(_, events)| events[0])
 }
 
-/// select: the count, and for each set what was ready.
+/// Calls select. Returns the count, and the ready descriptors of each set.
 pub fn select(sets: [&[Fd]; 3], timeout: Duration) -> Answer<(c_int, [Vec<Fd>; 3])> {
     // SAFETY: zeros are empty sets; the descriptors are below FD_SETSIZE.
     let mut raw = sets.map(|set| unsafe {
@@ -645,7 +646,7 @@ pub fn select(sets: [&[Fd]; 3], timeout: Duration) -> Answer<(c_int, [Vec<Fd>; 3
         tv_usec: timeout.subsec_micros().into(),
     };
     let [read, write, except] = &mut raw;
-    // SAFETY: sets and time are live.
+    // SAFETY: sets and time are valid for the call.
     let ready = number(unsafe { libc::select(highest, read, write, except, &mut time) })?;
     let mut index = 0;
     let left = sets.map(|set| {
@@ -665,28 +666,35 @@ pub fn epoll_control(set: Fd, operation: c_int, fd: Fd, events: c_int, data: u64
         events: events as u32,
         u64: data,
     };
-    // SAFETY: the event is live.
+    // SAFETY: the event is valid for the call.
     number(unsafe { libc::epoll_ctl(set, operation, fd, &mut event) })
 }
 
-/// The events and data of each, in the order of the data.
+/// Returns the data and events of each entry, in the order of the data.
 pub fn epoll_wait(set: Fd, maximum: usize, milliseconds: c_int) -> Answer<Vec<(u64, u32)>> {
-    let mut events = vec![epoll_event { events: 0, u64: 0 }; maximum];
-    // SAFETY: the array's own length.
-    let ready =
-        unsafe { libc::epoll_wait(set, events.as_mut_ptr(), maximum as c_int, milliseconds) };
-    let ready = number(ready)? as usize;
-    let mut told: Vec<_> = events[..ready]
-        .iter()
-        .map(|event| (event.u64, event.events))
-        .collect();
+    let mut told = epoll_wait_in_order(set, maximum, milliseconds)?;
     told.sort_unstable();
     Ok(told)
 }
 
-/// A call by number with four integers.
+/// In the order in which they are told.
+pub fn epoll_wait_in_order(
+    set: Fd,
+    maximum: usize,
+    milliseconds: c_int,
+) -> Answer<Vec<(u64, u32)>> {
+    let mut events = vec![epoll_event { events: 0, u64: 0 }; maximum];
+    // SAFETY: the length is that of the array.
+    let ready =
+        unsafe { libc::epoll_wait(set, events.as_mut_ptr(), maximum as c_int, milliseconds) };
+    let ready = number(ready)? as usize;
+    let told = events[..ready].iter();
+    Ok(told.map(|event| (event.u64, event.events)).collect())
+}
+
+/// Makes a system call by number with four integers.
 pub fn by_number(call: libc::c_long, [a, b, c, d]: [usize; 4]) -> Answer<usize> {
-    // SAFETY: callers give integers or pointers to live buffers with their lengths.
+    // SAFETY: callers pass integers, or pointers to valid buffers with their lengths.
     answered(unsafe { libc::syscall(call, a, b, c, d, 0_usize, 0_usize) })
 }
 
@@ -697,7 +705,7 @@ fn timespec(time: Duration) -> libc::timespec {
     }
 }
 
-/// ioctl that answers with an `int`.
+/// Calls an ioctl that returns an `int`.
 pub fn ioctl_int(fd: Fd, request: libc::c_ulong) -> Answer<c_int> {
     let mut value: c_int = 0;
     // SAFETY: these requests write one `int`.
@@ -706,6 +714,6 @@ pub fn ioctl_int(fd: Fd, request: libc::c_ulong) -> Answer<c_int> {
 }
 
 pub fn this_process() -> c_int {
-    // SAFETY: no arguments.
+    // SAFETY: the call has no arguments.
     unsafe { libc::getpid() }
 }

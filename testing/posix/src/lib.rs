@@ -1,6 +1,6 @@
-//! The calls of the checker and how it shows what they answer, for other tests that speak libc too.
+//! The calls of the checker and the format of their results, for other tests that use libc.
 
-// Some calls are given pointers that the kernel must refuse; it is the kernel that follows them.
+// Some calls are given invalid pointers; only the kernel dereferences them, and must refuse.
 #[allow(clippy::not_unsafe_ptr_arg_deref)]
 pub mod call;
 pub mod show;

@@ -1,6 +1,6 @@
 //! `posix-check`: runs topics of socket behaviour in one of two roles and prints what was observed.
 //!
-//! Each topic runs in a process of its own, so that one that hangs or dies costs no other.
+//! Each topic runs in a separate process, so that one that hangs or crashes does not affect others.
 
 mod side;
 mod topics;
@@ -23,7 +23,7 @@ usage: posix-check server|client --local ADDRESS --remote ADDRESS --meet DIRECTO
        posix-check both [--local ADDRESS] [--meet DIRECTORY] [--port PORT] [TOPIC…]
        posix-check topics";
 
-/// Longer than any topic takes.
+/// Time limit of a topic.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
@@ -90,7 +90,7 @@ impl Options {
         Some(options)
     }
 
-    /// The command that runs one topic in one role.
+    /// Returns the command that runs one topic in one role.
     fn command(&self, role: Role, topic: &Topic) -> Command {
         let mut command = Command::new("/proc/self/exe");
         command.arg(match role {
@@ -135,7 +135,7 @@ fn run_all(role: Role, options: &Options) -> bool {
     well.fold(true, |all, one| all & one)
 }
 
-/// The server's lines, then the client's, topic by topic.
+/// Runs both roles, and prints the server's lines before the client's, topic by topic.
 fn run_both(options: &Options) -> bool {
     let well = options.topics.iter().map(|topic| {
         let server = options.command(Role::Server, topic).spawn();
@@ -157,7 +157,7 @@ fn run_both(options: &Options) -> bool {
     well.fold(true, |all, one| all & one)
 }
 
-/// Waits for a topic's end, and makes one that hangs or dies visible.
+/// Waits for a topic's end, and reports one that hangs or crashes.
 fn finish(mut child: Child, topic: &Topic) -> bool {
     let started = Instant::now();
     loop {

@@ -1,4 +1,4 @@
-//! Results as words that do not change from run to run.
+//! Formats results so that they are the same in every run.
 
 use std::{
     fmt::Display,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::call::{Answer, Errno};
 
-/// A call's result: its value, or the name of its error.
+/// Formats a call's result: its value, or the name of its error.
 pub fn told<T: Display>(answer: Answer<T>) -> String {
     match answer {
         Ok(value) => value.to_string(),
@@ -15,17 +15,17 @@ pub fn told<T: Display>(answer: Answer<T>) -> String {
     }
 }
 
-/// Whether a call succeeded, where its value changes from run to run.
+/// Formats whether a call succeeded, for values that vary between runs.
 pub fn worked<T>(answer: Answer<T>) -> String {
     told(answer.map(|_| "ok"))
 }
 
-/// A call's bytes as text.
+/// Formats bytes as text.
 pub fn text(bytes: &[u8]) -> String {
     format!("{:?}", String::from_utf8_lossy(bytes))
 }
 
-/// A call that received bytes: as many as it says, as text.
+/// Formats the result of a receive: the count and the received text.
 pub fn read_text(answer: Answer<usize>, buffer: &[u8]) -> String {
     match answer {
         Ok(length) => format!("{length} {}", text(&buffer[..length.min(buffer.len())])),
@@ -33,7 +33,7 @@ pub fn read_text(answer: Answer<usize>, buffer: &[u8]) -> String {
     }
 }
 
-/// Runs `act` and says whether it took about as long as expected.
+/// Runs `act` and checks whether it took about the expected time.
 pub fn timed<T>(expected: Duration, act: impl FnOnce() -> T) -> (T, &'static str) {
     let started = Instant::now();
     let result = act();
@@ -58,12 +58,12 @@ const POLL_NAMES: [(i16, &str); 9] = [
     (libc::POLLWRNORM, "WRNORM"),
 ];
 
-/// Poll events, which epoll shares, by name.
+/// Formats events of poll, which epoll shares, by name.
 pub fn events(bits: i16) -> String {
     named(bits, &POLL_NAMES)
 }
 
-/// Flags of a received message by name.
+/// Formats the flags of a received message by name.
 pub fn message_flags(bits: i32) -> String {
     let names = [
         (libc::MSG_TRUNC, "TRUNC"),

@@ -1,4 +1,4 @@
-//! One role of a topic: its addresses, its way to stay in step with the other role, and its printed lines.
+//! One role of a topic: its addresses, its synchronization with the other role, and its output.
 
 use std::{
     cell::Cell,
@@ -16,9 +16,9 @@ use crate::{
     call::{self, Fd, STREAM},
 };
 
-/// How long the other role may take to appear.
+/// Time limit for the other role to appear.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Ports of one topic; topics run one after the other but closed ports rest for a while.
+/// Ports of one topic; topics run in turn, but closed ports stay in TIME-WAIT for a while.
 const PORTS_PER_TOPIC: u16 = 40;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,7 @@ pub struct Side {
 }
 
 impl Side {
-    /// Finds the other role of `topic`.
+    /// Connects to the other role of `topic`.
     pub fn meet_other(role: Role, topic: &'static str, options: &Options) -> io::Result<Self> {
         let place = options
             .meet
@@ -76,7 +76,7 @@ impl Side {
         println!("{} {role} {check}: {observed}", self.topic);
     }
 
-    /// A barrier: both roles have come here.
+    /// A barrier: returns when both roles have called it.
     pub fn step(&mut self) {
         self.tell("step");
         assert_eq!(self.hear(), "step", "the roles are out of step");
@@ -94,7 +94,7 @@ impl Side {
         line.trim_end().to_owned()
     }
 
-    /// The next unused port; both roles count alike.
+    /// Returns the next unused port; both roles count in the same way.
     pub fn port(&self) -> u16 {
         self.next_port.replace(self.next_port.get() + 1)
     }
@@ -107,7 +107,7 @@ impl Side {
         SocketAddr::new(self.remote, port)
     }
 
-    /// On the same link, and nobody's.
+    /// Returns an address on the same link that no host has.
     pub fn nowhere(&self, port: u16) -> SocketAddr {
         let ip = match self.remote {
             IpAddr::V4(v4) => {
@@ -137,7 +137,7 @@ impl Side {
         call::socket(self.domain(), kind, 0).expect("a socket")
     }
 
-    /// A listener on this side's `port`.
+    /// Returns a listener on this side's `port`.
     pub fn listener(&self, port: u16) -> Fd {
         let listener = self.socket(STREAM);
         call::set_option(listener, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1).expect("SO_REUSEADDR");
@@ -146,7 +146,7 @@ impl Side {
         listener
     }
 
-    /// One end of a fresh connection between the roles, both of which call this.
+    /// Returns one end of a new connection between the roles, both of which call this.
     pub fn connection(&mut self) -> Fd {
         let port = self.port();
         if self.is_server() {
@@ -163,7 +163,7 @@ impl Side {
         }
     }
 
-    /// How an address looks when nothing in it changes from run to run.
+    /// Formats an address without parts that vary between runs.
     pub fn name(&self, address: SocketAddr, known_port: u16) -> String {
         let host = match address.ip() {
             ip if ip.is_unspecified() => "any".to_owned(),

@@ -1,4 +1,4 @@
-//! The topics, in the order they are run.
+//! The topics, in the order in which they are run.
 
 mod accept;
 mod by_number;
@@ -18,6 +18,7 @@ mod listeners;
 mod loops;
 mod names;
 mod options;
+mod order;
 mod owners;
 mod poll;
 mod receive;
@@ -36,13 +37,13 @@ mod urgent;
 
 use crate::side::Side;
 
-/// One subject; both roles run it in step.
+/// One topic; both roles run it in step.
 pub struct Topic {
     pub name: &'static str,
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 33] = [
+pub static TOPICS: [Topic; 34] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -174,5 +175,9 @@ pub static TOPICS: [Topic; 33] = [
     Topic {
         name: "listeners",
         run: listeners::run,
+    },
+    Topic {
+        name: "order",
+        run: order::run,
     },
 ];

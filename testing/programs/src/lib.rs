@@ -1,4 +1,4 @@
-//! What the program tests share: the pairings of stacks, Python, and waiting for something.
+//! Shared by the program tests: the pairings of stacks, Python, and waiting for conditions.
 #![forbid(unsafe_code)]
 
 pub mod strangers;
@@ -25,7 +25,7 @@ pub struct Pairing {
     pub client: Stack,
 }
 
-/// Portolan with itself, and with the kernel's stack both ways round.
+/// Portolan at both ends, and the kernel's stack at either end.
 pub const PAIRINGS: [Pairing; 3] = [
     Pairing {
         server: Stack::Portolan,
@@ -41,10 +41,10 @@ pub const PAIRINGS: [Pairing; 3] = [
     },
 ];
 
-/// What a client's sockets may be on.
+/// The stacks of a client's sockets.
 pub const STACKS: [Stack; 2] = [Stack::Kernel, Stack::Portolan];
 
-/// A bed with a server on each host.
+/// Makes a bed with a server on each host.
 ///
 /// # Panics
 /// Without root, and without the programs that `cargo build` makes.
@@ -52,7 +52,7 @@ pub fn bed() -> Bed {
     Bed::new().unwrap_or_else(|error| panic!("no bed (root and `cargo build` are needed): {error}"))
 }
 
-/// A bed with a server on each host, on a wire with faults.
+/// Makes a bed with a server on each host, on an impaired link.
 ///
 /// # Panics
 /// As [`bed`].
@@ -60,7 +60,7 @@ pub fn impaired_bed(impairment: Impairment) -> Bed {
     Bed::impaired(impairment).unwrap_or_else(|error| panic!("no bed: {error}"))
 }
 
-/// A bed whose hosts are a path of narrow links apart.
+/// Makes a bed whose hosts are connected by routers with a narrow link.
 ///
 /// # Panics
 /// As [`bed`].
@@ -68,7 +68,7 @@ pub fn routed_bed(mtu: u32) -> Bed {
     Bed::routed(mtu).unwrap_or_else(|error| panic!("no bed: {error}"))
 }
 
-/// Runs a test for every pairing on one bed; which one fails stands in the test's output.
+/// Runs a test for every pairing on one bed, and prints each pairing before its run.
 pub fn each_pairing(bed: &Bed, mut test: impl FnMut(&Bed, Pairing)) {
     for pairing in PAIRINGS {
         eprintln!("{pairing:?}");
@@ -84,7 +84,7 @@ pub fn over_both_families(mut test: impl FnMut(&Bed, Pairing)) {
     each_pairing(&bed.over_ipv6(), &mut test);
 }
 
-/// Writes a file into the bed's directory and returns its path.
+/// Writes a file to the bed's directory and returns its path.
 ///
 /// # Panics
 /// Without room on the disk.
@@ -94,11 +94,11 @@ pub fn file(bed: &Bed, name: &str, text: impl AsRef<[u8]>) -> String {
     path.display().to_string()
 }
 
-/// Compiles a program in C, as strictly as a user may want the headers to stand it. `source` is its path in the
+/// Compiles a program in C, with as many warnings as a user of the headers may enable. `source` is its path in the
 /// repository.
 ///
 /// # Panics
-/// If the compiler has anything to say.
+/// If the compiler reports anything.
 pub fn compiled(bed: &Bed, source: &str) -> String {
     let source = Path::new(source);
     let name = source.file_stem().expect("a file").to_string_lossy();
@@ -108,10 +108,10 @@ pub fn compiled(bed: &Bed, source: &str) -> String {
     program
 }
 
-/// Compiles a shared library in C that programs are to preload, named so, with macros defined.
+/// Compiles a shared library in C for preloading, with the given name and macro definitions.
 ///
 /// # Panics
-/// If the compiler has anything to say.
+/// If the compiler reports anything.
 pub fn compiled_library(bed: &Bed, source: &str, name: &str, options: &[&str]) -> String {
     let library = bed.file(&format!("{name}.so")).display().to_string();
     let options = [&["-shared", "-fPIC"], options].concat();
@@ -130,17 +130,17 @@ fn compile(source: &Path, into: &str, options: &[&str]) {
     run(&mut compiler).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Starts a TCP service on the server host, which listens when this returns.
+/// Starts a TCP service on the server host and waits until it listens.
 ///
 /// # Panics
-/// If it does not come up.
+/// If it does not start.
 pub fn serve(bed: &Bed, stack: Stack, port: u16, program: &str, arguments: &[&str]) -> Background {
     bed.serve(stack, port, program, arguments)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Copies Portolan's programs to where every user may run them: the build's own directory may be
-/// closed.
+/// Copies Portolan's programs to where every user may execute them: the build directory may not be
+/// accessible.
 ///
 /// # Panics
 /// Without the programs that `cargo build` makes.
@@ -156,7 +156,7 @@ pub fn public_programs(bed: &Bed) -> PathBuf {
     directory
 }
 
-/// Runs a program on the client host to its end and returns what it printed.
+/// Runs a program on the client host to its end and returns its output.
 ///
 /// # Panics
 /// If it fails.
@@ -165,7 +165,7 @@ pub fn client(bed: &Bed, stack: Stack, program: &str, arguments: &[&str]) -> Str
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The sessions that the server of one host knows, TIME-WAIT aside, which is meant to stay.
+/// Returns the number of sessions in the server of one host, except those in TIME-WAIT, which stay for a minute.
 ///
 /// # Panics
 /// If the server does not answer.
@@ -173,7 +173,7 @@ pub fn live_sessions(bed: &Bed, side: Side) -> usize {
     sessions_where(bed, side, |state| state != "TIME-WAIT")
 }
 
-/// How many of a server's sessions are in a state, as `portolan ss` spells it.
+/// Returns the number of a server's sessions in a state, as spelled by `portolan ss`.
 ///
 /// # Panics
 /// If the server does not answer.
@@ -193,7 +193,7 @@ fn sessions_where(bed: &Bed, side: Side, has_state: impl Fn(&str) -> bool) -> us
     states.filter(|state| has_state(state)).count()
 }
 
-/// Waits for something that takes a moment; false if it does not come.
+/// Waits until the condition holds. Returns false if it does not within `limit`.
 pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {
@@ -205,7 +205,7 @@ pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool 
     true
 }
 
-/// One of the counters that the server of a host shows; 0 if it has no such name.
+/// Returns a counter of a host's server; 0 if there is none with this name.
 ///
 /// # Panics
 /// If the server does not answer.
@@ -223,7 +223,7 @@ pub fn counter(bed: &Bed, side: Side, group: &str, name: &str) -> u64 {
         .unwrap_or(0)
 }
 
-/// A program that says how far it is, and goes on when it is told.
+/// A program that reports its progress, and continues when it reads a line.
 pub struct Steps {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -240,15 +240,15 @@ impl Steps {
     }
 
     /// # Panics
-    /// If it says something else.
+    /// If the next line is a different one.
     pub fn await_line(&mut self, expected: &str) {
         assert_eq!(self.line(), expected);
     }
 
-    /// What it says next.
+    /// Returns the next line of its output.
     ///
     /// # Panics
-    /// If that is no text.
+    /// If that is not valid UTF-8.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         self.output.read_line(&mut line).expect("is text");
@@ -275,7 +275,7 @@ impl Steps {
 
 impl Drop for Steps {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // Fails if the program has ended already.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -1,10 +1,10 @@
-//! Servers that are begun anew again and again, since stalls depend on the moment.
+//! Servers that are started repeatedly, since stalls depend on timing.
 
 use portolan_bench::bed::{Bed, Side};
 
 use crate::{PAIRINGS, Pairing, bed, counter};
 
-/// For each pairing of stacks; `PORTOLAN_TEST_STARTS` says another number.
+/// Number of starts for each pairing of stacks, unless `PORTOLAN_TEST_STARTS` is set.
 const STARTS: usize = 3;
 
 fn starts() -> usize {
@@ -13,10 +13,10 @@ fn starts() -> usize {
     chosen.unwrap_or(STARTS)
 }
 
-/// Starts a server so often for each pairing, and uses it each time.
+/// Starts a server several times for each pairing, and uses it each time.
 ///
 /// # Panics
-/// Where the one or the other does, and if the servers that were to be Portolan's were not.
+/// If `start` or `use_it` does, or if a server that should run on Portolan did not.
 pub fn each_start<S>(start: impl Fn(&Bed, Pairing) -> S, use_it: impl Fn(&Bed, Pairing, usize)) {
     let bed = bed();
     for pairing in PAIRINGS {
@@ -33,7 +33,7 @@ pub fn each_start<S>(start: impl Fn(&Bed, Pairing) -> S, use_it: impl Fn(&Bed, P
     );
 }
 
-/// The server host's, as a program is told it.
+/// The server host's address, as an argument of programs.
 pub fn address(bed: &Bed) -> String {
     bed.server.address.to_string()
 }

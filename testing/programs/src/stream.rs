@@ -1,4 +1,4 @@
-//! A connection of the kernel's to a server that echoes: what goes in comes out, and it ends in order.
+//! A connection on the kernel's stack to an echo server, with checks of the echo and of its end.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -8,10 +8,10 @@ use portolan_bench::bed::{Bed, Side};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Connects from the client host, once the server listens.
+/// Connects from the client host, as soon as the server listens.
 ///
 /// # Panics
-/// If it does not.
+/// If it does not listen in time.
 pub fn connect(bed: &Bed, port: u16) -> TcpStream {
     let endpoint = bed.endpoint(port);
     let connected = bed.namespace(Side::Client).enter(|| {
@@ -28,10 +28,10 @@ pub fn connect(bed: &Bed, port: u16) -> TcpStream {
     stream
 }
 
-/// Sends blocks one after the other and has each come back.
+/// Sends blocks in turn and waits for the echo of each.
 ///
 /// # Panics
-/// If one does not, or differs.
+/// If an echo is missing or differs.
 pub fn exchange(stream: &mut TcpStream, blocks: usize, size: usize) {
     for block in 0..blocks {
         let sent: Vec<u8> = (0..size).map(|i| (i * 7 + block) as u8).collect();
@@ -42,10 +42,10 @@ pub fn exchange(stream: &mut TcpStream, blocks: usize, size: usize) {
     }
 }
 
-/// Ends the connection, and sees the server end it.
+/// Shuts the connection down for sending, and checks that the server ends it.
 ///
 /// # Panics
-/// If it is reset, or more comes.
+/// If it is reset, or if more data arrives.
 pub fn assert_ends_in_order(mut stream: TcpStream) {
     stream.shutdown(Shutdown::Write).expect("connected");
     let rest = stream.read(&mut [0; 1]).expect("no reset");

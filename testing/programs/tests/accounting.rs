@@ -1,4 +1,4 @@
-//! Whose time the protocol's work takes (MS §IV-A, IV-D), and what `portolan top` shows of it.
+//! Which process's CPU time protocol processing takes (MS §IV-A, IV-D), and what `portolan top` shows of it.
 
 use std::fs;
 use std::thread::sleep;
@@ -12,7 +12,7 @@ use serde_json::Value;
 const PORT: u16 = 7060;
 const IDLE_PORT: u16 = 7061;
 
-/// What the threads of a program have run.
+/// CPU time of a program's threads, and how often they were scheduled.
 #[derive(Clone, Copy, Debug, Default)]
 struct Ran {
     nanoseconds: u64,
@@ -28,7 +28,7 @@ impl Ran {
     }
 }
 
-/// The program's threads together, and the library's helper.
+/// Returns the sum over the program's threads, and the values of the library's background thread.
 fn threads(pid: u32) -> (Ran, Ran) {
     let (mut program, mut helper) = (Ran::default(), Ran::default());
     for task in fs::read_dir(format!("/proc/{pid}/task"))
@@ -73,7 +73,7 @@ fn no_helper_works_while_an_application_thread_waits() {
     );
 }
 
-/// A stream of bytes to the server host while it is kept, and a connection on which nothing happens.
+/// Streams bytes to the server host until dropped, beside an idle connection.
 fn streaming(bed: &Bed) -> [Background; 4] {
     let [busy, idle] = [PORT, IDLE_PORT].map(|port| bed.endpoint(port).to_string());
     let sink = serve(
@@ -127,7 +127,7 @@ fn a_flow_is_charged_what_is_done_for_it() {
     let busy = cpu_us(&bed, PORT).expect("it streams");
     let (program, helper) = threads(programs[0].pid());
     let all = (program.nanoseconds + helper.nanoseconds) / 1000;
-    // Samples may be dearer than the rest on a busy machine; the copy to the program is not in them.
+    // Sampled operations may take longer than others on a busy machine; the copy to the program is not included.
     assert!(busy < all * 3 / 2, "{busy} of {all} us");
     let idle = cpu_us(&bed, IDLE_PORT).expect("it holds");
     assert!(idle * 10 < busy, "{idle} beside {busy} us");
@@ -157,7 +157,7 @@ fn top_shows_what_is_busy_first() {
     let of = |value: &Value, name: &str| value[name].as_f64().unwrap_or(f64::NAN);
     assert!(of(session, "in_bits") > 1e6, "{json}");
     assert!(of(session, "in_bits") <= of(process, "in_bits"), "{json}");
-    // A tick of the kernel's account is 10 ms.
+    // The kernel accounts CPU time in ticks of 10 ms.
     assert!((0.01..1.2).contains(&of(process, "cpu")), "{json}");
     assert!((0.001..1.5).contains(&of(session, "cpu")), "{json}");
 

@@ -1,5 +1,5 @@
-//! Programs that are started with their sockets: by inetd, by systemd's way (`LISTEN_FDS`), and nginx
-//! by nginx.
+//! Programs that inherit their sockets: from inetd, by systemd's protocol (`LISTEN_FDS`), and nginx
+//! from nginx.
 
 use std::fs;
 use std::io::Read;
@@ -31,7 +31,7 @@ fn assert_echoes(bed: &Bed, port: u16, connections: usize) {
     assert_eq!(accepted() - before, connections as u64);
 }
 
-/// One program for each connection, on its standard streams; or one for all, with the listener there.
+/// inetd starts one program per connection, on its standard streams, or one for all, with the listener there.
 #[test]
 fn inetd_starts_programs_for_connections_and_for_listeners() {
     let bed = bed();
@@ -73,7 +73,7 @@ fn systemd_activates_a_program_for_each_connection() {
     assert_echoes(&bed, 7055, 4);
 }
 
-/// A web server that is a daemon.
+/// A web server that runs as a daemon.
 struct Nginx<'a> {
     bed: &'a Bed,
     config: String,
@@ -135,7 +135,7 @@ impl Nginx<'_> {
     }
 }
 
-/// What happens to the server while clients never stop asking it.
+/// Runs `what` while clients send requests without a pause.
 fn under_load(nginx: &Nginx<'_>, what: impl FnOnce()) -> String {
     let url = format!("http://{}/page", nginx.bed.endpoint(7056));
     thread::scope(|scope| {
@@ -153,7 +153,7 @@ fn under_load(nginx: &Nginx<'_>, what: impl FnOnce()) -> String {
             ];
             client(nginx.bed, Stack::Kernel, "wrk", &words)
         });
-        // The load has to be there first.
+        // Give the load time to start.
         thread::sleep(Duration::from_millis(500));
         what();
         load.join().expect("it ends")
@@ -210,7 +210,7 @@ fn nginx_gives_its_listener_to_a_new_program_under_load_without_a_failed_request
         "{said}"
     );
     let cached = || counter(&bed, Side::Server, "server", "sessions_cached");
-    // What the load left behind is served first.
+    // Wait until the requests left over from the load are served.
     let mut before = cached();
     assert!(eventually(PATIENCE, || {
         thread::sleep(Duration::from_millis(300));

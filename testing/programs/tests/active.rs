@@ -1,4 +1,4 @@
-//! Active demultiplexing between two hosts (MS §VI): packets that name their receiver, and packets that lie.
+//! Active demultiplexing between two hosts (MS §VI): packets that name their receiver, and forged packets.
 
 use std::fs;
 use std::process::Command;
@@ -13,7 +13,7 @@ const TRAFFIC: &str = "portolan-traffic";
 const FORGING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/forging.py");
 const FLOODING: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/flooding.py");
 const PORT: u16 = 7060;
-/// Of each lie.
+/// Number of forged packets of each kind.
 const TIMES: u64 = 20;
 
 fn bed(wire: portolan_netns::Bed, settings: [&str; 2]) -> Bed {
@@ -26,10 +26,7 @@ fn bed(wire: portolan_netns::Bed, settings: [&str; 2]) -> Bed {
 }
 
 fn family(bed: Bed, is_v6: bool) -> Bed {
-    match is_v6 {
-        true => bed.over_ipv6(),
-        false => bed,
-    }
+    if is_v6 { bed.over_ipv6() } else { bed }
 }
 
 fn echo(bed: &Bed) -> Background {
@@ -58,7 +55,7 @@ fn packets_between_two_hosts_that_want_it_need_no_search() {
         for side in [Side::Client, Side::Server] {
             let taken = received(&bed, side, "handle_taken");
             assert!(taken >= 1900, "{taken} on the {side} host");
-            // The last of a connection may be under way when its receiver has gone.
+            // The last packets of a connection may arrive after its receiver has ended.
             let stale = received(&bed, side, "handle_stale");
             assert!(stale <= 5, "{stale} on the {side} host");
             assert_eq!(counter(&bed, side, "server", "handles_given"), 1);
@@ -77,7 +74,7 @@ fn nothing_changes_for_hosts_that_do_not_want_it() {
             assert_eq!(counter(&bed, side, "server", "handles_given"), 0);
         }
     }
-    // Nor for the kernel's sockets.
+    // The same holds for the kernel's sockets.
     let bed = bed(portolan_netns::Bed::veth(), [ACTIVE; 2]);
     let endpoint = bed.endpoint(PORT).to_string();
     let arguments = ["echo", "tcp", &endpoint];
@@ -115,7 +112,7 @@ fn streams_in_large_segments_and_over_a_path_with_faults_are_exact() {
     }
 }
 
-/// Sends again what it sees, and lies.
+/// Starts a program that replays and forges packets that it captures.
 fn forger(bed: &Bed) -> Steps {
     let mut command = bed.command(Side::Client, Stack::Kernel, PYTHON);
     command.args([FORGING, INTERFACE, &PORT.to_string(), &TIMES.to_string()]);
@@ -133,7 +130,7 @@ fn forged_replayed_and_stale_handles_harm_nobody() {
 fn forge_and_replay(bed: &Bed) {
     let _echo = echo(bed);
     let mut forger = forger(bed);
-    // All its bytes come back in order, or it would wait forever.
+    // Returns only if all bytes are echoed in order.
     run(&mut ping(bed, 20_000)).unwrap();
     forger.await_line("forged");
     let server = Side::Server;
@@ -148,8 +145,8 @@ fn forge_and_replay(bed: &Bed) {
     assert_eq!(received(bed, server, "handle_stale") - stale, TIMES);
 }
 
-/// The least p99 of a connection's round trips during a few floods of a kind at another program's connection, and how
-/// many packets those were.
+/// Returns the minimum p99 of a connection's round trips during several floods of a kind at another program's
+/// connection, and the number of the floods' packets.
 fn during(bed: &Bed, flooding: &mut Steps, kind: &str) -> (f64, u64) {
     const FLOODS: usize = 3;
     let mut least = f64::INFINITY;
@@ -164,7 +161,7 @@ fn during(bed: &Bed, flooding: &mut Steps, kind: &str) -> (f64, u64) {
     (least, sent)
 }
 
-/// Beside a flood of the same packets as they were: what is forged in them costs others nothing more.
+/// Compares with a flood of the same packets unchanged: forging them must not cost others more.
 #[test]
 fn floods_of_forged_handles_and_of_advertisements_cost_others_no_more_than_other_packets() {
     let bed = bed(portolan_netns::Bed::veth(), [ACTIVE; 2]);
@@ -193,6 +190,6 @@ fn floods_of_forged_handles_and_of_advertisements_cost_others_no_more_than_other
     for (kind, p99) in [("forged", forged), ("advertised", advertised)] {
         assert!(p99 <= 5.0 * plain, "{kind}: {p99} us, else {plain} us");
     }
-    // Nor do they end the connection that they are at.
+    // The floods do not end the connection that they target.
     assert!(busy.is_running());
 }

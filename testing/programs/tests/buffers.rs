@@ -1,5 +1,5 @@
-//! Programs on Portolan's own interface, without a preloaded library: sockets in the shape of the standard library's, and
-//! shared buffers. What they receive and send is a pattern that tells each byte's place.
+//! Programs that use Portolan's own interface without a preloaded library: sockets modelled on the standard library's,
+//! and shared buffers. The data is a pattern from which the position of each byte follows.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -16,13 +16,13 @@ const NATIVE: &str = "portolan-native";
 const PORT: u16 = 7300;
 const PROMPTLY: Duration = Duration::from_secs(20);
 
-/// With all sockets on Portolan, or none.
+/// Sets whether all sockets or none are on Portolan.
 fn native(mut command: Command, words: &[&str], portolan: &str) -> Command {
     command.args(words).env("PORTOLAN", portolan);
     command
 }
 
-/// One on the server host, and what it writes to its standard output.
+/// A program on the server host, and the files of its output.
 struct Service {
     process: Background,
     output: PathBuf,
@@ -52,13 +52,13 @@ impl Service {
         fs::read_to_string(&self.output).unwrap()
     }
 
-    /// What it counted, of the connection that ended last.
+    /// Returns the counts of the connection that ended last.
     fn moved(&self) -> Value {
         assert!(eventually(PROMPTLY, || self.said().ends_with('\n')));
         serde_json::from_str(self.said().lines().last().unwrap()).unwrap()
     }
 
-    /// Waits for the end of a case, which must be a good one.
+    /// Waits for the end of a case, which must be successful.
     fn finish(mut self) -> String {
         assert!(self.process.wait(PROMPTLY), "it goes on: {}", self.said());
         let errors = fs::read_to_string(&self.errors).unwrap();
@@ -92,7 +92,7 @@ fn over_both_families(test: impl Fn(&Bed)) {
     test(&bed.over_ipv6());
 }
 
-/// Plays a case while a pattern is sent to it; returns what it says.
+/// Plays a case while a pattern is sent to it, and returns its output.
 fn play(bed: &Bed, case: &str, seconds: &str) -> String {
     let to = bed.endpoint(PORT).to_string();
     let service = Service::start(bed, &["case", case, &to]);
@@ -142,7 +142,7 @@ fn what_arrives_is_what_was_sent() {
     over_both_families(|bed| {
         let to = bed.endpoint(PORT).to_string();
         let _sink = Service::start(bed, &["sink", &to, "--work", "check"]);
-        // Pieces that stay, that are copied, and both in turns.
+        // Pieces that are sent in place, that are copied, and both alternately.
         for size in ["131072", "65536", "65535", "1000"] {
             let sent = report(pattern_to(bed, "0.3").args(["--size", size]));
             let is_in_place = number(&sent["moved"], "sent_copied") == 0;
@@ -254,7 +254,7 @@ fn within_a_host_and_with_the_kernels_sockets_it_is_the_same_to_the_program() {
         counter(&bed, Side::Server, "server", "local_sessions"),
         before + 1
     );
-    // The peer may write there at any time.
+    // In memory that the peer can write, nothing is used in place.
     assert_eq!(number(&sink.moved(), "received_in_place"), 0);
     assert_eq!(number(&sent["moved"], "sent_in_place"), 0);
     client("off");
@@ -291,7 +291,7 @@ fn datagrams_come_and_go_by_either_interface() {
     });
 }
 
-/// C11 and C++17, and no library that has the functions.
+/// As C11 and as C++17, without a library that defines the functions.
 #[test]
 fn a_program_in_c_has_them_too() {
     let bed = bed();

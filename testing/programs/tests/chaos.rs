@@ -1,5 +1,5 @@
 //! Processes that fork, copy, pass on, inherit and close their connections at random, and are killed:
-//! on Portolan as on the kernel's stack every stream is exact, and nothing is left of them.
+//! on Portolan as on the kernel's stack every stream is exact, and no state is left over.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
@@ -13,10 +13,10 @@ const ECHO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/echo.py");
 const PORT: u16 = 7043;
 const LINES: &str = "100";
 
-/// Until what ends by a timer has ended.
+/// Time limit for states that end by a timer.
 const SETTLED: Duration = Duration::from_secs(20);
 
-/// Steps of each run; a longer test sets it to thousands.
+/// Steps of each run; longer tests set thousands.
 fn steps() -> u64 {
     let steps = std::env::var("PORTOLAN_TEST_STEPS");
     steps.map_or(300, |text| text.parse().expect("a number"))
@@ -38,7 +38,7 @@ fn echo(bed: &Bed, stack: Stack, endpoint: SocketAddr) -> Background {
     serve(bed, stack, port, PYTHON, &arguments)
 }
 
-/// Those that the server knows now.
+/// Returns the number of processes that the server knows.
 fn processes(bed: &Bed, side: Side) -> u64 {
     let status = bed.portolan(side, &["status", "--json"]);
     let status: serde_json::Value =

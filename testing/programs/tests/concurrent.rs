@@ -1,5 +1,5 @@
-//! Concurrent servers: one process accepts and its children serve. What nobody has used yet waits at
-//! the server, so that it goes to a child at once.
+//! Concurrent servers: one process accepts and its children serve. A connection that has not been used
+//! yet waits at the server, so that it migrates to a child directly.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -16,9 +16,9 @@ const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/children.py"
 const RELOADED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/reloaded.py");
 const PORT: u16 = 7050;
 
-/// What a connection costs that is cached by the parent, parked by it and cached by the child.
+/// Migrations of a connection that is cached by the parent, parked by it and cached by the child.
 const BY_THE_PARENT: u64 = 3;
-/// And one that goes straight to the process which uses it.
+/// Migrations of a connection that goes directly to the process which uses it.
 const STRAIGHT: u64 = 1;
 
 fn start(bed: &Bed, way: &str, hint: &[&str]) -> Background {
@@ -32,7 +32,7 @@ fn start(bed: &Bed, way: &str, hint: &[&str]) -> Background {
     Background::start_with_output(&mut command).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// How often the one connection there is has moved.
+/// Returns the number of migrations of the only connection.
 fn migrations(bed: &Bed) -> u64 {
     let text = bed
         .portolan(Side::Server, &["ss", "-a", "--json"])
@@ -47,7 +47,7 @@ fn migrations(bed: &Bed) -> u64 {
     session["migrations"].as_u64().expect("a number")
 }
 
-/// One connection after the other, and how often each has moved while it was used.
+/// Serves connections in turn, and returns the number of migrations of each while it was used.
 fn served(bed: &Bed, connections: usize) -> Vec<u64> {
     (0..connections)
         .map(|_| {

@@ -1,4 +1,4 @@
-//! Congestion control on wires that both stacks share.
+//! Congestion control on links that both stacks share.
 
 use std::fs;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use portolan_programs::each_pairing;
 
 const PORT: u16 = 7020;
 
-/// A bed whose wire marks before it drops, and whose hosts ask for that on both stacks.
+/// Makes a bed whose link marks before it drops, and whose hosts request ECN on both stacks.
 fn marking_bed() -> Bed {
     let wire = portolan_netns::Bed::impaired(Impairment {
         rate: Some(20_000_000),

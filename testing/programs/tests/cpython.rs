@@ -1,9 +1,9 @@
-//! CPython's own tests of sockets end on Portolan as they do on the kernel's stack, test by test. Their servers and
-//! clients are on one host; `localhost` is its address on the wire.
+//! CPython's own tests of sockets have the same results on Portolan as on the kernel's stack, test by test. Their
+//! servers and clients are on one host; `localhost` is its address on the link.
 //!
-//! More modules, which take longer: `PORTOLAN_CPYTHON="test_ssl test_asyncio" cargo test -p portolan-programs
-//! --test cpython`. All that are known to end alike: test_socket test_selectors test_socketserver test_select test_epoll
-//! test_poll test_signal test_httplib test_ftplib test_ssl test_asyncio.
+//! More modules, which take longer: `PORTOLAN_CPYTHON="test_ssl test_asyncio" cargo test -p portolan-programs --test
+//! cpython`. All that are known to have the same results: test_socket test_selectors test_socketserver test_select
+//! test_epoll test_poll test_signal test_httplib test_ftplib test_ssl test_asyncio.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -16,10 +16,10 @@ use portolan_programs::{PYTHON, bed};
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/cpython.py");
 const MODULES: &str = "test_socket test_selectors test_socketserver test_select test_epoll";
 
-/// Tests that end otherwise, as `docs/reference/deviations.md` says.
+/// Tests with different results, as listed in `docs/reference/deviations.md`.
 const KNOWN: [(&str, &str); 0] = [];
 
-/// Longer than all modules take.
+/// Time limit for all modules.
 const LIMIT: Duration = Duration::from_secs(900);
 
 #[test]
@@ -74,7 +74,7 @@ fn start(bed: &Bed, side: Side, stack: Stack, modules: &[&str]) -> Background {
         ])
         .arg(&hosts)
         .args(words)
-        // Fixtures may have names of modules.
+        // -P: fixtures may have the names of modules.
         .args(["-P", SCRIPT, "localhost"])
         .args(modules)
         .current_dir(bed.file(""))

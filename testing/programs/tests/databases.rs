@@ -1,4 +1,4 @@
-//! Databases at their real work: PostgreSQL with a process per connection, redis with children that
+//! Databases under typical load: PostgreSQL with a process per connection, redis with children that
 //! save and replicas that take over, memcached with threads.
 
 use std::fs;
@@ -14,10 +14,10 @@ use portolan_programs::{
 };
 use rustix::process::{Pid, Signal, kill_process};
 
-/// What a database may take to notice what happened to its peers.
+/// Time limit for a database to notice a change of its peers.
 const SOON: Duration = Duration::from_secs(10);
 
-/// A cluster of databases, and where its programs are. It refuses to be served by root.
+/// A database cluster, and the directory of its programs. PostgreSQL refuses to run as root.
 struct Postgres {
     programs: PathBuf,
     data: PathBuf,
@@ -81,7 +81,7 @@ impl Postgres {
             .map(|word| word.to_str().expect("UTF-8"))
             .collect();
         let service = serve(bed, Stack::Kernel, 5432, words[0], &words[1..]);
-        // It listens before it takes statements.
+        // It listens before it accepts statements.
         let is_ready = || self.try_query(bed, Stack::Kernel, "select 1").is_ok();
         assert!(eventually(SOON, is_ready), "it does not start");
         service
@@ -92,7 +92,7 @@ impl Postgres {
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// One statement, and what psql prints for it.
+    /// Runs one statement, and returns psql's output.
     fn query(&self, bed: &Bed, stack: Stack, statement: &str) -> String {
         self.try_query(bed, stack, statement)
             .unwrap_or_else(|error| panic!("{error}"))
@@ -102,7 +102,7 @@ impl Postgres {
         run(&mut self.psql(bed, stack, statement))
     }
 
-    /// A client that waits for the answer to a statement.
+    /// Starts a client that waits for the result of a statement.
     fn start_query(&self, bed: &Bed, stack: Stack, statement: &str) -> Background {
         let mut psql = self.psql(bed, stack, statement);
         Background::start(psql.stderr(Stdio::null())).unwrap_or_else(|error| panic!("{error}"))
@@ -112,7 +112,7 @@ impl Postgres {
         self.client_command(bed, stack, "psql", &["-X", "-At", "-c", statement])
     }
 
-    /// A client program, on the client host.
+    /// A client program on the client host.
     fn client_command(
         &self,
         bed: &Bed,
@@ -130,7 +130,7 @@ impl Postgres {
     }
 }
 
-/// The programs of the newest version.
+/// Returns the programs of the newest version.
 fn installed() -> PathBuf {
     let versions = fs::read_dir("/usr/lib/postgresql").expect("Debian's postgresql");
     let newest = versions.flatten().map(|entry| entry.path()).max();
@@ -157,7 +157,7 @@ fn as_postgres(bed: &Bed) -> Command {
     command
 }
 
-/// Each client has a child of the postmaster's of its own, which has accepted for it.
+/// The postmaster accepts each client and forks a child for it.
 #[test]
 fn postgresql_serves_twenty_clients() {
     let bed = bed();
@@ -196,7 +196,7 @@ fn postgresqls_helpers_leave_the_connections_alone() {
     }
 }
 
-/// The postmaster ends all of its children and starts again on the same listener.
+/// The postmaster ends all of its children and restarts on the same listener.
 #[test]
 fn postgresql_outlives_the_crash_of_a_backend() {
     let bed = bed();
@@ -229,7 +229,7 @@ fn postgresql_outlives_the_crash_of_a_backend() {
     assert!(eventually(SOON, recovers));
 }
 
-/// A redis server on one host, whose port is its own.
+/// A redis server on one host, with a port of its own.
 struct Redis {
     side: Side,
     address: String,
@@ -264,7 +264,7 @@ impl Redis {
         redis
     }
 
-    /// Asks from the same host by the kernel, so that it is asked whichever way it is served.
+    /// Sends a command from the same host by the kernel's stack, which works on whichever stack the server is.
     fn ask(&self, bed: &Bed, words: &[&str]) -> String {
         self.try_ask(bed, words)
             .unwrap_or_else(|error| panic!("{error}"))
@@ -277,14 +277,14 @@ impl Redis {
             .args(words))
     }
 
-    /// A line of INFO.
+    /// Returns true if INFO has this line.
     fn says(&self, bed: &Bed, line: &str) -> bool {
         let info = self.ask(bed, &["INFO"]);
         info.lines().any(|said| said.trim_end() == line)
     }
 }
 
-/// Fifty clients store and fetch, from the client host.
+/// Has fifty clients store and fetch values, from the client host.
 fn benchmark(bed: &Bed, stack: Stack, requests: &str) {
     let address = bed.server.address.to_string();
     let csv = client(
@@ -356,7 +356,7 @@ fn a_replica_of_redis_takes_over_and_gives_back() {
     });
 }
 
-/// The replica has all that the primary has.
+/// Checks that the replica has all data of the primary.
 fn in_step(bed: &Bed, primary: &Redis, replica: &Redis) {
     assert!(eventually(SOON, || replica.says(bed, "master_link_status:up")));
     assert_eq!(primary.ask(bed, &["WAIT", "1", "10000"]), "1");

@@ -1,5 +1,5 @@
-//! UDP sockets where the kernel has a part in them: what waits on a socket that others come to have,
-//! what is sent past the packet filter, and calls that few programs make. Each as on the kernel's stack.
+//! UDP sockets with the kernel's participation: datagrams unread on a socket that is passed on,
+//! datagrams sent past the packet filter, and rare calls. Each behaves as on the kernel's stack.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::Command;
@@ -19,9 +19,9 @@ const LISTENER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/listener.p
 const PORT: u16 = 7060;
 const GROUP: &str = "239.77.0.7";
 
-/// Longer than a datagram takes.
+/// More time than a datagram takes.
 const LIMIT: Duration = Duration::from_secs(20);
-/// Time for what was sent to wait on the socket.
+/// Time for datagrams to arrive on the socket.
 const ARRIVAL: Duration = Duration::from_millis(300);
 
 fn socket_on(bed: &Bed, side: Side, address: IpAddr, port: u16) -> UdpSocket {
@@ -29,7 +29,7 @@ fn socket_on(bed: &Bed, side: Side, address: IpAddr, port: u16) -> UdpSocket {
     bed.namespace(side).enter(bind)
 }
 
-/// What is read of datagrams that were there before, and where they came from.
+/// Returns the datagrams that were unread when the socket was passed on, with their sources.
 fn unread(bed: &Bed, stack: Stack, way: &str, bound: &str) -> Vec<String> {
     let mut command = bed.command(Side::Server, stack, PYTHON);
     let own = bed.server.address.to_string();
@@ -72,7 +72,7 @@ fn what_nobody_has_read_is_read_by_whoever_has_the_socket_next() {
     }
 }
 
-/// A DTLS server that listens (`DTLSv1_listen`) peeks, connects, and reads what it has peeked.
+/// A DTLS server that listens (`DTLSv1_listen`) peeks, connects, and reads the datagram again.
 #[test]
 fn a_dtls_server_answers_a_client_on_its_own_host_and_on_another() {
     let bed = bed();
@@ -99,7 +99,7 @@ fn a_dtls_server_answers_a_client_on_its_own_host_and_on_another() {
         (Side::Client, Stack::Kernel),
         (Side::Client, Stack::Portolan),
     ] {
-        // It ends with its input.
+        // s_server ends at the end of its input.
         let script = format!(
             "sleep 60 | openssl s_server -dtls1_2 -listen -accept {PORT} -key {} -cert {}",
             key.display(),
@@ -137,7 +137,7 @@ fn rare_calls_do_what_they_do_on_the_kernels_sockets() {
     assert_eq!(lines(said(Stack::Portolan)), kernel);
 }
 
-/// What a host on the link hears of one that sends in every way, and how often.
+/// Returns what a host on the link receives from one that sends in all ways, with the counts.
 fn heard(stack: Stack) -> Vec<String> {
     let bed = Bed::switched().unwrap_or_else(|error| panic!("no bed: {error}"));
     let guest = bed.guest(3);

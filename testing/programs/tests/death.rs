@@ -1,4 +1,4 @@
-//! Killed programs and servers: peers learn of it promptly and nothing stays behind.
+//! Killed programs and servers: peers are notified promptly, and no state is left over.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
@@ -12,13 +12,13 @@ use rustix::process::Signal;
 const PORT: u16 = 7010;
 const PROMPTLY: Duration = Duration::from_secs(3);
 
-/// A connection between a program that will be killed and one that watches it.
+/// A connection between a program that will be killed and one that watches for its end.
 struct Scene {
     victim: Background,
     watcher: Background,
 }
 
-/// The side in `victim` holds its end with Portolan; the other watches on its own stack.
+/// Connects the host `victim`, whose program uses Portolan, to a watcher on the stack `watcher`.
 fn scene(bed: &Bed, victim: Side, watcher: Stack) -> Scene {
     let endpoint = bed.endpoint(PORT).to_string();
     let start = |side, stack, role: &str| {
@@ -131,7 +131,7 @@ fn a_new_server_serves_after_the_old_one_was_killed() {
     assert!(report.contains("\"connections\":10"), "{report}");
 }
 
-/// A busy machine takes its time to get there.
+/// Waits until one session is in a state; a busy machine takes some time.
 fn await_one_in(state: &str, bed: &Bed, side: Side) {
     let is_there = || sessions_in(bed, side, state) == 1;
     assert!(eventually(Duration::from_secs(20), is_there), "{state}");
@@ -165,12 +165,12 @@ fn a_transfer_outlives_both_servers() {
     kill_daemon(&mut bed, Side::Client);
     kill_daemon(&mut bed, Side::Server);
     assert!(bulk.wait(Duration::from_secs(10)), "the transfer hangs");
-    // It prints a report only if the sink has read to the end, and exactly what was sent.
+    // It prints a report only if the sink has read exactly the bytes sent, to the end.
     let report = bulk.finish();
     assert!(report.contains("bytes"), "{report}");
 }
 
-/// Greets three connections, and tells how the first one ends.
+/// Greets three connections, and prints how the first one ends.
 const GREETER: &str = r#"
 import socket, sys
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
@@ -199,7 +199,7 @@ print("done", flush=True)
 time.sleep(1)
 "#;
 
-/// By which Python runs a script about the tests' endpoint.
+/// Python's arguments to run a script with the tests' endpoint.
 fn arguments(script: &str, bed: &Bed) -> [String; 4] {
     let endpoint = bed.endpoint(PORT + 3);
     let (address, port) = (endpoint.ip().to_string(), endpoint.port().to_string());
@@ -243,7 +243,8 @@ fn without_its_server_a_program_ends_its_sessions_and_opens_the_kernels() {
     assert!(complaints.contains("the server has gone"), "{complaints}");
 }
 
-/// Accepts by epoll, and tells how often it woke in vain within a second in which the server has gone; then greets one more.
+/// Accepts by epoll, and prints the number of spurious wake-ups in a second without a server; then greets one more
+/// client.
 const PATIENT: &str = r#"
 import select, socket, sys, time
 family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
@@ -271,7 +272,7 @@ if accepted:
 print("greeted" if accepted else "nobody", flush=True)
 "#;
 
-/// The same by calls that block, without looking before.
+/// The same by blocking calls, without waiting for readiness first.
 const BLOCKING: &str = r#"
 import socket, sys, threading, time
 family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
@@ -295,7 +296,7 @@ print(failed, flush=True)
 print("greeted" if greeted.wait(5) else "nobody", flush=True)
 "#;
 
-/// A listener whose server goes away; what it says of failed attempts, and of one more client.
+/// Runs a listener whose server ends; returns the number of failed attempts, and the result of one more client.
 fn outlive(bed: &mut Bed, (script, options): (&str, &[&str]), end: Signal) -> (u32, String) {
     let launcher = bed.tools().portolan.display().to_string();
     let mut listener = bed.command(Side::Server, Stack::Kernel, &launcher);

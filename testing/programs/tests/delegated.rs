@@ -38,7 +38,7 @@ fn start(bed: &Bed, way: &str) -> Background {
     server
 }
 
-/// Of each listener, whether a program performs its handshakes.
+/// Returns for each listener whether a program performs its handshakes.
 fn delegations(bed: &Bed) -> Vec<bool> {
     let text = bed
         .portolan(Side::Server, &["ss", "-l", "--json"])
@@ -61,7 +61,7 @@ fn served(bed: &Bed, name: &str) -> u64 {
     counter(bed, Side::Server, "server", name)
 }
 
-/// Of the program's stack; it tells of them now and then.
+/// Returns a counter of the program's stack, which the program reports periodically.
 fn told(bed: &Bed, name: &str) -> u64 {
     counter(bed, Side::Server, "stack", name)
 }
@@ -72,7 +72,7 @@ fn echo(bed: &Bed) {
     assert_ends_in_order(stream);
 }
 
-/// The peer hears that its connection has ended.
+/// Checks that the peer's connection is reset.
 fn assert_is_reset(mut stream: TcpStream) {
     stream.set_read_timeout(Some(PROMPTLY)).expect("a time-out");
     let end = stream.read(&mut [0; 1]).expect_err("no bytes");
@@ -156,7 +156,7 @@ fn the_servers_configuration_has_the_last_word() {
     assert_eq!(served(&wanting, "connections_claimed"), 1);
 }
 
-/// Three connections that wait to be accepted, with bytes each.
+/// Opens three connections that wait to be accepted, and sends bytes on each.
 fn waiting(bed: &Bed) -> Vec<TcpStream> {
     let open = |_| {
         let mut stream = connect(bed, PORT);
@@ -231,7 +231,7 @@ fn who_waits_hears_that_the_program_was_killed_and_the_port_is_free() {
     server.signal(Signal::KILL).expect("it runs");
     assert!(eventually(PROMPTLY, || live_sessions(&bed, Side::Server) == 0));
     for stream in &mut streams {
-        // Nobody knows its numbers any more: the kernel answers what comes next.
+        // The connection has no state any more: the kernel answers the next segment with a reset.
         stream.write_all(b"anybody there?").expect("it takes bytes");
     }
     streams.into_iter().for_each(assert_is_reset);
@@ -262,8 +262,8 @@ fn in_a_flood_of_syns_clients_get_in_by_cookies() {
     assert_eq!(served(&bed, "connections_claimed"), 10);
 }
 
-/// Far more clients at once than a listener's queues hold, while nobody accepts: as on Linux each is
-/// served in the end, or goes on trying, and none is reset. How many are served at each of their attempts (after 1, 3, 7 and
+/// Far more clients at once than the listener's queues hold, while the program does not accept. As on Linux, each is
+/// eventually served or continues to try, and none is reset. How many are served at each attempt (after 1, 3, 7 and
 /// 15 s) depends on how soon the program accepts: Linux serves 49 to 57 within 8 s.
 #[test]
 fn a_crowd_at_a_full_accept_queue_is_served_later() {
@@ -329,7 +329,7 @@ fn redis_and_nginx_serve_under_load() {
     let mut nginx = bed.command(Side::Server, Stack::Portolan, "/usr/sbin/nginx");
     nginx.env(DELEGATE.0, DELEGATE.1).args(["-c", &config]);
     nginx.stdout(Stdio::null());
-    // A SYN that ends a TIME-WAIT is the server's.
+    // The server handles a SYN that ends a TIME-WAIT.
     let accepted = || served(&bed, "connections_claimed") + served(&bed, "passive_opens");
     let before = accepted();
     let nginx = bed.serve_command(PORT, "nginx", &mut nginx);

@@ -1,4 +1,4 @@
-//! The ways in which packets reach a program (MB §4.1): whichever it is, streams and messages are exact.
+//! The delivery forms (MB §4.1): streams and messages are exact in each of them.
 
 use std::fs;
 use std::process::Command;
@@ -46,7 +46,7 @@ fn a_program_that_wants_messages_gets_each_packet_by_its_tap() {
     for (form, is_by_tap) in [("shm", false), ("ipc", true)] {
         let _echo = start(&bed, form, &arguments);
         let before = [Side::Client, Side::Server].map(|side| by_tap(&bed, side));
-        // Both are awake all the time.
+        // Both programs spin.
         ping(&bed, form, "tcp");
         let after = [Side::Client, Side::Server].map(|side| by_tap(&bed, side));
         for (before, after) in before.into_iter().zip(after) {
@@ -58,7 +58,7 @@ fn a_program_that_wants_messages_gets_each_packet_by_its_tap() {
             );
         }
     }
-    // A connected UDP socket does, too: the other end's is not connected.
+    // A connected UDP socket uses the tap, too; the other end's is not connected.
     let mut echo = bed.command(Side::Server, Stack::Portolan, TRAFFIC);
     let _echo = Background::start(echo.args(["echo", "udp", &endpoint, "--spin"])).unwrap();
     let before = by_tap(&bed, Side::Client);
@@ -95,7 +95,7 @@ fn what_is_for_the_server_stays_there() {
     let mut ping = client(&bed, "server");
     run(ping.args(["ping", "tcp", &endpoint, "--count", "500"])).unwrap();
     let after = [Side::Client, Side::Server].map(|side| moves(&bed, side));
-    // There with the handshake, and back with the first byte.
+    // To the program with the handshake, and back to the server with the first byte.
     assert_eq!(before.map(|moves| moves + 2), after);
 }
 
@@ -115,7 +115,7 @@ fn a_socket_and_a_configuration_choose_as_well() {
     let endpoint = bed.endpoint(PORT).to_string();
     let mirror = ["mirror", &endpoint];
     let _mirror = bed.serve(Stack::Portolan, PORT, TRAFFIC, &mirror).unwrap();
-    // SO_DELIVERY: one socket as all others here, one by the ring. Both look all the time.
+    // SO_DELIVERY: one socket in the process's form, one by the ring. Both spin.
     let script = "
 import socket, sys
 for form in (-1, 0):
@@ -149,6 +149,6 @@ for form in (-1, 0):
     steps.go_on();
     steps.await_line("0");
     let more = by_ring(&bed, Side::Client) - ring;
-    // But for what came while it slept.
+    // All except the segments that arrived while it slept.
     assert!(more >= 100, "{more} by the ring");
 }

@@ -1,4 +1,4 @@
-//! Direct mapping (ADR 20): sessions whose frames come by rings of their own.
+//! Direct mapping (ADR 20): sessions with receive rings of their own.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -17,7 +17,7 @@ const PORT: u16 = 7095;
 const OTHER: u16 = 7096;
 const PROMPTLY: Duration = Duration::from_secs(5);
 
-/// Rings that one process may have.
+/// Maximum number of rings per process.
 const MOST: usize = 8;
 
 /// The variable that `portolan run --direct` sets.
@@ -48,7 +48,7 @@ fn served(bed: &Bed, name: &str) -> u64 {
     counter(bed, Side::Server, "server", name)
 }
 
-/// What `portolan ss` says of the mapping of connections, and why it is not the wanted one.
+/// Returns the mappings of connections in `portolan ss`, with the reasons why a ring was refused.
 fn mappings(bed: &Bed) -> Vec<[serde_json::Value; 2]> {
     let text = bed
         .portolan(Side::Server, &["ss", "-a", "--json"])
@@ -104,7 +104,7 @@ fn who_says_nothing_shares_the_ring_and_an_option_goes_before_the_command_line()
     echo(&bed);
     drop(silent);
     assert_eq!(by_own_ring(&bed, Side::Server), 0);
-    // Its own ring is there soon after the connection; and awake, since who sleeps gets frames by the tap.
+    // The own ring exists soon after the connection. The program spins, since a sleeping one receives by the tap.
     let script = "
 import socket, sys
 for choice in (0, 1):
@@ -229,7 +229,7 @@ fn streams_and_datagrams_are_exact_over_both_families() {
     }
 }
 
-/// The connection goes to the server while two processes have it, and back when they do not.
+/// The connection migrates to the server while two processes share it, and back when only one has it.
 #[test]
 fn a_session_that_migrates_leaves_its_ring_and_may_have_one_again() {
     let bed = bed();
@@ -259,7 +259,7 @@ fn a_process_that_is_killed_gives_its_rings_back() {
     assert_eq!(served(&bed, "sessions_mapped_directly"), 12);
 }
 
-/// While the program is stopped, so that its rings fill.
+/// The program is stopped, so that its rings fill.
 #[test]
 fn a_flood_at_one_session_loses_nothing_of_one_with_a_ring_of_its_own() {
     const DATAGRAMS: u64 = 100;

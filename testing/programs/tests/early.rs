@@ -1,12 +1,12 @@
-//! What a peer sends before the program looks at its connection is taken and acknowledged, whether or not it looks: it
-//! does not go back to the server, and nothing is sent twice because of it.
+//! Data that a peer sends before the program uses its connection is received and acknowledged without a call of the
+//! program: it is not returned to the server, and nothing is retransmitted because of it.
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_programs::{PYTHON, bed, client};
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/early.py");
 const PORT: u16 = 7031;
-/// Less than a peer may send before it hears of the first bytes, so that it has sent all.
+/// Less than the peer's initial window, so that it sends all at once.
 const LENGTH: &str = "9000";
 const COUNT: u64 = 20;
 
@@ -47,7 +47,7 @@ fn check(bed: &Bed) {
     let counts: [u64; 3] = std::array::from_fn(|at| after[at] - before[at]);
     let [dropped, unclaimed, reinjected] = counts;
     assert_eq!(dropped, 0, "{names:?} {counts:?}");
-    // One of each connection may cross the session on its way here, and one on its way back.
+    // Per connection, one segment may cross the session's migration in each direction.
     assert!(
         unclaimed <= 2 * COUNT && reinjected <= 2 * COUNT,
         "{names:?} {counts:?}"

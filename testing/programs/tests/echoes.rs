@@ -1,4 +1,4 @@
-//! Echo services as Python's and Java's libraries have them, and many clients of Python's asyncio
+//! Echo services of Python's and Java's libraries, and many clients of Python's asyncio
 //! that check each byte.
 
 use std::process::Command;
@@ -28,7 +28,7 @@ fn asyncio_holds_five_hundred_connections() {
     });
 }
 
-/// The kernel, which holds the port, must not take part in what the filter is about to see.
+/// The kernel, which reserves the port, must not answer packets that the filter is about to handle.
 #[test]
 fn who_tries_to_connect_when_a_program_begins_to_listen_is_refused_or_served() {
     const SERVE: &str = "import socket, sys

@@ -1,4 +1,4 @@
-//! What surrounds a program: its environment, its namespaces and capabilities, and other libraries that are preloaded.
+//! The environment of a program: its variables, its namespaces and capabilities, and other preloaded libraries.
 
 use std::fs;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ fn opened(bed: &Bed, side: Side) -> u64 {
     counter(bed, side, "server", "active_opens")
 }
 
-/// Moves the control socket of a host's server to where only who is told finds it.
+/// Moves the control socket of a host's server to a path that must be passed explicitly.
 fn hide_control(bed: &Bed, side: Side) -> PathBuf {
     let inode = bed.namespace(side).inode();
     let hidden = PathBuf::from(format!("/run/portolan/{inode}/hidden"));
@@ -62,7 +62,7 @@ fn what_was_asked_for_outlives_the_environment() {
     assert_eq!(opened(&bed, Side::Client), 1);
 }
 
-/// nginx keeps nothing of its environment but `TZ`.
+/// nginx keeps only `TZ` of its environment.
 #[test]
 fn nginx_clears_its_environment_and_serves() {
     let bed = bed();
@@ -158,7 +158,7 @@ fn variables_without_a_meaning_are_reported_once() {
     }
 }
 
-/// Has a connection echoed in parts by a program that isolates itself in a way.
+/// Has a connection echoed in parts by a program that isolates itself in the given way.
 fn isolates_itself(way: &str, parts: usize) {
     let bed = bed();
     let program = compiled(&bed, "testing/programs/fixtures/isolated.c");
@@ -184,7 +184,7 @@ fn processes_that_no_handler_sees_forked_give_up_their_user() {
     isolates_itself("processes", 4);
 }
 
-/// As vsftpd does: their threads have the same numbers.
+/// As vsftpd does: the threads have the same numbers in their namespaces.
 #[test]
 fn processes_in_namespaces_of_process_numbers_give_up_their_user() {
     isolates_itself("pids", 5);
@@ -215,7 +215,7 @@ fn no_thread_keeps_capabilities_that_its_program_gives_up() {
     isolates_itself("capabilities", 2);
 }
 
-/// Serves and connects with a library before ours.
+/// Serves and connects with a library preloaded before ours.
 fn works_behind(source: &str, name: &str, options: &[&str]) {
     let bed = bed();
     let library = compiled_library(&bed, source, name, options);

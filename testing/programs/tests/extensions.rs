@@ -1,4 +1,4 @@
-//! Protocol extensions as their authors make them: the guide word by word, and what the command says.
+//! Protocol extensions as written by their authors: the guide's examples, and the output of the command.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use serde_json::Value;
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const GUIDE: &str = include_str!("../../../docs/guide/extensions.md");
 
-/// For what comes soon on a machine that is not busy.
+/// Time limit for events that are soon on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 const ASK: &str = "import socket, sys
@@ -29,7 +29,7 @@ for _ in range(100):
         pass
 sys.exit('no answer')";
 
-/// A key that is not there, and something else.
+/// A missing key, and a datagram that is not a question.
 const ASK_ONCE: &str = "import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 s.settimeout(0.2)
@@ -40,7 +40,7 @@ try:
 except TimeoutError:
     print('silence')";
 
-/// Answers each connection with who it came from, and then with what comes; a half-closed one to its
+/// Answers each connection with the peer's address, and then echoes; a half-closed connection is served to its
 /// end.
 const SERVER: &str = "import socket, sys, threading
 def serve(peer, address):
@@ -52,7 +52,7 @@ listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
 while True:
     threading.Thread(target=serve, args=listener.accept(), daemon=True).start()";
 
-/// Sends so many bytes, reads them all back behind the server's first line, and prints that.
+/// Sends a number of bytes, reads their echo after the server's first line, and prints that line.
 const CLIENT: &str = "import socket, sys, threading
 s = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
 count = int(sys.argv[3])
@@ -66,7 +66,7 @@ line = stream.readline().decode().strip()
 assert stream.read() == bytes
 print(line)";
 
-/// Connects, waits for the line, then for whatever becomes of the connection.
+/// Connects, waits for the first line, then for the end of the connection.
 const WATCHER: &str = "import socket, sys
 try:
     s = socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10)
@@ -80,7 +80,7 @@ try:
 except ConnectionResetError:
     print('reset')";
 
-/// The first block of the guide in that language from some words on.
+/// Returns the guide's first block in that language after the given words.
 fn block(language: &str, from: &str) -> &'static str {
     let rest = &GUIDE[GUIDE.find(from).expect("the guide says so")..];
     let (_, rest) = rest
@@ -89,7 +89,7 @@ fn block(language: &str, from: &str) -> &'static str {
     rest.split_once("```").expect("it ends").0
 }
 
-/// Does in the bed's directory what the guide says; `include` is there, too.
+/// Runs a command of the guide in the bed's directory, where `include` exists.
 fn shell(bed: &Bed, line: &str) {
     let directory = bed.file("");
     let include = directory.join("include");
@@ -113,7 +113,7 @@ fn compile(bed: &Bed, source: &str, text: &str) -> PathBuf {
     bed.file(&format!("{stem}.o"))
 }
 
-/// The status with which `portolan ext` ends, and what it says.
+/// Returns the exit status and the output of `portolan ext`.
 fn ext(bed: &Bed, words: &[&str]) -> (i32, String) {
     let words: Vec<&str> = ["ext"].iter().chain(words).copied().collect();
     match bed.portolan(Side::Server, &words) {
@@ -237,14 +237,14 @@ fn a_key_value_server_answers_in_the_filter_from_its_owners_map() {
     assert_eq!(answer("k999").trim_end_matches('\0'), "VALUE = v999");
     let counted = || extensions(&bed, &["stats"])[0].clone();
     assert_eq!(counted()["replied"], counted()["runs"]);
-    // What it has not, and what is no question, the owner gets, who says nothing.
+    // A missing key and a datagram that is not a question go to the owner, which does not answer.
     let words = ["-c", ASK_ONCE, &bed.endpoint(0).ip().to_string(), "7009"];
     assert_eq!(client(&bed, Stack::Kernel, PYTHON, &words), "silence");
     assert_eq!(counted()["passed"], 1);
     assert_eq!(counted()["skipped"], 1);
 }
 
-/// A bed with a client beside the two hosts, on which the first forwards to the second.
+/// A bed with an additional client host, for which the first host forwards to the second.
 struct Forwarding {
     bed: Bed,
     guest: Namespace,
@@ -306,7 +306,7 @@ impl Forwarding {
     }
 }
 
-/// Writes what the TCP headers of both directions say, at one port of a device, until a file is there.
+/// Prints the TCP headers of both directions, at one port of a device, until a file exists.
 const SNIFFER: &str = "import os, socket, struct, sys
 port, stop = int(sys.argv[1]), sys.argv[2]
 s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(3))
@@ -331,7 +331,7 @@ while True:
     length = struct.unpack_from('!H', frame, 16)[0] - (tcp - 14) - 4 * (head >> 12)
     print('>' if to == port else '<', hex(head & 0x1ff), sequence, acknowledged, window, options, length)";
 
-/// Starts a sniffer that looks when this returns.
+/// Starts a sniffer, and returns when it captures.
 fn sniff(host: &Namespace, port: u16, stop: &std::path::Path) -> std::thread::JoinHandle<String> {
     let mut sniffer = host.exec(PYTHON);
     sniffer.args(["-c", SNIFFER, &port.to_string()]).arg(stop);
@@ -351,7 +351,7 @@ fn what_the_two_ends_of_a_forwarded_connection_say_is_not_changed() {
     let stop = bed.file("enough");
     let near = sniff(&forwarding.guest, 7010, &stop);
     let far = sniff(bed.namespace(Side::Server), BEHIND, &stop);
-    // A RST first, then bytes both ways and a FIN of each end.
+    // A RST first, then bytes in both directions and a FIN of each end.
     let said = run(&mut forwarding.client(WATCHER, &["/dev/null"])).unwrap();
     assert_eq!(said, "refused");
     let server = forwarding.serve();
@@ -371,7 +371,7 @@ fn what_the_two_ends_of_a_forwarded_connection_say_is_not_changed() {
     for direction in [">", "<"] {
         let (near, far) = (of(&near, direction), of(&far, direction));
         assert!(near.len() > 10, "{near:?}");
-        // Sequence numbers, acknowledgements, windows, options and flags, in their order.
+        // Sequence numbers, acknowledgements, windows, options and flags, in order.
         assert_eq!(near, far);
         let has = |flag: u16| {
             near.iter().any(|line| {
@@ -389,7 +389,7 @@ fn what_the_two_ends_of_a_forwarded_connection_say_is_not_changed() {
 #[test]
 fn a_forwarded_connection_is_one_of_the_two_ends() {
     let forwarding = forwarding("tcp");
-    // Nobody listens behind it, and that is what the client hears.
+    // The destination refuses the connection, which the client sees.
     let said = run(&mut forwarding.client(WATCHER, &["/dev/null"])).unwrap();
     assert_eq!(said, "refused");
     let server = forwarding.serve();
@@ -397,7 +397,7 @@ fn a_forwarded_connection_is_one_of_the_two_ends() {
         let said = run(&mut forwarding.client(CLIENT, &[bytes])).unwrap();
         assert_eq!(said, forwarding.front, "{bytes}");
     }
-    // The end of one end is the end of the other's, as the first puts it.
+    // One end resets or closes the connection, and the other end sees the same.
     let mark = forwarding.bed.file("connected");
     let mut watcher = forwarding.client(WATCHER, &[mark.to_str().unwrap()]);
     let watcher = std::thread::spawn(move || run(&mut watcher).unwrap());
@@ -406,7 +406,7 @@ fn a_forwarded_connection_is_one_of_the_two_ends() {
     assert_eq!(watcher.join().unwrap(), "ended");
     assert!(forwarding.counted("forwarded") > 100);
     assert_eq!(forwarding.counted("refused"), 0);
-    // Whoever forwards has no part in the connection.
+    // The forwarder has no session of the connection.
     let listed = forwarding.bed.portolan(Side::Client, &["ss"]).unwrap();
     assert!(!listed.contains("ESTABLISHED"), "{listed}");
 }
@@ -431,7 +431,7 @@ while True:
     }
 }
 
-/// Takes films of so many frames and bytes at so many ports, and says how many came as they were sent.
+/// Receives films of a number of frames and bytes at several ports, and prints how many viewers received them intact.
 const AUDIENCE: &str = "import select, socket, sys
 address, first, streams, frames, size = sys.argv[1], *map(int, sys.argv[2:6])
 film = b''.join(bytes((f * 31 + n) % 251 for n in range(size)) for f in range(frames))
@@ -452,7 +452,7 @@ print(sum(bytes == film for bytes in seen.values()), min(map(len, seen.values())
 
 const FILM_PORT: u16 = 7200;
 
-/// How many of an audience got every frame as it was sent, and what is counted then.
+/// Returns how many viewers received every frame intact, and the counters.
 fn show_film(bed: &Bed, streams: &str, options: &[&str]) -> (String, Value) {
     const FRAMES: &str = "6";
     const SIZE: &str = "12500";
@@ -491,7 +491,7 @@ fn show_film(bed: &Bed, streams: &str, options: &[&str]) -> (String, Value) {
 fn every_frame_of_a_film_comes_to_everybody_as_it_was_sent() {
     let bed = bed();
     let whole = |streams: &str| format!("{streams} {}", 6 * 12_500);
-    // One datagram that is fragmented, datagrams that the device cuts, and some without checksums.
+    // One datagram that is fragmented, datagrams that the device segments, and some without checksums.
     for (streams, options) in [
         ("1", &[][..]),
         ("30", &[]),
@@ -547,7 +547,7 @@ except TimeoutError:
         );
         assert_eq!(one["ports"][0], 7012);
     }
-    // Who is called first, passes on what it does not want; each says what it did.
+    // The first handler passes on what it does not want; each has counters.
     let counted = extensions(&bed, &["stats"]);
     let of = |at: usize, what: &str| counted[at][what].as_u64().unwrap();
     assert_eq!(counted.len(), 3);
@@ -564,7 +564,7 @@ except TimeoutError:
         assert!(one["longest_ns"].as_u64() > Some(0) && one["mean_ns"].as_u64() > Some(0));
         assert_eq!((&one["limit_ns"], &one["overruns"]), (&0.into(), &0.into()));
     }
-    // They are nobody else's to remove.
+    // No other process may remove them.
     assert_eq!(
         ext(&bed, &["remove", &listed[0]["number"].to_string()]).0,
         4
@@ -630,7 +630,7 @@ print(s.recv(2048).decode(), end='')";
     assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
 }
 
-/// Echoes by a raw socket of the kernel's, and prints what comes back without its IP header.
+/// Echoes by a raw socket of the kernel, and prints what returns without its IP header.
 const RAW: &str = "import socket, sys
 family = socket.AF_INET6 if ':' in sys.argv[1] else socket.AF_INET
 s = socket.socket(family, socket.SOCK_RAW, 253)
@@ -645,7 +645,7 @@ for _ in range(100):
         pass
 sys.exit('no answer')";
 
-/// Sends an active message to all stations of the link, and one to who has answered.
+/// Sends an active message to all stations of the link, and one to the station that has answered.
 const BROADCAST: &str = "import socket, sys
 s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x88b5))
 s.bind(('eth0', 0x88b5))
@@ -699,7 +699,7 @@ fn active_messages_are_handled_in_the_filter_without_waking_anybody() {
     assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
 }
 
-/// Has each call add twice as much as its program says.
+/// Makes each call add twice as much as the program states.
 const TWICE: &str = "#include <portolan/extension.h>
 struct message { __u16 handler; __u32 sequence; __u64 argument; } __attribute__((packed));
 PORTOLAN_SEND_HANDLER int twice(struct portolan_sending *sending)
@@ -730,11 +730,11 @@ fn active_messages_are_changed_in_the_filter_as_they_leave() {
     let sum = CALLS * (CALLS + 1);
     assert!(said.contains(&format!("sum {sum}\n")), "{said}");
     let counted = |name| counter(&bed, Side::Client, "extension", name);
-    // The reading of the sum is none of its.
+    // The request for the sum is not changed.
     assert_eq!((counted("replaced"), counted("sent")), (CALLS, 1));
 }
 
-/// Answers what begins with an exclamation mark.
+/// Answers datagrams that begin with an exclamation mark.
 const CHOOSY: &str = "#include <portolan/extension.h>
 PORTOLAN_HANDLER int choosy(struct portolan_view *view)
 {

@@ -1,5 +1,5 @@
-//! Floods of SYNs at one program's port (ADR 22): the packet filter answers them by cookies, of which the
-//! port's owner makes connections.
+//! Floods of SYNs at one program's port (ADR 22): the packet filter answers them with cookies, from which
+//! the port's owner makes connections.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -17,7 +17,7 @@ const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py
 const PORT: u16 = 7095;
 const PROMPTLY: Duration = Duration::from_secs(5);
 
-/// Who performs the handshakes.
+/// The performer of the handshakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum By {
     Server,
@@ -25,7 +25,7 @@ enum By {
 }
 
 impl By {
-    /// What it counts of cookies.
+    /// Returns a counter of cookies.
     fn counted(self, bed: &Bed, name: &str) -> u64 {
         match self {
             By::Server => served(bed, name),
@@ -34,7 +34,7 @@ impl By {
     }
 }
 
-/// Serves in one of the ways of the fixture, with so many connections that may wait.
+/// Serves in one of the ways of the fixture, with a backlog.
 fn start(bed: &Bed, by: By, way: &str, backlog: &str) -> Background {
     let endpoint = bed.endpoint(PORT);
     let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
@@ -48,18 +48,19 @@ fn start(bed: &Bed, by: By, way: &str, backlog: &str) -> Background {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// The hosts that floods come from, which do not exist, are behind the client.
+/// Routes the sources of floods, which do not exist, to the client's host.
 fn route_back(bed: &Bed) {
     let client = bed.client.address.to_string();
-    let back = match bed.client.address.is_ipv4() {
-        true => "198.18.0.0/15",
-        false => "2001:2::/48",
+    let back = if bed.client.address.is_ipv4() {
+        "198.18.0.0/15"
+    } else {
+        "2001:2::/48"
     };
     let route = ["route", "replace", back, "via", &client];
     run(bed.namespace(Side::Server).exec("ip").args(route)).expect("a route back");
 }
 
-/// More SYNs a second than an honest host sends.
+/// Starts a flood with more SYNs per second than legitimate hosts send.
 fn flood(bed: &Bed) -> Background {
     route_back(bed);
     let to = bed.endpoint(PORT).to_string();
@@ -93,21 +94,21 @@ fn await_answers(bed: &Bed, more: u64) {
     assert!(eventually(PROMPTLY * 3, || answered() >= more));
 }
 
-/// Does the filter answer no more?
+/// Returns true if the filter has stopped answering.
 fn is_over(bed: &Bed) -> bool {
     let before = filtered(bed, "answered_syn");
     std::thread::sleep(Duration::from_millis(50));
     filtered(bed, "answered_syn") == before
 }
 
-/// What ten clients do in the middle of it, whoever performs the handshakes.
+/// Checks that ten clients are served during the flood.
 fn assert_clients_get_in(bed: &Bed) {
     for _ in 0..10 {
         echo(bed);
     }
 }
 
-/// What `portolan ss` shows of the flooded port.
+/// Returns the `portolan ss` entry of the flooded port.
 fn listener(bed: &Bed) -> Value {
     let text = bed.portolan(Side::Server, &["ss", "-l", "-t", "--json"]);
     let all: Vec<Value> = serde_json::from_str(&text.expect("the server answers")).expect("JSON");
@@ -116,7 +117,7 @@ fn listener(bed: &Bed) -> Value {
     own.map_or(Value::Null, |session| session["listener"].clone())
 }
 
-/// Acknowledges what nobody sent, as who guesses at cookies does.
+/// Sends acknowledgements of SYN-ACKs that were never sent, as an attacker does who guesses cookies.
 const GUESS: &str = r#"
 import ipaddress, random, socket, struct, sys
 own, peer, port = sys.argv[1:]
@@ -214,7 +215,7 @@ fn a_host_that_always_wants_them_has_them_whatever_the_backlog() {
     let _flood = flood(&bed);
     await_answers(&bed, 1000);
     assert_clients_get_in(&bed);
-    // It changes its mind.
+    // The sysctl is changed during the flood.
     set_cookies(&bed, "0");
     assert!(eventually(PROMPTLY, || is_over(&bed)));
 }
@@ -251,7 +252,7 @@ fn assert_drops_and_then_answers(bed: &Bed, by: By) {
     assert_clients_get_in(bed);
 }
 
-/// How long 19 of 20 clients take at most, while such segments come.
+/// Returns the 95th percentile of clients' times, while such segments arrive.
 fn usual_echo(bed: &Bed, flood: &mut Background) -> Duration {
     let mut times = Vec::new();
     while flood.is_running() {
@@ -260,7 +261,7 @@ fn usual_echo(bed: &Bed, flood: &mut Background) -> Duration {
         times.push(start.elapsed());
     }
     times.sort_unstable();
-    // With fewer clients one has waited for long.
+    // With fewer clients, one of them was delayed for long.
     assert!(times.len() >= 20, "{times:?}");
     times[times.len() * 19 / 20]
 }
@@ -290,7 +291,7 @@ fn segments_without_a_connection_get_few_resets_and_delay_nobody() {
             let usual = usual_echo(&bed, &mut flood);
             let (sent, withheld) = (sent() - before.0, withheld() - before.1);
             eprintln!("{by:?} {segment}: {sent} resets, {withheld} withheld, echo {usual:?}");
-            // The burst, and three seconds at the rate. What a program sends the server does not count.
+            // The burst, and three seconds at the rate. The server does not count what a program sends.
             assert!(sent < 6000 && (sent > 1000 || by == By::Program), "{sent}");
             assert!(withheld > 20_000, "{withheld}");
             assert!(usual < PROMPTLY / 20, "{usual:?}");

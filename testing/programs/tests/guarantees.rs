@@ -1,4 +1,4 @@
-//! Guarantees as users ask for them: by command, by policy, and by the program itself in C.
+//! Guarantees as requested by users: by command, by policy, and by the program itself in C.
 
 use std::process::Command;
 use std::time::Instant;
@@ -16,10 +16,10 @@ while True:
 const PORT: u16 = 7_081;
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/guarantees.py");
 
-/// Bits that `docs/examples/guarantees.c` sends.
+/// Bits sent by `docs/examples/guarantees.c`.
 const EXAMPLE_BITS: f64 = 8.0 * 4_194_304.0;
 
-/// A bed whose links have 100 Mbit/s to give.
+/// Makes a bed whose links have 100 Mbit/s to reserve.
 fn bed_with_rates() -> Bed {
     let mut bed = Bed::bare(portolan_netns::Bed::veth()).unwrap_or_else(|error| panic!("{error}"));
     bed.set_settings(&format!(
@@ -44,7 +44,7 @@ fn sink(bed: &Bed) -> portolan_bench::process::Background {
     )
 }
 
-/// The status with which `portolan qos` ends, and what it says.
+/// Returns the exit status and the output of `portolan qos`.
 fn qos(bed: &Bed, line: &str) -> (i32, String) {
     let words: Vec<&str> = ["qos"].into_iter().chain(line.split(' ')).collect();
     match bed.portolan(Side::Client, &words) {
@@ -73,12 +73,12 @@ fn the_command_tells_why_it_ends() {
     assert!(report["transmit"].is_array(), "{said}");
 }
 
-/// The example of the guide.
+/// Compiles the example of the guide.
 fn example(bed: &Bed) -> String {
     compiled(bed, "docs/examples/guarantees.c")
 }
 
-/// Runs the example and returns what it said.
+/// Runs the example and returns its output.
 fn send(bed: &Bed, stack: Stack, program: &str, bits: &str) -> String {
     let address = bed.endpoint(PORT).ip().to_string();
     client(bed, stack, program, &[&address, &PORT.to_string(), bits])
@@ -91,7 +91,7 @@ fn the_guides_program_runs_with_and_without_portolan() {
     let program = example(&bed);
     let said = send(&bed, Stack::Kernel, &program, "20000000");
     assert_eq!(said, "not on Portolan\nsent");
-    // More than any link has.
+    // More than the rate of any link.
     let said = send(&bed, Stack::Portolan, &program, "1000000000000");
     assert!(
         said.starts_with("refused: ") && said.ends_with("\nsent"),
@@ -99,7 +99,7 @@ fn the_guides_program_runs_with_and_without_portolan() {
     );
 }
 
-/// The least time says that the rate holds; how much longer it takes is the machine's business.
+/// The minimum time proves that the rate is enforced; how much longer it takes depends on the machine.
 #[test]
 fn the_guides_program_sends_at_the_rate_that_it_has_reserved() {
     const RATE: f64 = 20e6;
@@ -113,7 +113,7 @@ fn the_guides_program_sends_at_the_rate_that_it_has_reserved() {
     assert!(took > 0.8 * EXAMPLE_BITS / RATE, "{took} s");
 }
 
-/// TIME-WAIT, which the example's end of the connection goes through, lasts a minute.
+/// TIME-WAIT, which the example's end of the connection enters, lasts a minute.
 #[test]
 fn a_connections_rate_is_free_again_when_it_has_ended() {
     let bed = bed_with_rates();
@@ -132,7 +132,7 @@ fn every_function_of_the_header_asks_the_server() {
     let address = bed.endpoint(PORT).ip().to_string();
     let words = [SCRIPT, &address, &PORT.to_string()];
     assert_eq!(client(&bed, Stack::Portolan, PYTHON, &words), "all right");
-    // What the program had has gone with it.
+    // The program's guarantees ended with it.
     let (_, said) = qos(&bed, "show --json");
     let report: serde_json::Value = serde_json::from_str(&said).unwrap();
     for kind in ["transmit", "groups", "receive", "cpu"] {
@@ -167,7 +167,7 @@ fn what_is_asked_for_by_command_is_shown() {
         assert!(said.contains(word), "{word}: {said}");
     }
     assert!(granted("classes").contains("best effort"));
-    // More than the link has.
+    // More than the link's rate.
     let (status, said) = qos(&bed, "set port udp:9 tx --rate 90mbit");
     assert_eq!(status, 4, "{said}");
     granted(&format!("del pid {pid} tx"));

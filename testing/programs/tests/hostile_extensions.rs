@@ -1,5 +1,5 @@
-//! What extensions that do all the harm they may cost programs that have nothing to do with them: nothing more than
-//! the same packets, and the same programs coming and going, do without.
+//! The cost to unrelated programs of extensions that are as harmful as they can be: no more than that of the same
+//! packets, and of the same starts and ends of programs, without them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,21 +14,21 @@ use rustix::process::Signal;
 
 const TRAFFIC: &str = "portolan-traffic";
 const INCLUDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../include");
-/// The victim's, the attacker's, that of one who does no harm, and of one whose extensions come and go.
+/// Ports of the victim, the attacker, a harmless program, and a program whose extensions are installed and removed.
 const PORT: u16 = 7080;
 const ATTACKED: u16 = 7081;
 const HARMLESS: u16 = 7082;
 const TURNING: u16 = 7083;
 
-/// Of each kind.
+/// Number of windows of each kind.
 const WINDOWS: usize = 5;
-/// Of the ratio of two p99s; windows of the same kind differ by so much where two processors do all.
+/// Bound of the ratio of two p99s; windows of the same kind differ by as much if two processors do all the work.
 const BOUND: f64 = 3.0;
 
 const CONSUMER: &str = "#include <portolan/extension.h>
 PORTOLAN_HANDLER int nothing(struct portolan_view *view) { return PORTOLAN_CONSUME; }";
 
-/// As long as a handler may take, and with each datagram.
+/// A handler that takes its whole time limit for each datagram.
 const LOOPER: &str = "#include <portolan/extension.h>
 PORTOLAN_MAP(cells, PORTOLAN_ARRAY, __u32, __u64, 64);
 PORTOLAN_HANDLER int loops(struct portolan_view *view)
@@ -42,7 +42,7 @@ PORTOLAN_HANDLER int loops(struct portolan_view *view)
 	return PORTOLAN_CONSUME;
 }";
 
-/// Floods a port for half a second when it is told which, in bursts of a hundred.
+/// Floods a port, which it reads from its input, for half a second, in bursts of a hundred.
 const FLOOD: &str = "
 import socket, sys, time
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -75,19 +75,19 @@ fn owner(bed: &Bed, object: &Path, port: u16) -> Command {
     owner
 }
 
-/// A program with a port, and nothing else.
+/// A program with a port and without extensions.
 fn harmless(bed: &Bed) -> Command {
     let mut program = bed.command(Side::Server, Stack::Portolan, TRAFFIC);
     program.args(["echo", "udp", &bed.endpoint(ATTACKED).to_string()]);
     program
 }
 
-/// The p99 of a bystander's round trips while the port is flooded.
+/// Returns the p99 of a bystander's round trips while the port is flooded.
 fn during_flood(bed: &Bed, flood: &mut Steps, port: u16) -> f64 {
     flood.say(&port.to_string());
     let mut ping = bed.command(Side::Client, Stack::Portolan, TRAFFIC);
     ping.args(["ping", "tcp", &bed.endpoint(PORT).to_string()]);
-    // A bystander that spins has its round trips before the flood has begun.
+    // A spinning bystander would complete its round trips before the flood begins.
     ping.env("PORTOLAN_SPIN", "0");
     let report = run(ping.args(["--count", "2000"])).expect("round trips");
     let report: serde_json::Value = serde_json::from_str(&report).expect("JSON");
@@ -95,8 +95,8 @@ fn during_flood(bed: &Bed, flood: &mut Steps, port: u16) -> f64 {
     report["p99_us"].as_f64().expect("a number")
 }
 
-/// As [`during_flood`], while programs come, and are killed, one after the other, some before they are ready and some
-/// after; and how many those were.
+/// As [`during_flood`], while programs are started and killed in turn, some before they are ready and some after; also
+/// returns their number.
 fn while_they_die(
     bed: &Bed,
     flood: &mut Steps,
@@ -112,7 +112,7 @@ fn while_they_die(
                 }
                 let mut doomed = Background::start(&mut program()).expect("it starts");
                 thread::sleep(*life);
-                // It may have been refused, and have ended.
+                // It may have been refused and have exited.
                 let _ = doomed.signal(Signal::KILL);
                 doomed.wait(Duration::from_secs(10));
                 deaths.fetch_add(1, Relaxed);
@@ -124,8 +124,8 @@ fn while_they_die(
     })
 }
 
-/// As [`during_flood`], while the server verifies extensions of the port as fast as it can, and installs and removes them,
-/// too, if the order says so; and how many those were.
+/// As [`during_flood`], while the server verifies extensions of the port as fast as possible and, if the order says so,
+/// installs and removes them; also returns their number.
 fn while_they_turn_over(
     bed: &Bed,
     flood: &mut Steps,
@@ -139,8 +139,8 @@ fn while_they_turn_over(
     p99
 }
 
-/// What windows with something hostile cost a bystander, against windows with nothing but what it goes beside: the ratio
-/// of their medians. They are measured in turns, so that what else the machine does falls upon both.
+/// Returns the ratio of a bystander's median p99 in hostile windows to that in windows without hostility. They
+/// alternate, so that other load of the machine affects both.
 fn in_turns(
     flood: &mut Steps,
     mut beside: impl FnMut(&mut Steps) -> f64,

@@ -1,5 +1,5 @@
-//! The packet filter in the device's driver (MB §4.1, SHM-IPF), over a veth link whose XDP it uses: programs work, and
-//! what their peers send is what they get, on whatever stack these are.
+//! The packet filter in the device's driver (MB §4.1, SHM-IPF), over a veth link with XDP: programs work, and
+//! receive exactly what their peers send, on whatever stack these are.
 
 use std::fs;
 use std::process::Command;
@@ -33,18 +33,18 @@ fn left_large(bed: &Bed, side: Side) -> u64 {
     counter(bed, side, "driver", "left_large")
 }
 
-/// Fragments are among them.
+/// Returns a counter that includes fragments.
 fn left_other(bed: &Bed, side: Side) -> u64 {
     counter(bed, side, "driver", "left_other")
 }
 
-/// Bytes of which no two blocks are alike.
+/// Returns bytes in which no two blocks are alike.
 fn noise(bytes: usize) -> Vec<u8> {
     let word = |n: usize| (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes();
     (0..bytes / 8).flat_map(word).collect()
 }
 
-/// Bytes there and back at once, exact.
+/// Sends bytes in both directions at once, and checks that they are exact.
 fn mirror(bed: &Bed, pairing: Pairing) {
     let endpoint = bed.endpoint(PORT).to_string();
     let (file, copy) = (bed.file("sent"), bed.file("came-back"));
@@ -73,7 +73,8 @@ fn streams_are_exact_by_a_native_hook() {
         let side = side_of(pairing);
         let before = in_driver(bed, side);
         mirror(bed, pairing);
-        // A veth whose peer has such a hook cuts what it sends: full segments, most of them while the owner is awake.
+        // A veth whose peer has such a hook segments what it sends: full segments, most of them while the owner is
+        // awake.
         assert!(in_driver(bed, side) - before > 2000, "{pairing:?}");
     });
     for side in SIDES {
@@ -84,8 +85,8 @@ fn streams_are_exact_by_a_native_hook() {
     each_pairing(&bed, mirror);
 }
 
-/// The kernel has put packets together, and has not finished their checksums, when this hook comes. What Portolan's own
-/// peer on this machine sends passes it by: the kernel runs it for nothing that was redirected.
+/// A generic hook runs after the kernel has coalesced packets, with incomplete checksums. It does not see what
+/// Portolan's peer on this machine sends: the kernel does not run it for redirected packets.
 #[test]
 fn streams_are_exact_by_a_generic_hook_which_leaves_what_is_put_together() {
     let bed = bed_with("[delivery]\nform = \"shm-ipf\"\nxdp = \"generic\"\n");
@@ -118,7 +119,7 @@ fn answer_datagrams(bed: &Bed) {
     let _echo = Background::start(echo.args(arguments)).expect("echo");
     let counted = || [in_driver(bed, Side::Client), left_other(bed, Side::Client)];
     let before = counted();
-    // Longer ones come in pieces, by the other filter.
+    // Longer ones are fragmented and received by the other filter.
     for size in ["1", "183", "1400", "4000"] {
         let mut ping = bed.command(Side::Client, Stack::Portolan, TRAFFIC);
         ping.args(["ping", "udp", &endpoint, "--count", "500", "--spin"]);
@@ -192,7 +193,7 @@ fn iperf3(bed: &Bed, pairing: Pairing) {
     }
 }
 
-/// One socket by the driver, one by the ring, in one process of a server whose sessions usually have the ring.
+/// One socket by the driver, one by the ring, in one process of a server whose default form is the ring.
 const CHOOSER: &str = "
 import socket, sys
 for form in (3, -1):
@@ -220,7 +221,7 @@ fn chooser(bed: &Bed) -> Steps {
     Steps::start(command.args(["-c", CHOOSER, &address, &port]))
 }
 
-/// The figures of the one session that is established.
+/// Returns the figures of the only established session.
 fn shown(bed: &Bed) -> String {
     let sessions = bed.portolan(Side::Client, &["ss", "-i"]).expect("sessions");
     let mut lines = sessions

@@ -1,5 +1,5 @@
-//! Programs whose packages are too large for every run of the tests: `make strangers` installs them and runs these, and those
-//! of `strangers`, with 20 starts each.
+//! Programs whose packages are too large for every test run: `make strangers` installs them and runs these tests and
+//! those of `strangers`, with 20 starts each.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use portolan_bench::process::{Background, run};
 use portolan_programs::strangers::{address, each_start};
 use portolan_programs::{PYTHON, Pairing, client, file};
 
-/// A broker, and the port mapper of Erlang's nodes that it has started and would leave behind.
+/// A broker, and the port mapper of Erlang nodes, which it starts and would leave behind.
 struct Broker {
     server: Option<Background>,
     end_port_mapper: Command,
@@ -18,14 +18,14 @@ struct Broker {
 impl Drop for Broker {
     fn drop(&mut self) {
         drop(self.server.take());
-        // It is there only if the broker got so far.
+        // Fails if the broker did not start the port mapper.
         let _ = run(&mut self.end_port_mapper);
     }
 }
 
 fn broker(bed: &Bed, stack: Stack, port: u16) -> Broker {
     let home = bed.file("rabbitmq");
-    // Of the start before.
+    // Remove the files of the previous start.
     let _ = fs::remove_dir_all(&home);
     fs::create_dir_all(&home).expect("the bed's directory is writable");
     let config = file(bed, "rabbitmq/rabbitmq.conf", "loopback_users = none\n");
@@ -37,7 +37,7 @@ fn broker(bed: &Bed, stack: Stack, port: u16) -> Broker {
         .env("RABBITMQ_NODE_IP_ADDRESS", address(bed))
         .env("RABBITMQ_NODE_PORT", port.to_string())
         .env("RABBITMQ_CONFIG_FILE", config)
-        // It is not to start others that would outlive it.
+        // Keep it from starting processes that would outlive it.
         .env("RABBITMQ_ALLOW_INPUT", "1")
         .env("RABBITMQ_SERVER_START_ARGS", "-noinput")
         .stdout(Stdio::null());
@@ -62,7 +62,7 @@ fn started(bed: &Bed, port: u16, program: &str, command: &mut Command) -> Backgr
     service.unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A node connects to itself by its port mapper, and each has a dozen threads.
+/// A node connects to itself by its port mapper; both have a dozen threads.
 #[test]
 fn rabbitmq_passes_4000_messages_on() {
     const PORT: u16 = 5672;
@@ -74,7 +74,7 @@ fn rabbitmq_passes_4000_messages_on() {
     });
 }
 
-/// One thread for each connection, and one that waits for them all.
+/// One thread per connection, and one that waits for all of them.
 #[test]
 fn mariadb_serves_sysbench() {
     const PORT: u16 = 7196;

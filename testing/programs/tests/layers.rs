@@ -1,4 +1,4 @@
-//! Where a program's time goes, layer by layer: probes in the library, and the sums that it keeps when it is asked to.
+//! A program's time, layer by layer: probes in the library, and the sums that it keeps on request.
 
 use std::fs;
 use std::time::Instant;
@@ -43,7 +43,7 @@ fn each_layer_is_passed_with_every_message_and_no_time_counts_twice() {
             assert!(times >= COUNT, "{protocol} {name}: {times} times");
             assert!(nanoseconds > 0, "{protocol} {name}");
         }
-        // The program has one thread, and the helper hardly anything to do.
+        // The program has one thread, and the background thread is nearly idle.
         let sum: u64 = rows.iter().map(|(nanoseconds, _)| nanoseconds).sum();
         assert!(
             u128::from(sum) <= 2 * took.as_nanos(),

@@ -1,4 +1,4 @@
-//! What a thousand connections leave behind: nothing.
+//! A thousand connections leave nothing behind.
 
 use std::fs;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use portolan_programs::{bed, client, counter, eventually, live_sessions};
 
 const PORT: u16 = 7011;
 
-/// Sessions wait up to that long in states that end by a timer, TIME-WAIT aside.
+/// Time limit for states that end by a timer, except TIME-WAIT.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// What could leak, of one host's server.
+/// Resources of one host's server that could leak.
 #[derive(Debug, PartialEq, Eq)]
 struct Holdings {
     descriptors: usize,
@@ -22,8 +22,8 @@ struct Holdings {
 }
 
 impl Holdings {
-    /// What the servers hold once nothing has changed for half a second: beside their first work they make channels that are
-    /// to be ready.
+    /// Returns the servers' resources once they have not changed for half a second: besides their first requests they
+    /// prepare spare channels.
     fn at_rest(bed: &mut Bed) -> Vec<Holdings> {
         const STILL: usize = 10;
         let mut seen = Vec::new();
@@ -94,8 +94,8 @@ fn a_thousand_connections_leave_nothing_behind() {
     );
     assert!(report.contains("\"connections\":1000"), "{report}");
     drop(greet);
-    // A loaded machine may have some of them sent again. When acknowledgements that came late through a process were
-    // answered, a third of the connections ended with one, and a reset.
+    // On a loaded machine some segments may be retransmitted. When late acknowledgements that returned through a
+    // process were answered, a third of the connections ended with one, and with a reset.
     let doubted = counter(&bed, Side::Server, "tcp", "challenge_acks");
     assert!(doubted < 50, "{doubted}");
     let mut after = Vec::new();

@@ -1,5 +1,5 @@
-//! Programs that talk to others of their own host: between two of Portolan's no packet is sent; with
-//! the kernel's sockets at one end it is as between any two programs.
+//! Programs that communicate within one host: between two of Portolan's no packet is sent; with
+//! the kernel's sockets at one end it works as between any two programs.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -28,7 +28,7 @@ fn serve(bed: &Bed, stack: Stack, port: u16, program: &str, arguments: &[&str]) 
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Both ends in one program, and in its children.
+/// Both ends are in one program, and in its children.
 #[test]
 fn local_sockets_behave_as_the_kernels_do() {
     let bed = bed();
@@ -69,7 +69,7 @@ fn kernel_and_portolan_meet_on_one_host_as_before() {
     }
 }
 
-/// Sleeping and spinning, with both ends much faster than a wake-up and much slower.
+/// Sleeping and spinning, with both ends much faster and much slower than a wake-up.
 #[test]
 fn no_wake_up_is_lost_between_two_programs() {
     let bed = bed();
@@ -210,7 +210,7 @@ fn iperf3_measures_its_own_host() {
     assert!(local_sessions(&bed) >= 9);
 }
 
-/// A connection that several processes of the server share, with a client on its host.
+/// A connection that several processes of the server share, with a client on the same host.
 #[test]
 fn local_sessions_follow_whoever_uses_them() {
     const CLIENT: &str = r#"

@@ -43,7 +43,7 @@ fn prometheus(bed: &Bed) -> Background {
     Background::start(&mut command).expect("Prometheus starts")
 }
 
-/// The answer of Prometheus to a query, in JSON.
+/// Returns the answer of Prometheus to a query, in JSON.
 fn query(bed: &Bed, query: &str) -> String {
     let mut command = bed.command(Side::Server, Stack::Kernel, "curl");
     command.args(["-s", "-G", "--data-urlencode"]);
@@ -96,7 +96,7 @@ fn prometheus_scrapes_the_server() {
         "1",
     );
 
-    // The exporter outlives the server, and says that it is gone.
+    // The exporter outlives the server, and reports its end.
     drop(bed.daemon(Side::Server).take());
     await_value(&bed, "portolan_up", "0");
 }
@@ -113,7 +113,7 @@ fn the_rules_are_sound() {
     }
 }
 
-/// The words of a text that are names of metrics, without the suffix of counters.
+/// Returns the words of a text that are names of metrics, without the suffix of counters.
 fn metrics(text: &str) -> BTreeSet<&str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
         .filter(|word| word.starts_with("portolan_"))

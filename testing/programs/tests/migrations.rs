@@ -1,4 +1,4 @@
-//! A busy connection whose session goes to the server and comes back, again and again: its stream
+//! A busy connection whose session migrates to the server and back repeatedly: its stream
 //! stays exact.
 
 use std::time::Duration;
@@ -11,20 +11,20 @@ use portolan_programs::{PYTHON, counter, impaired_bed};
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/moving.py");
 const PORT: u16 = 7041;
 
-/// Times that the session leaves and comes back; the acceptance of a release sets it to 1000.
+/// Number of migrations to the server and back; the acceptance test of a release sets it to 1000.
 fn moves() -> u64 {
     let moves = std::env::var("PORTOLAN_TEST_MOVES");
     moves.map_or(60, |text| text.parse().expect("a number"))
 }
 
-/// Bytes between two moves. Under the loss of this test the path takes 45 ms for those that the kernel's
-/// stack receives and 10 ms for those that it sends: it loses whole segments of TSO, fewer and longer ones.
+/// Bytes between two migrations. With the loss of this test the link takes 45 ms for those that the kernel's stack
+/// receives and 10 ms for those that it sends: it loses whole TSO segments, which are fewer and longer.
 const WAYS: [(&str, u64); 2] = [("send", 256 << 10), ("receive", 1 << 20)];
 
-/// Of the throughput at rest: what holds also where other work takes most of the cores.
+/// Minimum part of the throughput without migrations, even if other work takes most of the cores.
 const LEAST: f64 = 0.25;
 
-/// Seconds that all blocks took.
+/// Returns the seconds that all blocks took.
 fn play(bed: &Bed, (way, block): (&str, u64), movement: &str) -> f64 {
     let endpoint = bed.endpoint(PORT);
     let arguments = |role: &str| {
@@ -48,12 +48,12 @@ fn play(bed: &Bed, (way, block): (&str, u64), movement: &str) -> f64 {
     output.trim().parse().expect("seconds")
 }
 
-/// How often the library got a session.
+/// Returns how often a session migrated to the library.
 fn cached(bed: &Bed) -> u64 {
     counter(bed, Side::Client, "server", "sessions_cached")
 }
 
-/// Bytes of all capsules, with what they carry, that went or came.
+/// Returns the bytes of all capsules in both directions, with the data that accompanies them.
 fn carried(bed: &Bed) -> u64 {
     counter(bed, Side::Client, "server", "capsule_bytes")
 }

@@ -1,4 +1,4 @@
-//! Groups on a link of three hosts, as multicast DNS has them: two of the hosts with Portolan, and
+//! Groups on a link of three hosts, as multicast DNS uses them: two of the hosts with Portolan, and
 //! on each host several programs that share a port.
 
 use std::fs;
@@ -13,13 +13,13 @@ use portolan_programs::{PYTHON, eventually};
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/members.py");
 const PORT: &str = "5353";
 
-/// Longer than a datagram to every program takes.
+/// More time than a datagram to every program takes.
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// What came twice in a round is heard before what is sent in the next.
+/// A duplicate of one round is detected in the next.
 const ROUNDS: u32 = 3;
 
-/// A program and the group that it is in.
+/// A program and its group.
 struct Member {
     name: &'static str,
     group: &'static str,
@@ -27,7 +27,7 @@ struct Member {
 }
 
 impl Member {
-    /// How often it has heard what `sender` sent in a round.
+    /// Returns how often it has received what `sender` sent in a round.
     fn heard(&self, sender: &str, round: u32) -> usize {
         let line = format!("heard {sender}:{round}");
         let output = self.program.output();
@@ -93,8 +93,8 @@ fn join_by(
     }
 }
 
-/// Who has heard somebody more or less often than it should. `count` is given how often that was
-/// and how often it should have been.
+/// Returns which members received a sender more or less often than expected. `count` is given the actual
+/// and the expected number.
 fn account(members: &[Member], round: u32, count: impl Fn(usize, usize) -> usize) -> Vec<String> {
     let pairs = members
         .iter()
@@ -110,7 +110,7 @@ fn account(members: &[Member], round: u32, count: impl Fn(usize, usize) -> usize
     told.collect()
 }
 
-/// The kernel gives each member's own socket what comes by such a device.
+/// On such a device, the kernel delivers the group's datagrams to each member's own socket.
 #[test]
 fn members_on_a_device_that_is_not_managed_hear_every_sender_once() {
     let bed = Bed::new().unwrap_or_else(|error| panic!("no bed: {error}"));
@@ -137,11 +137,11 @@ fn members_on_a_device_that_is_not_managed_hear_every_sender_once() {
     }
 }
 
-/// RFC 3376 §4.2, RFC 3810 §5.2: routers and switches hear of a member.
+/// RFC 3376 §4.2, RFC 3810 §5.2: routers and switches are notified of members.
 #[test]
 fn joining_and_leaving_is_reported_on_the_link() {
     let bed = Bed::new().unwrap_or_else(|error| panic!("no bed: {error}"));
-    // MLD lies behind a hop-by-hop header.
+    // MLD follows a hop-by-hop header.
     let filter = "igmp or ip6[6] = 0";
     let mut tcpdump = bed.command(Side::Server, Stack::Kernel, "tcpdump");
     tcpdump.args(["-l", "-n", "-v", "-i", INTERFACE, filter]);

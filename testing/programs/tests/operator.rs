@@ -1,5 +1,5 @@
-//! What those who run networks type: `portolan ss` with the options and filters of ss(8), `nstat`, `ps`, `why`, and JSON
-//! for their programs, all about live programs.
+//! Commands of network operators: `portolan ss` with the options and filters of ss(8), `nstat`, `ps`, `why`, and JSON
+//! for programs, all with live programs.
 
 use std::fs;
 use std::process::Command;
@@ -18,7 +18,7 @@ const SCHEMA: &str = concat!(
     "/../../docs/reference/portolan.schema.json"
 );
 
-/// Listens, accepts what stands in `accepted`, and echoes.
+/// Listens, accepts as many connections as an argument states, and echoes.
 const ECHO: &str = "import socket, sys
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=7)
 held = [listener.accept()[0] for _ in range(int(sys.argv[3]))]
@@ -76,7 +76,7 @@ fn ss_is_what_people_know_from_the_kernel() {
     assert_eq!(all.len(), 2, "{all:?}");
     let connected = rows(&bed, "ss -tn state established");
     let mut fields: Vec<_> = connected[0].split_whitespace().collect();
-    // What the peer has not acknowledged yet.
+    // Unacknowledged bytes, which vary.
     let unacknowledged: Result<u32, _> = fields.remove(3).parse();
     assert!(unacknowledged.is_ok(), "{connected:?}");
     assert_eq!(fields, ["tcp", "ESTAB", "0", &local, &peer]);
@@ -229,7 +229,7 @@ fn nstat_counts_what_happened_since_the_last_call_by_the_kernels_names() {
     drop(server);
 }
 
-/// Each value is one that the schema of its command admits, by Debian's python3-jsonschema.
+/// Validates each value against the schema of its command with Debian's python3-jsonschema.
 #[test]
 fn what_commands_print_as_json_is_what_the_schema_says() {
     const VALIDATE: &str = "import json, sys, jsonschema
@@ -275,7 +275,7 @@ for line in open(sys.argv[3]).read().split('\\0'):
     }
 }
 
-/// What sockets start with that a program opens now.
+/// Returns the congestion control of a newly opened socket.
 fn congestion(bed: &Bed) -> String {
     const SCRIPT: &str = "import socket; s = socket.socket(); \
                           print(s.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())";
@@ -322,7 +322,7 @@ fn a_changed_configuration_is_taken_up_as_a_whole_or_refused() {
     assert!(eventually(Duration::from_secs(10), || congestion(&bed) == "reno"));
     assert!(bed.daemon_log(Side::Server).contains("reloaded"));
 
-    // As editors do it: another file in its place.
+    // As editors do: replaces the file by another one.
     let other = bed.file("other.toml");
     fs::write(&other, format!("congestion = \"cubic\"\n{before}")).expect("it is ours");
     fs::rename(&other, &file).expect("the same folder");
@@ -341,7 +341,7 @@ fn a_changed_configuration_is_taken_up_as_a_whole_or_refused() {
     assert!(refused.contains("not permitted"), "{refused}");
 }
 
-/// How `portoland` ends that is not to run: its exit status, and what it says.
+/// Runs a `portoland` that must refuse to start, and returns its exit status and its output.
 fn refused_server(bed: &Bed, arguments: &[&str]) -> (Option<i32>, String) {
     let mut server = Command::new("nsenter");
     server.arg(format!("--net={}", bed.namespace(Side::Server).path()));

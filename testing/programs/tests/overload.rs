@@ -1,4 +1,4 @@
-//! Who loses what when more comes than a program takes (NE §5.2), or than it may have.
+//! Which program loses packets when more arrive than it can take (NE §5.2), or than its budget allows.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -16,7 +16,7 @@ const BUSY: u16 = 7071;
 const SETTLE: Duration = Duration::from_millis(500);
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A program that takes datagrams, and prints what came of them at its end.
+/// Starts a program that receives datagrams, and prints the result at its end.
 fn start(command: &mut Command, arguments: &[&str]) -> Background {
     command
         .args(arguments)
@@ -25,7 +25,7 @@ fn start(command: &mut Command, arguments: &[&str]) -> Background {
     Background::start_with_output(command).expect("it starts")
 }
 
-/// Datagrams from the client host, so many each second.
+/// Sends datagrams from the client host at a rate per second.
 fn source(bed: &Bed, port: u16, rate: &str, size: &str) -> Background {
     let endpoint = bed.endpoint(port).to_string();
     let mut command = bed.command(Side::Client, Stack::Kernel, "portolan-traffic");
@@ -55,7 +55,7 @@ fn json(bed: &Bed, arguments: &[&str]) -> Value {
     serde_json::from_str(&text).expect("it prints JSON")
 }
 
-/// Packets of a process that were dropped, by the filter (`receive`) or by its stack.
+/// Returns the packets of a process that were dropped, by the filter (`receive`) or by its stack.
 fn dropped(bed: &Bed, group: &str, pid: u32) -> u64 {
     let counters = json(bed, &["counters", "-p", "--json"]);
     let of = |counter: &&Value| {
@@ -80,7 +80,7 @@ fn a_consumer_that_falls_behind_loses_only_its_own() {
         &mut bed.command(Side::Server, Stack::Portolan, "portolan-traffic"),
         &["take", &steady, "--seconds", "6"],
     );
-    // It takes no more than one in each 4 ms, of 32 that come, and of 160 in every other half-second: its ring fills.
+    // It takes one per 4 ms of 32 that arrive, and of 160 in every other half-second, so that its ring fills.
     let busy = start(
         &mut bed.neighbour(Stack::Portolan, "portolan-traffic"),
         &["take", &busy, "--seconds", "6", "--work-us", "20000"],
@@ -101,7 +101,7 @@ fn a_consumer_that_falls_behind_loses_only_its_own() {
     assert_eq!(steady_dropped, [0, 0]);
 }
 
-/// What the user `nobody` runs, with Portolan's own command in front.
+/// Runs a command of Portolan as the user `nobody`.
 fn as_nobody(bed: &Bed, programs: &Path) -> Command {
     let mut command = bed.command(Side::Server, Stack::Kernel, "setpriv");
     command.args(["--reuid=nobody", "--regid=nogroup", "--clear-groups"]);
@@ -131,7 +131,7 @@ fn nobody_gets_round_a_budget_that_root_has_set() {
     let budget = ["qos", "set", "user", "nobody", "rx", "--packets", "100"];
     bed.portolan(Side::Server, &budget).expect("root may");
     let pid = taker.pid();
-    // Its own port is its to decide over, once it has it.
+    // The owner of a port may set its budget, once it has the port.
     let wider = ["qos", "set", "port", &port, "rx", "--packets", "1000000"];
     let may = || run(as_nobody(&bed, &programs).args(wider)).is_ok();
     assert!(eventually(LIMIT, may), "its own port");
@@ -160,7 +160,7 @@ fn nobody_gets_round_a_budget_that_root_has_set() {
         "{report}"
     );
 
-    // When root's has gone, the program's own counts.
+    // Without root's budget, the program's own applies.
     let end = ["qos", "del", "user", "nobody", "rx"];
     bed.portolan(Side::Server, &end).expect("root may");
     let passes = || {

@@ -1,5 +1,5 @@
-//! Sockets that come to a program which did not open them: over `exec`, by `posix_spawn`, inside
-//! messages, taken by `pidfd_getfd`. It finds them as it would find the kernel's.
+//! Sockets that are passed to a program which did not open them: over `exec`, by `posix_spawn`, in
+//! messages, taken by `pidfd_getfd`. They look to it like sockets of the kernel.
 
 use std::collections::HashSet;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -25,7 +25,7 @@ fn serve(bed: &Bed, way: &str) -> Background {
     Background::start_with_output(&mut command).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// A few connections, each echoed by the program that got it; what that program printed.
+/// Runs several connections, each echoed by the program that got it, and returns that program's output.
 fn echoes(bed: &Bed, way: &str, connections: usize) -> String {
     let mut server = serve(bed, way);
     for _ in 0..connections {
@@ -125,7 +125,8 @@ fn a_connection_is_served_by_who_took_it() {
     echoes(&bed(), "fetched", 4);
 }
 
-/// Whoever has a bound socket may call `listen`, and all of them accept what comes then: so do workers of Python's servers.
+/// Every process with a bound socket may call `listen`, and all of them accept afterwards, as workers of Python's
+/// servers do.
 #[test]
 fn a_bound_socket_is_listened_on_by_all_who_have_it() {
     const WORKERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/workers.py");
@@ -174,7 +175,7 @@ fn what_was_set_on_a_bound_socket_comes_with_it() {
     }
 }
 
-/// What others get is relayed at first, since they may not know Portolan.
+/// A session that is passed on is relayed at first, since its receiver may not run Portolan.
 #[test]
 fn a_session_that_one_process_is_left_with_is_no_longer_relayed() {
     for way in ["execed", "started", "sent", "kept", "multiprocessed"] {
@@ -191,7 +192,7 @@ fn a_session_that_one_process_is_left_with_is_no_longer_relayed() {
     }
 }
 
-/// It is the kernel's from then on, with the same port.
+/// It becomes the kernel's socket, with the same port.
 #[test]
 fn a_udp_socket_goes_on_after_exec() {
     let bed = bed();

@@ -1,5 +1,5 @@
-//! Paths: long datagrams in fragments, narrow links behind routers, and the tools that look at
-//! them, in both families.
+//! Paths: long datagrams in fragments, narrow links behind routers, and diagnostic tools, in both
+//! address families.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use portolan_programs::{
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/datagrams.py");
 const PORT: u16 = 7009;
 
-/// What the link between the routers takes.
+/// MTU of the link between the routers.
 const NARROW: u32 = 1300;
 
 /// Runs a test over both families.
@@ -22,7 +22,7 @@ fn each_family(bed: Bed, mut test: impl FnMut(&Bed)) {
     test(&bed.over_ipv6());
 }
 
-/// A program that answers datagrams, soon.
+/// Starts a program that answers datagrams; it may not be ready at once.
 fn echo(bed: &Bed, stack: Stack, port: u16) -> Background {
     let address = bed.server.address.to_string();
     let mut command = bed.command(Side::Server, stack, PYTHON);
@@ -52,7 +52,7 @@ fn datagrams_longer_than_the_mtu_arrive_whole_both_ways() {
 fn the_first_datagram_to_an_unknown_neighbour_is_sent_once_that_is_known() {
     each_family(bed(), |bed| {
         let _echo = echo(bed, Stack::Kernel, PORT);
-        // It is up.
+        // Wait until it is ready.
         assert_eq!(datagrams(bed, Stack::Kernel, "send", &["1"]), "exact");
         for _ in 0..5 {
             let mut flush = bed.namespace(Side::Client).exec("ip");
@@ -103,7 +103,7 @@ os._exit(0)";
     });
 }
 
-/// What waits for those that are dead does not fill what the sessions of a program have in common.
+/// Datagrams that wait for unreachable neighbours do not fill the queue that the sessions of a program share.
 #[test]
 fn neighbours_that_do_not_answer_hold_up_nobody_else() {
     const TRY_BOTH: &str = "import ipaddress, socket, sys, time
@@ -168,7 +168,7 @@ fn streams_find_the_mtu_of_a_narrow_link() {
     });
 }
 
-/// Fragments overtake each other, also the first of their datagram, and some come twice.
+/// Fragments overtake each other, including the first of their datagram, and some are duplicated.
 #[test]
 fn fragments_arrive_in_any_order() {
     let bed = impaired_bed(Impairment {
@@ -184,8 +184,8 @@ fn fragments_arrive_in_any_order() {
                 "exact"
             );
         });
-        // Those ahead of the first of their datagram go by way of the server. Whether a first one is
-        // overtaken is chance: three in ten are.
+        // Fragments ahead of the first of their datagram are handed to the server. Whether a first one is
+        // overtaken depends on chance: three in ten are.
         let _echo = echo(bed, Stack::Portolan, PORT);
         let was_overtaken = (0..40).any(|_| {
             datagrams(bed, Stack::Kernel, "send", &["9000"]);
@@ -202,12 +202,12 @@ fn has_reinjected(bed: &Bed) -> bool {
     let line = counters
         .lines()
         .find(|line| line.contains("reinjected_frames"));
-    // What never happened is not listed.
+    // Counters that are zero are not listed.
     line.and_then(|line| line.split_whitespace().nth(1))
         .is_some_and(|count| count != "0")
 }
 
-/// A sender that lets routers fragment, as `ip_no_pmtu_disc` makes the kernel.
+/// A sender that lets routers fragment, as the kernel does with `ip_no_pmtu_disc`.
 #[test]
 fn segments_that_a_router_cut_arrive() {
     let bed = routed_bed(NARROW);
@@ -235,7 +235,7 @@ fn segments_that_a_router_cut_arrive() {
     assert!(fs::read(&copy).is_ok_and(|copy| copy == bytes));
 }
 
-/// A listener and a bound UDP port of Portolan's on the server host, to be looked at from outside.
+/// A Portolan listener and a bound UDP port on the server host, as targets of probes.
 fn occupy(bed: &Bed) -> [Background; 2] {
     let endpoint = bed.endpoint(PORT).to_string();
     let greet = ["greet", &endpoint];
@@ -252,13 +252,13 @@ fn ping_and_traceroute_see_the_hosts_and_the_routers_between_them() {
         let address = bed.server.address.to_string();
         let kernel =
             |program: &str, arguments: &[&str]| client(bed, Stack::Kernel, program, arguments);
-        // Larger than the narrow link takes: in fragments.
+        // Larger than the MTU of the narrow link: fragmented.
         for size in ["56", "4000"] {
             let arguments = ["-c", "5", "-i", "0.2", "-W", "2", "-s", size, &address];
             let report = run(bed
                 .command(Side::Client, Stack::Kernel, "ping")
                 .args(arguments));
-            // The first large ones may only have found the MTU, one way and the other.
+            // The first large ones may only reveal the MTU, in each direction.
             assert!(
                 report.is_ok_and(|text| text.contains("bytes from")),
                 "{size}"
@@ -277,16 +277,16 @@ fn ping_and_traceroute_see_the_hosts_and_the_routers_between_them() {
         let port = PORT.to_string();
         hops(&["-T", "-p", &port]);
         hops(&["-U", "-p", &port]);
-        // To a closed port: the kernel answers with a reset.
+        // At a closed port: the kernel answers with a reset.
         hops(&["-T", "-p", "9"]);
     });
 }
 
-/// The same tools with their datagram sockets on Portolan; raw ones stay the kernel's.
+/// The same tools with their datagram sockets on Portolan; raw sockets stay the kernel's.
 #[test]
 fn tools_that_look_at_paths_see_the_same_on_portolan() {
     each_family(routed_bed(NARROW), |bed| {
-        // One look after the other: each probe is to be answered.
+        // Every probe must be answered, so ICMP rate limits are off.
         let limits = ["net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0"];
         let mut sysctl = bed.command(Side::Server, Stack::Kernel, "sysctl");
         run(sysctl.arg("-qw").args(limits)).expect("the host's own settings");
@@ -296,7 +296,7 @@ fn tools_that_look_at_paths_see_the_same_on_portolan() {
         let hops = |stack, options: &[&str]| {
             let common = ["-n", "-q", "1", "-w", "5", &address];
             let report = client(bed, stack, "traceroute", &[options, &common].concat());
-            // Times differ; who answered at which hop does not.
+            // Times differ; the host that answers at each hop does not.
             let hop = |line: &str| -> Vec<String> {
                 let words = line.split_whitespace().take(2);
                 words.map(str::to_owned).collect()
@@ -319,7 +319,7 @@ fn tools_that_look_at_paths_see_the_same_on_portolan() {
     });
 }
 
-/// Tries a closed port and prints what came of it.
+/// Tries a closed port and prints the result.
 const KNOCK: &str = "
 import socket, sys
 address, kind = sys.argv[1:]
@@ -353,7 +353,7 @@ fn closed_ports_are_refused_at_once() {
     });
 }
 
-/// A router has no route: its ICMP error ends the open as it does Linux's own.
+/// A router has no route: its ICMP error ends the open as it does on Linux.
 #[test]
 fn an_open_to_a_network_that_cannot_be_reached_fails_at_once() {
     const UNREACHABLE: &str = "101";

@@ -1,5 +1,5 @@
-//! `posix-check` says the same on Portolan as on the kernel's stack, whichever end is on Portolan,
-//! but for what `testing/posix/deviations.txt` lists.
+//! `posix-check` prints the same on Portolan as on the kernel's stack, whichever end is on Portolan,
+//! except for the checks listed in `testing/posix/deviations.txt`.
 
 use std::fs::{self, File};
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::{PAIRINGS, Pairing, bed};
 
-/// Longer than all topics take.
+/// Time limit of all topics.
 const LIMIT: Duration = Duration::from_secs(300);
 
 const DEVIATIONS: &str = include_str!("../../posix/deviations.txt");
@@ -39,7 +39,7 @@ fn assert_alike(bed: impl Fn() -> Bed + Sync) {
     assert_eq!(deviations.judge(&found), Vec::<String>::new());
 }
 
-/// What streams within one host may differ in, beside what all may.
+/// Additional deviations of streams within one host.
 const LOCAL: &str = "\
 tcp-options server TCP_INFO snd_mss | there are no segments; Linux shows half of what its window was
 tcp-options server TCP_INFO rcv_mss | as above; neither is what it is over a wire
@@ -53,13 +53,13 @@ listeners client refused, bound to any port: name | as above
 endings client refused, bound true: bind | as above
 ";
 
-/// And over IPv6.
+/// Additional deviations over IPv6.
 const LOCAL_V6: &str = "\
 tcp-options server TCP_INFO advmss | shows what IPv4 has
 tcp-options client TCP_INFO advmss | as above
 ";
 
-/// Both roles on one host: between two programs of Portolan's there are no packets.
+/// Both roles on one host: between two programs of Portolan there are no packets.
 #[test]
 fn streams_within_one_host_behave_as_the_kernels_do() {
     assert_alike_within_one_host("127.0.0.1", "");
@@ -71,7 +71,7 @@ fn streams_within_one_host_behave_as_the_kernels_do_over_ipv6() {
 }
 
 fn assert_alike_within_one_host(address: &str, more: &'static str) {
-    const TOPICS: [&str; 23] = [
+    const TOPICS: [&str; 24] = [
         "connect",
         "accept",
         "receive",
@@ -95,6 +95,7 @@ fn assert_alike_within_one_host(address: &str, more: &'static str) {
         "owners",
         "endings",
         "listeners",
+        "order",
     ];
     let bed = begun(bed);
     let account = |stack| -> Vec<String> {
@@ -104,7 +105,7 @@ fn assert_alike_within_one_host(address: &str, more: &'static str) {
         command.arg(bed.file("")).args(TOPICS).stderr(Stdio::null());
         let output = command.output().expect("it starts");
         let text = String::from_utf8_lossy(&output.stdout);
-        // Which role tells of the ioctls follows from its address, and here both have one.
+        // The role that reports the ioctls depends on its address, and here both have the same.
         let lines = text.lines().filter(|line| !line.contains(" SIOC"));
         lines.map(str::to_owned).collect()
     };
@@ -118,8 +119,8 @@ fn assert_alike_within_one_host(address: &str, more: &'static str) {
     assert_eq!(deviations.judge(&found), Vec::<String>::new());
 }
 
-/// Lines that differ from the kernel's, for each pairing. Most of an account is waiting, so all are taken at once, and the
-/// topics by parts, each on hosts of its own.
+/// Returns lines that differ from the kernel's, for each pairing. A run mostly waits, so all run at once, the topics in
+/// parts, each on hosts of its own.
 fn compare(bed: impl Fn() -> Bed + Sync, topics: &[&str]) -> Vec<String> {
     const PART: usize = 17;
     let part = |pairing: Pairing, topics: &[&str]| {
@@ -156,7 +157,7 @@ fn compare(bed: impl Fn() -> Bed + Sync, topics: &[&str]) -> Vec<String> {
     found.collect()
 }
 
-/// One bed at a time is made: that is work, unlike what follows.
+/// Makes one bed at a time, since that takes CPU time, unlike the runs.
 fn begun(bed: impl Fn() -> Bed) -> Bed {
     static MAKES: Mutex<()> = Mutex::new(());
     let _makes = MAKES.lock().unwrap_or_else(PoisonError::into_inner);
@@ -199,7 +200,7 @@ fn lines(text: &str) -> Vec<String> {
     text.split('|').map(str::to_owned).collect()
 }
 
-/// What one run printed, the server's lines before the client's.
+/// Returns the output of one run, the server's lines before the client's.
 fn account(bed: &Bed, pairing: Pairing, topics: &[&str]) -> Vec<String> {
     let (server, client) = (
         bed.server.address.to_string(),
@@ -238,7 +239,7 @@ fn account(bed: &Bed, pairing: Pairing, topics: &[&str]) -> Vec<String> {
     [lines("server"), lines("client")].concat()
 }
 
-/// Lines of one that the other lacks, both ways.
+/// Returns the lines that are in only one of the two.
 fn differences(kernel: &[String], portolan: &[String]) -> Vec<String> {
     let missing = without(kernel, portolan);
     let added = without(portolan, kernel);
@@ -249,7 +250,7 @@ fn differences(kernel: &[String], portolan: &[String]) -> Vec<String> {
         .collect()
 }
 
-/// `lines` less those of `others`, each as often as it is there.
+/// Returns `lines` without those of `others`, counting repeated lines.
 fn without(lines: &[String], others: &[String]) -> Vec<String> {
     let mut others = others.to_vec();
     let is_new = |line: &&String| {
@@ -259,7 +260,7 @@ fn without(lines: &[String], others: &[String]) -> Vec<String> {
     lines.iter().filter(is_new).cloned().collect()
 }
 
-/// Checks that may differ: `check | reason`, one on a line.
+/// Checks that may differ: `check | reason`, one per line.
 struct Deviations(Vec<&'static str>);
 
 impl Deviations {
@@ -275,14 +276,14 @@ impl Deviations {
         Deviations(rows.map(check).collect())
     }
 
-    /// Those of some topics.
+    /// Returns those of some topics.
     fn of(mut self, topics: &[&str]) -> Deviations {
         let is_of = |check: &&str| topics.contains(&check.split(' ').next().unwrap_or_default());
         self.0.retain(is_of);
         self
     }
 
-    /// What is wrong: differences that are not listed, and deviations that are not there.
+    /// Returns errors: differences that are not listed, and listed deviations that do not occur.
     fn judge(&self, found: &[String]) -> Vec<String> {
         let is_of = |check: &str, line: &str| {
             let said = line[2..].strip_prefix(check);

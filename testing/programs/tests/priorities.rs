@@ -1,4 +1,4 @@
-//! `SO_PRIORITY` and `SO_MARK`: filters and routes of the user's see them on what Portolan sends.
+//! `SO_PRIORITY` and `SO_MARK`: the user's filters and routes see them on packets that Portolan sends.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use portolan_programs::{PYTHON, bed, client, file, serve};
 const PORT: u16 = 7_083;
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/priorities.py");
 
-/// Gives back what comes, by stream and by datagram.
+/// Echoes by stream and by datagram.
 const ECHO: &str = "import socket, sys, threading
 to = (sys.argv[1], int(sys.argv[2]))
 def datagrams(s):
@@ -28,7 +28,7 @@ while True:
     threading.Thread(target=stream, args=(listener.accept()[0],), daemon=True).start()
 ";
 
-/// A filter of the user's, at egress: frames of the priorities 5 and 2 go no further. The context is as linux/bpf.h has it.
+/// A user's filter at egress, which drops frames of priorities 5 and 2. The context is that of linux/bpf.h.
 const FILTER: &str = "struct frame { unsigned int before[8]; unsigned int priority; };
 __attribute__((section(\"tc\"), used)) int drop(struct frame *frame) { return frame->priority == 5 || frame->priority == 2 ? 2 : -1; }
 char _license[] __attribute__((section(\"license\"), used)) = \"GPL\";

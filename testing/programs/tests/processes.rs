@@ -1,5 +1,5 @@
-//! A connection that several processes share: forked, inherited by another program, used by turns.
-//! Whoever uses it, its peer sees one stream.
+//! A connection that several processes share: forked, inherited by another program, used alternately.
+//! The peer sees one stream, whichever process uses it.
 
 use std::io::{Read, Write};
 use std::net::Shutdown;
@@ -48,7 +48,7 @@ fn a_child_serves_what_its_parent_accepted() {
     echoes("forking", 10);
 }
 
-/// The children that the server has no channel for.
+/// The server has no channel for the children.
 #[test]
 fn a_child_that_cannot_register_is_relayed() {
     for way in ["forking", "alternating", "together"] {
@@ -141,7 +141,7 @@ fn a_holder_that_is_stopped_loses_the_connection() {
     assert!(server.finish().contains("reset"));
 }
 
-/// Made before the fork, opened by the child and, with another descriptor behind it, by the parent.
+/// Made before the fork, opened by the child, and by the parent with another descriptor after it.
 #[test]
 fn parent_and_child_open_a_socket_that_was_made_before() {
     const BOTH: &str = "
@@ -180,7 +180,7 @@ fn a_handler_may_fork_while_the_program_sleeps() {
     assert_eq!(said, "forks 2000");
 }
 
-/// What a handler may call it may call at any moment, and is told what it would be.
+/// A handler may make async-signal-safe calls at any time, and they return what they would elsewhere.
 #[test]
 fn handlers_use_sockets_while_their_program_does() {
     let bed = bed();
@@ -192,7 +192,7 @@ fn handlers_use_sockets_while_their_program_does() {
     }
 }
 
-/// A program in C of the fixtures on the server host, which has a minute.
+/// Runs a C fixture on the server host with a time limit of a minute.
 fn fixture(bed: &Bed, stack: Stack, source: &str) -> Command {
     let program = compiled(bed, &format!("testing/programs/fixtures/{source}"));
     let mut command = bed.command(Side::Server, stack, "timeout");

@@ -1,4 +1,4 @@
-//! Guarantees for programs that know nothing of them: shares of a link in proportion, and sessions of one
+//! Guarantees for programs that are not aware of them: proportional shares of a link, and sessions of one
 //! process that do not wait for each other.
 
 use std::fs::{self, File};
@@ -17,20 +17,20 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 const PORT: u16 = 7302;
-/// Local port of the sender that has a rate.
+/// Local port of the sender with a rate.
 const SLOW_PORT: u16 = 7303;
 const SECONDS: f64 = 3.0;
-/// Windows of the receiver's report in a second.
+/// Windows per second in the receiver's report.
 const WINDOWS: usize = 5;
-/// For what comes soon on a machine that is not busy.
+/// Time limit for events that are soon on an idle machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 const SLOW: u64 = 1;
 const OTHER: u64 = 2;
 
-/// Two sockets of one program, each written to as fast as it is taken: by a thread each, by one thread that polls, or
-/// by two processes, of which the second got its connection from the first. Whoever has the local port is known
-/// as the slow one.
+/// Two sockets of one program, each written to as fast as possible: by a thread each, by one thread that polls, or
+/// by two processes, of which the second inherited its connection from the first. The sender with the local port is
+/// the slow one.
 const TWO_SENDERS: &str = r#"
 import os, select, socket, struct, sys, threading, time
 
@@ -109,14 +109,14 @@ else:
     poll(senders, select.EPOLLET if how == "edges" else 0)
 "#;
 
-/// A bed whose client's link has 100 Mb/s.
+/// Makes a bed whose client's link has 100 Mb/s.
 fn shaped_bed() -> Bed {
     let mut bed = Bed::bare(Wire::veth()).expect("a bed needs root and `cargo build`");
     bed.set_settings(&format!(
         "[[qos.link]]\ndevice = \"{INTERFACE}\"\nrate = \"100mbit\"\n"
     ));
     bed.start_daemon(Side::Client).expect("portoland starts");
-    // What is sent before the neighbour is known may be lost, as by the kernel.
+    // Packets sent before the neighbour is resolved may be lost, as with the kernel's stack.
     for address in [bed.server.address, Wire::B6] {
         let mut ping = bed.namespace(Side::Client).exec("ping");
         run(ping.args(["-c", "1", &address.to_string()])).expect("it answers");
@@ -135,7 +135,7 @@ fn reserve(bed: &Bed, scope: Scope, rate: Rate) {
         .expect("it fits the link");
 }
 
-/// The receiver, which is the kernel's, and where it leaves its report.
+/// Starts the receiver, on the kernel's stack, which writes its report to a file.
 fn receiver(bed: &Bed) -> Background {
     let output = File::create(bed.file("gauge.json")).expect("the bed's directory is writable");
     let (address, seconds) = (bed.endpoint(PORT).to_string(), SECONDS.to_string());
@@ -143,7 +143,7 @@ fn receiver(bed: &Bed) -> Background {
         .expect("the receiver listens")
 }
 
-/// What arrived of each sender.
+/// The arrivals of each sender.
 struct Received(Value);
 
 impl Received {
@@ -160,18 +160,18 @@ impl Received {
         found.unwrap_or_else(|| panic!("nothing came of sender {tag}"))
     }
 
-    /// After the first second, in Mb/s.
+    /// Returns the Mb/s after the first second.
     fn rate(&self, tag: u64) -> f64 {
         self.rate_in(tag, WINDOWS..(SECONDS as usize) * WINDOWS)
     }
 
-    /// That in which something came of it first.
+    /// Returns the window of the sender's first arrival.
     fn first_window(&self, tag: u64) -> usize {
         let first = self.sender(tag)["first_ms"].as_f64().expect("a number");
         first as usize * WINDOWS / 1000
     }
 
-    /// In these windows of 200 ms.
+    /// Returns the Mb/s in these windows of 200 ms.
     fn rate_in(&self, tag: u64, range: Range<usize>) -> f64 {
         let windows = self.sender(tag)["bytes"].as_array().expect("a list");
         let bytes = windows.iter().take(range.end).skip(range.start);
@@ -184,7 +184,7 @@ impl Received {
     }
 }
 
-/// Gives the slow sender its rate.
+/// Reserves the slow sender's rate.
 fn reserve_port(bed: &Bed, protocol: Protocol) -> Scope {
     let scope = Scope::Port {
         protocol,
@@ -210,20 +210,20 @@ fn two_senders(bed: &Bed, protocol: Protocol, how: &str) -> Received {
     Received::from(bed, receiver)
 }
 
-/// Devices of channels and transmit queues on the client.
+/// Returns the number of the client's devices of channels and transmit queues.
 fn taps(bed: &Bed) -> usize {
     let mut command = bed.namespace(Side::Client).exec("ip");
     let list = run(command.args(["-o", "link"])).expect("iproute2 is installed");
     list.lines().filter(|line| line.contains(" ptl")).count()
 }
 
-/// Best effort has 90 Mb/s or so. A machine that is busy may take most of that away, but what waits for the other
-/// would not come to a multiple of its rate.
+/// Best effort has about 90 Mb/s. A busy machine may reduce that by much, but a sender that waits for the other would
+/// not reach a multiple of the other's rate.
 fn assert_apart(received: &Received) {
     let (slow, other) = (received.rate(SLOW), received.rate(OTHER));
     assert!((1.6..2.2).contains(&slow), "{slow} of 2 Mb/s");
     assert!(other > 5.0 * slow, "{other} beside {slow} Mb/s");
-    // From the first byte on: nothing goes into the slow class by the way that both would share.
+    // From the first byte on: no packet enters the slow class through a queue that both share.
     let first = received.first_window(OTHER);
     let at_first = received.rate_in(OTHER, first..first + WINDOWS);
     assert!(at_first > other / 2.0, "{at_first} at first, then {other}");
@@ -236,7 +236,7 @@ fn a_stream_with_a_rate_does_not_stop_another_of_its_process() {
     }
 }
 
-/// Also where the poll tells of room once only.
+/// Both with level- and with edge-triggered polling.
 #[test]
 fn what_has_a_rate_does_not_stop_others_of_one_thread_that_polls() {
     for how in ["levels", "edges"] {
@@ -251,13 +251,13 @@ fn what_has_a_rate_does_not_stop_others_of_one_thread_that_polls() {
     }
 }
 
-/// The session goes to the child, and its rate with it.
+/// The session migrates to the child, with its rate.
 #[test]
 fn a_child_sends_at_the_rate_of_what_it_has_inherited() {
     assert_apart(&two_senders(&shaped_bed(), Protocol::Tcp, "child"));
 }
 
-/// What the slow one has sent before stays in the class in which it is.
+/// Packets that the slow sender has sent before stay in their class.
 #[test]
 fn a_rate_for_what_is_under_way_does_not_stop_another_of_its_process() {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
@@ -267,7 +267,7 @@ fn a_rate_for_what_is_under_way_does_not_stop_another_of_its_process() {
         sleep(Duration::from_secs(1));
         reserve_port(&bed, protocol);
         let received = Received::from(&bed, receiver);
-        // The second that begins when both have sent for some time, and ends before they have to stop.
+        // The second that begins after both have sent for some time, and ends before they stop.
         let range = 2 * WINDOWS..3 * WINDOWS;
         let (slow, other) = (
             received.rate_in(SLOW, range.clone()),
@@ -297,7 +297,7 @@ fn a_tx_queue_comes_with_its_reservation_and_goes_with_it_or_with_the_process() 
     reserve_port(&bed, Protocol::Udp);
     assert!(eventually(PATIENCE, || taps(&bed) == before + 1));
     senders.signal(Signal::KILL).expect("it runs");
-    // The channel's own goes, too.
+    // The channel's own tap is removed, too.
     assert!(eventually(PATIENCE, || taps(&bed) < before));
 }
 
@@ -322,7 +322,7 @@ fn senders_share_a_link_in_proportion_to_their_slices() {
     sleep(Duration::from_millis(500));
     senders.iter_mut().for_each(Background::end_input);
     let received = Received::from(&bed, receiver);
-    // A machine that has other things to do may stop all of them for a while.
+    // On a busy machine all of them may be stopped for a while.
     let rates: Vec<f64> = (1..=6).map(|tag| received.rate(tag)).collect();
     let sum: f64 = rates.iter().sum();
     for (rate, slice) in rates.iter().zip((4..=24).step_by(4)) {

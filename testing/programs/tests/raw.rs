@@ -1,4 +1,4 @@
-//! Protocols of programs' own, beside all else on the same hosts.
+//! Protocols of programs' own, beside all other traffic of the same hosts.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use portolan_programs::{
 const CALLS: u64 = 2_000;
 const BYTES: &str = "8388608";
 
-/// The users of Debian whom no policy names, and one does.
+/// Debian users: one that no policy names, and one that a policy names.
 const STRANGER: &str = "65534";
 const FRIEND: &str = "2";
 
@@ -30,7 +30,7 @@ fn command(bed: &Bed, side: Side, name: &str, words: &[&str]) -> Command {
     command
 }
 
-/// One that has its protocol when this returns.
+/// Starts a server and returns when it has its protocol.
 fn serve(bed: &Bed, side: Side, name: &str) -> Background {
     serve_with(bed, side, name, &["serve"])
 }
@@ -40,7 +40,7 @@ fn serve_with(bed: &Bed, side: Side, name: &str, words: &[&str]) -> Background {
     opened(bed, side, start).expect("it has its protocol")
 }
 
-/// What `start` starts, when it has its protocol; none if it ends without.
+/// Runs `start` and waits until its program has its protocol; None if it ends without.
 fn opened(bed: &Bed, side: Side, start: impl FnOnce() -> Background) -> Option<Background> {
     let count = || counter(bed, side, "server", "raw_flows_opened");
     let before = count();
@@ -70,7 +70,7 @@ fn active_messages_run_handlers_over_ethernet() {
     let said = call(&bed, CALLS).unwrap();
     let sum = CALLS * (CALLS + 1) / 2;
     assert!(said.contains(&format!("sum {sum}\n")), "{said}");
-    // Calls, answers, the last reading; and the kernel saw none of it.
+    // Calls, answers, and the last reading; the kernel's stack received none of them.
     for side in [Side::Client, Side::Server] {
         assert!(counter(&bed, side, "receive", "delivered_raw") > CALLS);
     }
@@ -119,7 +119,7 @@ fn a_protocol_is_one_programs_and_free_when_that_is_killed() {
     assert!(call(&bed, 10).unwrap().contains("sum 55\n"));
 }
 
-/// The server learns of the end of the one before by its connection.
+/// The server notices the end of the previous owner by its connection.
 fn serve_when_free(bed: &Bed) -> Background {
     let mut server = None;
     let comes_up = || {
@@ -158,7 +158,7 @@ fn users_have_the_protocols_that_a_rule_gives_them() {
     assert!(served.is_running());
 }
 
-/// Beside it the same hosts talk TCP as ever.
+/// The same hosts use TCP at the same time.
 #[test]
 fn a_tcp_of_ones_own_carries_a_stream_over_a_lossy_wire() {
     let bed = impaired_bed(Impairment {
@@ -194,7 +194,7 @@ fn stream(bytes: u64) -> Vec<u8> {
     (0..bytes).map(byte).collect()
 }
 
-/// What a command of a host's kernel stack fetches by HTTP.
+/// Fetches a page by HTTP from the host's kernel stack.
 fn fetch(bed: &Bed, port: u16) -> Vec<u8> {
     let page = bed.file("page");
     let url = format!("http://{}/page", bed.endpoint(port));
@@ -204,7 +204,7 @@ fn fetch(bed: &Bed, port: u16) -> Vec<u8> {
     std::fs::read(page).unwrap()
 }
 
-/// TCP-standard on the same host: nginx on Portolan's sockets.
+/// Standard TCP on the same host: nginx on Portolan's sockets.
 fn nginx(bed: &Bed) -> Background {
     let text = format!(
         "user root; daemon off; master_process off; pid {}; error_log stderr;\nevents {{}}\n\
@@ -218,7 +218,7 @@ fn nginx(bed: &Bed) -> Background {
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// What the kernel of the server host would say of a port that is not its own.
+/// Captures errors that the kernel of the server host would send for a port that is not its own.
 fn complaints(bed: &Bed) -> Daemon {
     let mut tcpdump = bed.command(Side::Server, Stack::Kernel, "tcpdump");
     let filter =
@@ -227,7 +227,7 @@ fn complaints(bed: &Bed) -> Daemon {
     Daemon::start(tcpdump, Ready::Line("listening on".to_owned()))
 }
 
-/// The peer is the kernel's TCP; the same host's other ports have the standard one.
+/// The peer uses the kernel's TCP; the other ports of the host use standard TCP.
 #[test]
 fn a_tcp_of_ones_own_has_one_port_and_the_standard_one_has_the_others() {
     let bed = bed();
@@ -243,7 +243,7 @@ fn a_tcp_of_ones_own_has_one_port_and_the_standard_one_has_the_others() {
     assert!(counter(&bed, Side::Server, "receive", "delivered_raw") > 10);
     let said = complaints.output();
     assert!(!said.contains("Flags [R"), "{said}");
-    // Nobody there any more: the kernel says so, which the capture would have shown before.
+    // After the end of the owner the kernel refuses, which the capture would have shown before.
     drop(_special);
     let refused = || {
         let _ = run(&mut nobody_there(&bed));
@@ -290,7 +290,7 @@ fn listed(bed: &Bed) -> Vec<String> {
     raw.map(str::to_owned).collect()
 }
 
-/// Those that `portolan ss` shows as JSON.
+/// Returns the protocols that `portolan ss` shows as JSON.
 fn raw_flows(bed: &Bed) -> Vec<serde_json::Value> {
     let text = bed.portolan(Side::Server, &["ss", "-w", "--json"]).unwrap();
     serde_json::from_str(&text).unwrap()
@@ -331,7 +331,7 @@ fn flows_of_every_kind_are_listed_with_their_owners_and_what_they_did() {
     assert!(text.contains(" dropped:0 "), "{text}");
 }
 
-/// Binds the port as an ordinary program does; the errno's name if it cannot.
+/// Binds the port like an ordinary program; returns the errno's name if that fails.
 fn bind(bed: &Bed, stack: Stack) -> String {
     let script = format!(
         "import socket, errno\n\
@@ -390,7 +390,7 @@ fn users_have_the_ports_that_a_rule_gives_them_and_low_ones_by_their_capability(
     for (user, port, reason) in [
         (STRANGER, SPECIAL_PORT, "not permitted"),
         (FRIEND, SPECIAL_PORT + 1, "not permitted"),
-        // That rule is for TCP.
+        // This rule is for TCP only.
         (FRIEND, 80, "not permitted"),
         (FRIEND, 0, "not permitted"),
         (FRIEND, 81, "denied"),

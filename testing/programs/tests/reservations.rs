@@ -1,4 +1,4 @@
-//! CPU reservations of real programs, by the server that runs beside them: who may have them, what the kernel is told,
+//! CPU reservations of real programs, with a running server: who may have them, what the kernel is told,
 //! and when they end.
 
 use std::fs;
@@ -18,20 +18,20 @@ use serde_json::Value;
 const SPIN: &str = "while :; do :; done";
 const SLEEP: &str = "exec sleep 60";
 
-/// Twice as often as the server looks.
+/// Twice the interval at which the server checks.
 const A_WHILE: Duration = Duration::from_secs(2);
 
-/// Longer than anything here takes.
+/// Time limit of every event here.
 const LONG: Duration = Duration::from_secs(10);
 
-/// One at a time has the CPUs to give away.
+/// Only one test at a time may reserve CPU time.
 static CPUS: Mutex<()> = Mutex::new(());
 
 fn alone() -> MutexGuard<'static, ()> {
     CPUS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A shell on no particular core.
+/// Starts a shell that is not pinned to a core.
 fn start(bed: &Bed, script: &str) -> Background {
     let mut command = bed.namespace(Side::Client).exec("sh");
     start_or_panic(command.args(["-c", script]))
@@ -72,7 +72,7 @@ fn refusal(outcome: Result<String, ProcessError>) -> String {
     outcome.expect_err("the server refuses").to_string()
 }
 
-/// The kernel's words for how a process's first thread is scheduled.
+/// Returns chrt's description of how a process's first thread is scheduled.
 fn policy(pid: u32) -> String {
     run(Command::new("chrt").args(["-p", &pid.to_string()])).unwrap_or_default()
 }
@@ -81,7 +81,7 @@ fn has_deadline(pid: u32) -> bool {
     policy(pid).contains("SCHED_DEADLINE")
 }
 
-/// Runtime of its period that the kernel gives it, in millionths.
+/// Returns the part of its period that the kernel gives a process, in millionths.
 fn kernels_ppm(pid: u32) -> u64 {
     let policy = policy(pid);
     let times = policy
@@ -113,14 +113,14 @@ fn reservation_of(bed: &Bed, scope: &str) -> Value {
     own.cloned().unwrap_or(Value::Null)
 }
 
-/// `R_k` of the only class.
+/// Returns `R_k` of the only class.
 fn class_rate(bed: &Bed) -> u64 {
     report(bed)["cpu_classes"][0]["rate_ppm"]
         .as_u64()
         .expect("a rate")
 }
 
-/// With these lines in its configuration.
+/// Restarts the server with these lines in its configuration.
 fn restart_with(bed: &mut Bed, side: Side, settings: &str) {
     bed.set_settings(settings);
     *bed.daemon(side) = None;
@@ -128,7 +128,7 @@ fn restart_with(bed: &mut Bed, side: Side, settings: &str) {
         .unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// As `--rate` takes them.
+/// Formats a share as an argument of `--rate`.
 fn share(ppm: u64) -> String {
     format!("0.{ppm:06}")
 }
@@ -137,7 +137,7 @@ fn share(ppm: u64) -> String {
 fn nobody_reserves_for_his_own_within_his_part_and_for_others_nothing() {
     let _alone = alone();
     let mut bed = bed();
-    // Users reserve nothing unless a class of the configuration lets them.
+    // By default users may reserve nothing; a class of the configuration permits it.
     let class = "[[qos.cpu_class]]\nname = \"default\"\nshare = 0.5\n";
     restart_with(&mut bed, Side::Client, class);
     let programs = public_programs(&bed);
@@ -147,7 +147,7 @@ fn nobody_reserves_for_his_own_within_his_part_and_for_others_nothing() {
         let words = format!("qos set pid {pid} cpu --rate {rate} --period 10ms");
         nobody_asks(&bed, &programs, &words)
     };
-    // Until the program is nobody's.
+    // Fails until the program runs as nobody.
     assert!(eventually(LONG, || set(own.pid(), "0.1").is_ok()));
     assert!(has_deadline(own.pid()), "{}", policy(own.pid()));
     assert_eq!(reservation(&bed, own.pid())["form"]["kind"], "deadline");
@@ -160,7 +160,7 @@ fn nobody_reserves_for_his_own_within_his_part_and_for_others_nothing() {
     assert!(!has_deadline(roots.pid()));
     let words = format!("qos del pid {} cpu", roots.pid());
     assert!(refusal(nobody_asks(&bed, &programs, &words)).contains("not yours"));
-    // What root has given him he neither changes nor ends.
+    // A user may neither change nor end what root has granted.
     let words = format!("qos del pid {} cpu", own.pid());
     nobody_asks(&bed, &programs, &words).expect("it is his");
     reserve(&bed, own.pid(), "--rate 0.2 --period 10ms");
@@ -196,7 +196,7 @@ fn what_a_killed_holder_had_is_free_within_a_second() {
         .signal(rustix::process::Signal::KILL)
         .expect("it is there");
     drop(holder);
-    // Who asks has not to wait until the server looks.
+    // The request need not wait until the server checks again.
     portolan(&bed, &words).unwrap_or_else(|error| panic!("{error}"));
     let effective = &reservation(&bed, other.pid())["effective_ppm"];
     assert_eq!(
@@ -220,7 +220,7 @@ fn effective_rates_follow_who_joins_and_leaves() {
             .as_u64()
             .unwrap_or(0)
     };
-    // To what the kernel's nanoseconds can say.
+    // Up to the rounding of the kernel's nanoseconds.
     let is_told = |pid| kernels_ppm(pid).abs_diff(effective(pid).min(900_000)) <= 1;
     reserve(&bed, one.pid(), "--rate 0.1 --period 20ms");
     assert_eq!(effective(one.pid()), rate);
@@ -316,7 +316,7 @@ fn a_server_that_stops_leaves_threads_as_they_were() {
     assert_eq!(nice(program.pid()), Some(5));
 }
 
-/// The 19th field of proc_pid_stat(5).
+/// Returns the 19th field of proc_pid_stat(5).
 fn nice(pid: u32) -> Option<i32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     stat.rsplit_once(')')?
@@ -349,7 +349,7 @@ fn the_threads_of_a_process_share_its_rate_by_what_they_use() {
     reserve(&bed, program.pid(), "--rate 0.2 --period 10ms");
     let rate = class_rate(&bed);
     assert!(has_deadline(program.pid()) && has_deadline(sleeper));
-    // At first alike; then the one that runs has seven parts of eight.
+    // Equal at first; then the running one has seven eighths.
     let is_by_use = || kernels_ppm(program.pid()) > 5 * kernels_ppm(sleeper);
     assert!(
         eventually(LONG, is_by_use),
@@ -377,7 +377,7 @@ fn who_has_more_threads_than_are_looked_at_is_told() {
     assert!(eventually(LONG, is_told), "{}", form());
 }
 
-/// A figure of the benchmark, once.
+/// Measures a figure of the benchmark once.
 fn figure(bed: &Bed, name: &str) -> f64 {
     let effort = Effort { quick: true };
     let case = suites::cases(Suite::Qos, effort)
@@ -394,7 +394,7 @@ fn round_trips_of_who_has_reserved_are_hardly_longer_among_programs_that_compute
     let _alone = alone();
     let bed = bed();
     let reserved = figure(&bed, "ms-fig19-reserved");
-    // The bar of the benchmark is 1.5; without reservations it is tens.
+    // The limit in the benchmark is 1.5; without reservations the ratio is in the tens.
     assert!(reserved < 5.0, "{reserved}");
 }
 
@@ -405,7 +405,7 @@ fn pictures_come_in_time_to_who_has_reserved_and_late_to_others() {
     let reserved = figure(&bed, "ms-fig21-rate-reserved");
     let unreserved = figure(&bed, "ms-fig21-rate-unreserved");
     assert!(reserved > 29.0, "{reserved}");
-    // Four programs compute on each core, as a rule it is half of them; how many, the scheduler's luck decides.
+    // With four programs computing on each core, a viewer usually gets half of the pictures, depending on the scheduler.
     assert!(unreserved < reserved - 1.0, "{unreserved} of {reserved}");
 }
 
@@ -451,7 +451,7 @@ fn the_next_server_gives_back_the_nice_value_from_before_a_deadline() {
     assert_eq!(nice(program.pid()), Some(5));
 }
 
-/// The group in the first version's hierarchy that the server makes for a process's first thread.
+/// Returns the cgroup v1 that the server makes for a process's first thread.
 fn own_group(bed: &mut Bed, pid: u32) -> PathBuf {
     let daemon = bed.daemon(Side::Client).as_ref().expect("it runs");
     PathBuf::from(format!(
@@ -460,7 +460,7 @@ fn own_group(bed: &mut Bed, pid: u32) -> PathBuf {
     ))
 }
 
-/// The path of a process in the first version's `cpu` hierarchy.
+/// Returns the path of a process in the `cpu` hierarchy of cgroup v1.
 fn cpu_group(pid: u32) -> String {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     let own = groups.lines().find_map(|line| line.split_once(":cpu:"));
@@ -496,7 +496,7 @@ fn the_next_server_puts_threads_back_into_the_groups_from_which_a_killed_one_too
     assert!(groups.iter().all(|group| !group.exists()), "{groups:?}");
 }
 
-/// A group that its owner has filled so that no limit is to be had for it.
+/// A group whose owner has filled it so that no limit can be set on it.
 struct Crowded(PathBuf);
 
 impl Crowded {
@@ -504,7 +504,7 @@ impl Crowded {
         fs::create_dir(&group).expect("root may make cgroups");
         let child = group.join("child");
         fs::create_dir(&child).expect("root may make cgroups");
-        // More than its parent is to have, which the kernel refuses.
+        // More than the parent's limit would be, so that the kernel refuses that limit.
         for (file, value) in [
             ("cpu.cfs_period_us", "10000"),
             ("cpu.cfs_quota_us", "10000"),
@@ -559,7 +559,7 @@ fn the_next_server_gives_back_the_nice_values_that_a_killed_one_took() {
     assert_eq!(nice(changed.pid()), Some(7), "somebody has chosen it since");
 }
 
-/// All threads of a process run on these only.
+/// Pins all threads of a process to these cores.
 fn pin(pid: u32, cores: &str) {
     run(Command::new("taskset").args(["-apc", cores, &pid.to_string()])).expect("root may pin");
 }
@@ -569,7 +569,7 @@ fn all_cores() -> String {
     format!("0-{}", cores - 1)
 }
 
-/// A program that runs with Portolan on no particular core, and then does something else.
+/// Starts a program that uses Portolan, is not pinned to a core, and then runs `then`.
 fn start_served(bed: &Bed, then: &str) -> Background {
     let script = format!(
         "import os, socket, time\nos.sched_setaffinity(0, range(os.cpu_count()))\n\
@@ -604,28 +604,28 @@ fn what_a_user_has_is_divided_among_his_programs_as_they_come_and_go() {
     let together = kernels_ppm(spins.pid()) + kernels_ppm(sleeps.pid());
     assert!(together <= class_rate(&bed), "{together}");
 
-    // A narrower one takes its process out of it, and gives it back.
+    // A narrower reservation takes a process out of the user's, and returns it when it ends.
     reserve(&bed, sleeps.pid(), "--rate 0.05 --period 20ms");
     let period = || policy(sleeps.pid()).contains("/20000000/");
     assert!(period(), "{}", policy(sleeps.pid()));
     portolan(&bed, &format!("qos del pid {} cpu", sleeps.pid())).expect("it is there");
     assert!(eventually(A_WHILE, || has_deadline(sleeps.pid()) && !period()));
     drop(spins);
-    // Of its two threads one is the library's.
+    // One of its two threads is the library's.
     let has_all = || kernels_ppm(sleeps.pid()) >= class_rate(&bed).min(900_000) / 2;
     assert!(eventually(LONG, has_all), "{}", policy(sleeps.pid()));
     portolan(&bed, "qos del user root cpu").expect("it is there");
     assert!(!has_deadline(sleeps.pid()), "{}", policy(sleeps.pid()));
 }
 
-/// A cgroup of this test's; what is in it goes to the root when it ends.
+/// A cgroup of this test, whose processes are moved to the root at its end.
 struct Cgroup {
     hierarchy: PathBuf,
     name: String,
 }
 
 impl Cgroup {
-    /// None where the hierarchy is not mounted.
+    /// Returns None if the hierarchy is not mounted.
     fn new(hierarchy: &str, name: &str) -> Option<Cgroup> {
         let hierarchy = PathBuf::from("/sys/fs/cgroup").join(hierarchy);
         let name = format!("portolan-test-{}-{name}", std::process::id());
@@ -663,11 +663,12 @@ impl Drop for Cgroup {
     }
 }
 
-/// Of the second version, wherever it is mounted.
+/// Returns the directory of cgroup v2, wherever it is mounted.
 fn second_version() -> &'static str {
-    match Path::new("/sys/fs/cgroup/unified/cgroup.procs").exists() {
-        true => "unified",
-        false => "",
+    if Path::new("/sys/fs/cgroup/unified/cgroup.procs").exists() {
+        "unified"
+    } else {
+        ""
     }
 }
 
@@ -725,7 +726,7 @@ fn a_weaker_form_takes_no_process_out_of_its_cgroup() {
             .contains(&format!("cpu:/{}\n", cgroup.name))
     };
     assert!(is_weak() && !own(), "{}", form());
-    // It is still one of the cgroup's when the server has looked again.
+    // The process is still in the cgroup when the server has checked again.
     std::thread::sleep(A_WHILE);
     assert!(is_weak() && !own(), "{}", form());
     assert!(
@@ -775,7 +776,7 @@ fn servers_of_one_machine_do_not_promise_the_same_time_to_two() {
     let classes = bed.portolan(Side::Server, &["qos", "classes"]);
     assert!(classes.is_ok_and(|text| text.contains("(other servers)")));
 
-    // What a dead one had is free at once.
+    // The share of a dead server is free at once.
     kill_daemon(&mut bed);
     ask(&bed, Side::Server, 10).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(given(&bed, Side::Server), whole);

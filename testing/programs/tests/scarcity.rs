@@ -1,5 +1,5 @@
-//! Programs and servers that run out of descriptors: a call fails as on Linux, nothing is lost, and all goes on once
-//! one is free.
+//! Programs and servers that run out of descriptors: a call fails as on Linux, nothing is lost, and work continues
+//! when a descriptor is free again.
 
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -20,7 +20,7 @@ const CROWD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/crowd.py");
 const PORT: u16 = 7150;
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Four clients, one after the other, that each send a word and have it come back.
+/// Four clients, in turn, each of which sends a word and waits for its echo.
 const CLIENTS: &str = "
 import socket, sys
 for word in (b'first', b'second', b'third', b'fourth'):
@@ -49,7 +49,7 @@ fn who_has_too_few_descriptors_fails_as_on_linux_and_recovers() {
     }
 }
 
-/// What the fixture prints, with clients of the kernel's on the other host, or of Portolan's on its own.
+/// Returns the fixture's output, with clients on the kernel's stack of the other host, or on Portolan on the same host.
 fn told_by(
     bed: &Bed,
     stack: Stack,
@@ -77,7 +77,7 @@ fn told_by(
     server.finish()
 }
 
-/// What the library has of its own counts only where the hard limit leaves it no number above the soft one.
+/// The library's own descriptors count only if the hard limit leaves no numbers above the soft one.
 #[test]
 fn a_program_may_have_as_many_sockets_as_on_linux() {
     const OWN: usize = 24;
@@ -108,7 +108,7 @@ fn a_program_may_have_as_many_sockets_as_on_linux() {
     }
 }
 
-/// The limit of a server that runs.
+/// Sets the limit of a running server.
 fn limit(pid: u32, count: usize) {
     let mut prlimit = Command::new("prlimit");
     prlimit.args(["--pid", &pid.to_string()]);
@@ -139,7 +139,7 @@ fn a_server_without_descriptors_harms_no_session_and_goes_on_with_some() {
     let words = [CROWD, &address, &port, "60", "60", "15"];
     crowd.args(words).stdout(Stdio::piped());
     let mut crowd = Background::start_with_output(&mut crowd).expect("it starts");
-    // Another program asks for more than there is, and hears so.
+    // Another program requests more than is available, and gets an error.
     let mut asking = bed.command(Side::Server, Stack::Portolan, PYTHON);
     const ASKING: &str = "
 import errno, socket, sys

@@ -1,5 +1,5 @@
-//! OpenSSH, which gives each connection to another program, to a process in a sandbox that may not even
-//! open a socket, and then to one of another user.
+//! OpenSSH, which passes each connection to another program, to a process in a sandbox that may not even
+//! open a socket, and then to a process of another user.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -35,7 +35,7 @@ impl Shell<'_> {
         for key in ["host_key", "user_key"] {
             make_key(bed, key);
         }
-        // Where sshd shuts its sandbox in.
+        // The chroot directory of sshd's sandbox.
         fs::create_dir_all("/run/sshd").expect("root");
         let authorized = bed.file("authorized_keys");
         fs::copy(bed.file("user_key.pub"), &authorized).expect("a key");
@@ -202,7 +202,7 @@ fn a_port_is_forwarded() {
     });
 }
 
-/// The process in the sandbox cannot have the session; the one that serves the user can.
+/// The sandboxed process cannot cache the session; the one that serves the user can.
 #[test]
 fn a_login_is_relayed_only_until_the_user_is_known() {
     let bed = bed();

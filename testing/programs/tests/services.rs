@@ -1,4 +1,4 @@
-//! Unmodified services and their clients, with Portolan on either end and on both.
+//! Unmodified services and their clients, with Portolan at either end and at both.
 
 use std::fs;
 
@@ -64,7 +64,7 @@ fn nginx_with_four_workers_serves_curl_and_wrk() {
         );
         let _nginx = serve(bed, pairing.server, 8080, "nginx", &["-c", &config]);
         let url = format!("http://{}/page", bed.endpoint(8080));
-        // Two URLs in one command: the second goes over the kept connection.
+        // Two URLs in one command: the second uses the kept connection.
         let twice = client(
             bed,
             pairing.client,
@@ -91,7 +91,7 @@ fn iperf3_runs_both_ways_and_with_four_streams() {
     over_both_families(|bed, pairing| {
         let address = bed.server.address.to_string();
         for options in [&["-P", "1"][..], &["-R"], &["-P", "4"]] {
-            // A server that goes on would close its port between two runs.
+            // A persistent server would close its port between two runs.
             let _iperf = serve(
                 bed,
                 pairing.server,

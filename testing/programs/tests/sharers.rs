@@ -1,4 +1,4 @@
-//! UDP sockets that several processes have, by fork or by a message: all of them hear and send by the
+//! UDP sockets that several processes share, by fork or by a message: all of them send and receive by the
 //! same port.
 
 use std::collections::BTreeSet;
@@ -12,7 +12,7 @@ use portolan_programs::{PYTHON, bed, eventually};
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/sharers.py");
 const PORT: u16 = 7060;
 
-/// The processes that have answered; more than `count` datagrams are sent until so many are answered.
+/// Returns the processes that have answered; sends datagrams until more than `count` are answered.
 fn answers(bed: &Bed, count: usize) -> BTreeSet<String> {
     let here = (bed.client.address, 0);
     let client = bed

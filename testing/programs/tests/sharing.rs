@@ -1,4 +1,4 @@
-//! Several processes on one port, as SO_REUSEPORT allows.
+//! Several processes on one port by SO_REUSEPORT.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -12,10 +12,10 @@ use rustix::process::Signal;
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/shared.py");
 const PORT: &str = "7020";
 const PROCESSES: usize = 4;
-/// Ports that a client asks from.
+/// Number of ports that a client sends from.
 const COUNT: usize = 400;
 
-/// Longer than the server needs to learn of a death.
+/// More time than the server needs to notice a death.
 const LIMIT: Duration = Duration::from_secs(30);
 
 #[test]
@@ -28,7 +28,7 @@ fn processes_that_share_a_tcp_port_have_fair_parts_and_take_over_those_of_the_de
     share_and_die("tcp");
 }
 
-/// The master binds a socket for each worker, which alone accepts from it.
+/// The master binds a socket for each worker, which alone accepts on it.
 #[test]
 fn each_of_nginxs_workers_serves_from_its_own_socket_of_the_port() {
     let bed = bed();
@@ -78,7 +78,7 @@ fn share(bed: &Bed, protocol: &str) {
     fairly(&ask(bed, protocol), &processes);
     let dead = processes.remove(1);
     dead.signal(Signal::KILL);
-    // What is on its way to the dead one while nobody knows of its death is lost.
+    // Packets to the dead process are lost until the server notices its death.
     let mut answers = Answers::new();
     let recovered = eventually(LIMIT, || {
         answers = ask(bed, protocol);
@@ -95,7 +95,7 @@ fn serve(bed: &Bed, protocol: &str) -> Daemon {
     Daemon::start(command, Ready::Line("ready".to_owned()))
 }
 
-/// Process numbers, and how many ports each answered.
+/// Process IDs, and the number of ports each answered.
 type Answers = BTreeMap<String, usize>;
 
 fn ask(bed: &Bed, protocol: &str) -> Answers {
@@ -111,7 +111,7 @@ fn ask(bed: &Bed, protocol: &str) -> Answers {
     answers
 }
 
-/// Every port was answered, by exactly these processes, and none of them has next to nothing.
+/// Checks that every port was answered, by exactly these processes, and that none answered only a few.
 fn fairly(answers: &Answers, processes: &[Daemon]) {
     assert_eq!(answers.values().sum::<usize>(), COUNT, "{answers:?}");
     let mut expected: Vec<String> = processes

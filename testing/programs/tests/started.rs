@@ -1,4 +1,4 @@
-//! Programs started while a connection is in use, by a child that runs in its parent's memory.
+//! Programs started while a connection is in use, by a child that shares its parent's memory.
 
 use portolan_bench::bed::{Side, Stack};
 use portolan_programs::{PYTHON, bed, client, counter};

@@ -1,5 +1,5 @@
-//! Servers that are hard on a socket library: that shut their children up in namespaces, under other users, with an
-//! environment of their own, or whose threads wait for each other's sockets.
+//! Servers that are demanding for a socket library: they isolate their children in namespaces, run them as other users
+//! or with another environment, or have threads that wait for each other's sockets.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -19,11 +19,11 @@ fn open_to_all(path: &std::path::Path) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
 }
 
-/// Its sessions are in namespaces of their own, without a network, and give their user up by libc.
+/// Its sessions are in separate namespaces without a network, and change their user by libc.
 #[test]
 fn vsftpd_lets_in_and_gives_files() {
     const PORT: u16 = 7121;
-    // What its package's service makes.
+    // The directory that the package's service creates.
     fs::create_dir_all("/run/vsftpd/empty").expect("root");
     let start = |bed: &Bed, pairing: Pairing| {
         let root = bed.file("ftp");
@@ -51,7 +51,7 @@ fn vsftpd_lets_in_and_gives_files() {
     });
 }
 
-/// A process that lets in passes its connection on to one that was started with an environment of its own.
+/// A login process passes its connection to one that was started with another environment.
 #[test]
 fn dovecot_lets_in_and_gives_mail() {
     const PORT: u16 = 7143;
@@ -94,7 +94,7 @@ fn dovecot_lets_in_and_gives_mail() {
     });
 }
 
-/// One thread accepts and hands its connections to four others, which sleep on sets of their own.
+/// One thread accepts and hands its connections to four others, which sleep on separate epoll sets.
 #[test]
 fn memcached_with_threads_returns_what_was_stored() {
     const PORT: u16 = 7165;
@@ -114,7 +114,7 @@ fn memcached_with_threads_returns_what_was_stored() {
     });
 }
 
-/// Each of its threads accepts and connects; the sockets go from one to another.
+/// Each of its threads accepts and connects; the sockets move between threads.
 #[test]
 fn haproxy_with_threads_passes_pages_and_streams_on() {
     const PORT: u16 = 7181;
@@ -163,7 +163,7 @@ fn haproxy_with_threads_passes_pages_and_streams_on() {
     });
 }
 
-/// Its sockets are those of a thread of the library's, which the program's threads wake.
+/// A thread of ZeroMQ has its sockets, and the program's threads wake it.
 #[test]
 fn zeromq_returns_what_was_sent() {
     const PORT: u16 = 7185;
@@ -179,7 +179,7 @@ fn zeromq_returns_what_was_sent() {
     });
 }
 
-/// Threads of a pool take turns at one poller, and finish each other's calls.
+/// Threads of a pool share one poller, and complete each other's calls.
 #[test]
 fn nng_answers_each_request() {
     const PORT: u16 = 7187;
@@ -195,7 +195,7 @@ fn nng_answers_each_request() {
     });
 }
 
-/// Tasks go from thread to thread, and no timer of the runtime's looks after what it missed.
+/// Tasks move between threads, and the runtime has no timer that would hide a missed wake-up.
 #[test]
 fn tokio_without_timers_returns_what_was_sent() {
     const PORT: u16 = 7189;

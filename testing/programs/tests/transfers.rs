@@ -1,4 +1,4 @@
-//! Streams arrive exactly, and without a word to the server on their way.
+//! Streams arrive exactly, and without messages to the server while data flows.
 
 use std::fs;
 use std::io::Write;
@@ -11,12 +11,12 @@ use portolan_programs::{Pairing, bed, each_pairing, eventually, impaired_bed};
 
 const PORT: u16 = 7009;
 
-/// Size of the exact transfers; the acceptance of a release sets it to 1024.
+/// Size of the exact transfers; the acceptance test of a release sets it to 1024.
 fn mebibytes(default: usize) -> usize {
     std::env::var("PORTOLAN_TEST_MIB").map_or(default, |text| text.parse().expect("a number"))
 }
 
-/// A file that no two blocks of are alike: a xorshift sequence.
+/// Writes a file in which no two blocks are alike: a xorshift sequence.
 fn write_noise(bed: &Bed, mebibytes: usize) -> String {
     let path = bed.file("noise");
     let mut file = std::io::BufWriter::new(fs::File::create(&path).expect("a file"));
@@ -36,7 +36,7 @@ fn digest(path: &str) -> String {
     line.split(' ').next().expect("a digest").to_owned()
 }
 
-/// Sends a file to a mirror; what comes back must have its digest.
+/// Sends a file to a mirror; what returns must have its digest.
 fn mirror(bed: &Bed, pairing: Pairing, mebibytes: usize) {
     let endpoint = bed.endpoint(PORT).to_string();
     let _mirror = bed
@@ -77,8 +77,8 @@ fn a_file_survives_loss_reordering_and_duplication() {
     }
 }
 
-/// System calls on the control connection during a run of `count` round trips. The connection is
-/// the one SEQPACKET socket that a client has.
+/// Returns the number of system calls on the control connection during a run of `count` round trips. The
+/// connection is the only SEQPACKET socket of a client.
 fn control_calls(bed: &Bed, endpoint: &str, count: &str) -> usize {
     let trace = bed.file("trace").display().to_string();
     let mut strace = bed.command(Side::Client, Stack::Kernel, "strace");
@@ -150,7 +150,7 @@ fn tcpdump_sees_the_traffic_and_a_kernel_service_lives_beside_it() {
             let seen = tcpdump.output();
             seen.lines().filter(|line| line.contains(&at_port)).count()
         };
-        // A connection is at least a SYN, two acknowledgements, a greeting and two FINs.
+        // A connection has at least a SYN, two acknowledgements, a greeting and two FINs.
         let all_seen = eventually(Duration::from_secs(10), || count() >= 10 * 5);
         assert!(all_seen, "port {port}: {}", tcpdump.output());
     }

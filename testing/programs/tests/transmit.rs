@@ -1,4 +1,4 @@
-//! Rates of a link, kept for real programs: what is reserved arrives, whatever others do, and nothing of it is lost.
+//! Rates of a link with real programs: reserved traffic arrives whatever others do, without losses.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -12,16 +12,16 @@ const RATES: &str = include_str!("../fixtures/rates.py");
 const PORT: u16 = 7_400;
 const SECONDS: &str = "30";
 
-/// Of which bursts that were saved up are over.
+/// Time until accumulated bursts are over.
 const SETTLE: Duration = Duration::from_millis(1_000);
 const WINDOW: Duration = Duration::from_secs(3);
 
-/// What a busy machine may take off a rate, or a burst add.
+/// The deviation from a rate that a busy machine or a burst may cause.
 const ROOM: f64 = 0.08;
 
 const MBIT: f64 = 1e6;
 
-/// Hosts on a link of 100 Mbit/s, and what is sent over it.
+/// Hosts on a link of 100 Mbit/s, and the senders on it.
 struct Link {
     bed: Bed,
     script: String,
@@ -41,7 +41,7 @@ impl Link {
         }
     }
 
-    /// One more sender; tells its process.
+    /// Adds a sender and returns its process ID.
     fn add_sender(&mut self) -> u32 {
         let endpoint = self.bed.endpoint(PORT + self.senders.len() as u16);
         let mut command = self.bed.command(Side::Client, Stack::Portolan, PYTHON);
@@ -62,7 +62,7 @@ impl Link {
             .unwrap_or_else(|error| panic!("{line}: {error}"));
     }
 
-    /// Bits per second of each sender while all send.
+    /// Returns the bits per second of each sender while all send.
     fn measure(&mut self) -> Vec<f64> {
         let ports: Vec<String> = (0..self.senders.len())
             .map(|at| (usize::from(PORT) + at).to_string())
@@ -116,7 +116,7 @@ fn senders_have_what_is_reserved_beside_a_flood() {
     let reserved = [8.0, 16.0, 24.0];
     for mbit in reserved {
         let pid = link.add_sender();
-        // As slices, but for one.
+        // As slices, except one.
         match mbit {
             16.0 => link.set(pid, "--rate 16mbit"),
             _ => link.set(pid, &format!("--slice {mbit}ms --period 100ms")),

@@ -1,5 +1,5 @@
-//! Trees of files that daemons of rsync and git take and give, each in a child of their own; git's
-//! is another program, which knows no more than its standard input and output.
+//! Trees of files that daemons of rsync and git receive and send, each in a child; git's is another
+//! program, which uses only its standard input and output.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use std::process::Command;
 use portolan_bench::process::run;
 use portolan_programs::{bed, client, each_pairing, file, serve};
 
-/// Files from empty to a few hundred thousand bytes that do not compress well.
+/// Files from empty to several hundred thousand bytes that do not compress well.
 fn plant(root: &Path) {
     let mut state = 0x2545_f491_4f6c_dd1du64;
     for (number, size) in [0, 1, 1000, 70_000, 400_000]
@@ -69,7 +69,7 @@ fn rsyncs_daemon_takes_and_gives_a_tree() {
         let here = format!("{}/", source.display());
         rsync(&here, &tree);
         assert_same(&source, &store);
-        // The second time only what differs goes over the wire, both ways in turn.
+        // The second time only differences are transferred, in each direction in turn.
         fs::write(source.join("directory3").join("3"), "other").expect("it is ours");
         rsync(&here, &tree);
         assert_same(&source, &store);

@@ -50,7 +50,7 @@ fn nobody_can_run_programs_on_portolan() {
     assert!(report.contains("\"connections\":20"), "{report}");
 }
 
-/// Binds a port of each protocol, and says what became of it.
+/// Binds a port of each protocol, and prints the results.
 const BIND: &str = "import errno, socket, sys
 for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
     s = socket.socket(socket.AF_INET, kind)
@@ -60,7 +60,7 @@ for kind in socket.SOCK_STREAM, socket.SOCK_DGRAM:
     except OSError as e:
         print(errno.errorcode[e.errno], end=' ')";
 
-/// A change is looked at when a program comes, and need not wait for the server to start again.
+/// The setting is read when a program registers, without a restart of the server.
 #[test]
 fn the_hosts_first_unprivileged_port_is_portolans_too() {
     let bed = bed();

@@ -1,5 +1,5 @@
-//! No wait ends late: threads that open, accept, add, remove and wait by every call there is, on sockets that
-//! others of them opened (`docs/design/waiting.md`).
+//! No wait ends late: threads that open, accept, add, remove and wait by all calls available, on sockets that
+//! other threads opened (`docs/design/waiting.md`).
 
 use std::process::Command;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const SOURCE: &str = "testing/programs/fixtures/waiting.c";
 /// Four times the cores of the machine that the project is built on.
 const THREADS: &str = "8";
 
-/// For how long each combination runs; `PORTOLAN_TEST_SECONDS` says another.
+/// Duration of each combination, unless `PORTOLAN_TEST_SECONDS` is set.
 const SECONDS: u64 = 3;
 
 fn seconds() -> u64 {
@@ -47,13 +47,13 @@ fn over_the_wire(bed: &Bed, pairing: Pairing, program: &str, port: u16) {
     eprintln!("{pairing:?} {address}: {report}");
 }
 
-/// One test, so that its threads have only each other beside them.
+/// One test, so that nothing runs in parallel with its threads.
 #[test]
 fn no_wait_ends_late() {
     let bed = bed();
     let program = compiled(&bed, SOURCE);
     within_one_host(&bed, &program);
-    // The service of streams has a port of its own, one above.
+    // The service of streams has the next port.
     let mut ports = (7100..).step_by(2);
     let mut test = |bed: &Bed, pairing| {
         let port = ports.next().expect("there are more");
@@ -74,10 +74,10 @@ fn within_one_host(bed: &Bed, program: &str) {
     }
 }
 
-/// While a program computes its connection goes on: what it wrote leaves as the peer acknowledges, and what comes is
-/// acknowledged. The best of some shows what the mechanism does; how late a busy machine is does not count. It takes up to three
-/// round trips with a turn of the background thread each, which waits for a slice of the program's (1.4 ms) where both
-/// processors are busy; by its ticks it were 20 ms.
+/// While a program computes its connection continues: written data is sent as the peer acknowledges, and received data
+/// is acknowledged. The best of several runs shows the mechanism without the delays of a busy machine. It takes up to
+/// three round trips with a turn of the background thread each, which waits for a time slice of the program (1.4 ms) if
+/// both processors are busy; with ticks it would take 20 ms.
 #[test]
 fn a_program_that_computes_does_not_hold_its_connections_up() {
     let bed = bed();
@@ -111,7 +111,7 @@ fn compute_while_connected(bed: &Bed) {
     }
 }
 
-/// Some descriptors tell of what happens once to each that asks, and with `EPOLLPRI` only.
+/// Some descriptors report an event only once to each waiting thread, and with `EPOLLPRI` only.
 #[test]
 fn a_change_of_mounts_is_told_beside_sockets() {
     let bed = bed();
@@ -124,8 +124,8 @@ fn a_change_of_mounts_is_told_beside_sockets() {
     }
 }
 
-/// A program whose sockets are libc's and whose waits are system calls that the library does not see is found out, and
-/// served by the kernel's events.
+/// A program whose sockets are libc's and whose waits are system calls that the library does not see is detected, and
+/// served by events of the kernel.
 #[test]
 fn waits_that_no_symbol_shows_end() {
     const COUNT: &str = "3";

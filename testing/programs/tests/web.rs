@@ -1,5 +1,5 @@
-//! Web servers and what stands before them, each built in its own way: Apache with a process per
-//! connection, HAProxy as server and client at once, Node on libuv. And curl with many transfers.
+//! Web servers and proxies of different architectures: Apache with a process per connection,
+//! HAProxy as server and client at once, Node on libuv; and curl with many transfers.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,10 +14,10 @@ use rustix::process::{Pid, Signal, kill_process};
 const SOON: Duration = Duration::from_secs(10);
 const CLOSE: &str = "Connection: close";
 
-/// Longer than `wrk` runs: what a busy machine answers late is no error.
+/// Longer than `wrk` runs: a late answer of a busy machine is not an error.
 const PATIENCE: &str = "20s";
 
-/// Sixteen connections for so many seconds; every request is answered as it should be.
+/// Loads a server with sixteen connections for some seconds; every request must be answered properly.
 fn load(bed: &Bed, stack: Stack, url: &str, (seconds, header): (u32, &str)) {
     let duration = format!("{seconds}s");
     let run = ["-t", "1", "-c", "16", "-d", &duration];
@@ -34,14 +34,14 @@ fn fetch(bed: &Bed, stack: Stack, arguments: &[&str]) -> String {
     client(bed, stack, "curl", &[&common[..], arguments].concat())
 }
 
-/// Pages that no two blocks of are alike, each a little longer than the last.
+/// Returns pages in which no two blocks are alike, each a little longer than the previous one.
 fn page(number: usize) -> String {
     let line = |n: usize| format!("{:016x}\n", (number * 7919 + n).wrapping_mul(0x9e37_79b9));
     (0..number * 53).map(line).collect()
 }
 
-/// Apache sees to it that as many processes as it needs wait for connections, and a graceful restart
-/// has each finish the one that it has.
+/// Apache keeps as many idle processes as it needs, and a graceful restart lets each finish its
+/// connection.
 #[test]
 fn apache_prefork_restarts_gracefully_under_load() {
     let bed = bed();
@@ -65,7 +65,7 @@ fn apache_prefork_restarts_gracefully_under_load() {
             root = root.display(),
         ),
     );
-    // It ends its whole process group with itself.
+    // It kills its whole process group at its end.
     let mut words = bed.words(Stack::Portolan, "apache2");
     words.extend(["-f", &config, "-DFOREGROUND"].map(PathBuf::from));
     let words: Vec<&str> = words
@@ -100,7 +100,7 @@ fn signal(pid_file: &Path, signal: Signal) {
     kill_process(pid, signal).expect("it runs");
 }
 
-/// Two servers of one page on the client host.
+/// Starts two servers of one page each on the client host.
 fn backends(bed: &Bed, stack: Stack) -> Background {
     let address = bed.client.address;
     let server = |port: u16| {
@@ -213,7 +213,7 @@ fn node_serves_pages_and_gives_back_what_it_gets() {
     }
 }
 
-/// The primary accepts, and sends each connection to a worker; one that is killed is replaced.
+/// The primary accepts, and sends each connection to a worker; a killed worker is replaced.
 #[test]
 fn nodes_cluster_serves_by_its_workers() {
     const WORKERS: usize = 3;
@@ -248,7 +248,7 @@ fn nodes_cluster_serves_by_its_workers() {
     }
 }
 
-/// Ends a process by force, and waits until its parent has taken note.
+/// Kills a process, and waits until its parent has reaped it.
 fn kill(process: &str) {
     let number = process.parse().ok().and_then(Pid::from_raw);
     kill_process(number.expect("a process"), Signal::KILL).expect("it runs");

@@ -17,17 +17,17 @@ pub struct Rfc {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Requirement {
-    /// The RFC's own number, or one of ours.
+    /// The RFC's own identifier, or one of ours.
     pub id: String,
     pub section: String,
     pub text: String,
-    /// Functions that meet it, as `path::name`; `path::*` is the whole file.
+    /// Functions that implement it, as `path::name`; `path::*` is the whole file.
     #[serde(default)]
     pub code: Vec<String>,
     /// Tests that prove it.
     #[serde(default)]
     pub tests: Vec<String>,
-    /// Why it is not met, or met otherwise.
+    /// Why it is not met, or met in a different way.
     pub reason: Option<String>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) fn read(folder: &Path) -> Result<Vec<Rfc>, String> {
         let text = std::fs::read_to_string(&path).map_err(|error| format!("{path:?}: {error}"))?;
         rfcs.push(toml::from_str(&text).map_err(|error| format!("{path:?}: {error}"))?);
     }
-    // The one that the others amend comes first.
+    // The RFC that the others amend comes first.
     rfcs.sort_by_key(|rfc: &Rfc| (rfc.number != crate::sources::NUMBERED, rfc.number));
     Ok(rfcs)
 }

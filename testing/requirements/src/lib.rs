@@ -1,4 +1,4 @@
-//! Requirements of RFCs, and where this tree meets them. Reads data and sources; writes one page.
+//! Requirements of RFCs, and where this tree meets them. Reads data and sources, and writes one page.
 #![forbid(unsafe_code)]
 
 mod data;
@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 pub use data::{Requirement, Rfc};
 pub use sources::Place;
 
-/// The page, from the root of the tree.
+/// Path of the page, relative to the root of the tree.
 pub const PAGE: &str = "docs/reference/requirements.md";
 
-/// The whole tree, read once.
+/// The data and the sources of the tree.
 #[derive(Debug)]
 pub struct Survey {
     pub rfcs: Vec<Rfc>,
     sources: sources::Sources,
 }
 
-/// One requirement with all that speaks for it.
+/// One requirement with the code and the tests that cite it.
 #[derive(Debug)]
 pub struct Finding<'a> {
     pub rfc: u32,
@@ -59,7 +59,7 @@ impl Survey {
         names.iter().filter_map(|name| self.sources.place(name))
     }
 
-    /// All that is wrong: names and tags that lead nowhere, requirements without an answer.
+    /// Returns all errors: names and tags that do not exist, requirements without code, test or reason.
     pub fn complaints(&self) -> Vec<String> {
         let mut complaints = Vec::new();
         for rfc in &self.rfcs {
@@ -93,7 +93,7 @@ impl Survey {
     }
 }
 
-/// The root of the tree that this crate was built in.
+/// Returns the root of the tree that this crate was built in.
 pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }

@@ -1,4 +1,4 @@
-//! The page of the book.
+//! Formats the page.
 
 use std::fmt::Write;
 

@@ -1,19 +1,19 @@
-//! Comments of the sources: who cites what. An item is named by the function or type that the
-//! comment stands in or before.
+//! Citations in the comments of the sources. An item is named by the function or type that the
+//! comment is inside of or before.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::data::Requirement;
 
-/// The RFC whose requirements have numbers of their own.
+/// The RFC whose requirements have identifiers of their own.
 pub(crate) const NUMBERED: u32 = 9293;
 
-/// An item of a file, both as the page shows them.
+/// An item of a file, with the names that the page shows.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Place {
     pub path: String,
-    /// Empty: the file as a whole.
+    /// Empty for the file as a whole.
     pub item: String,
 }
 
@@ -21,14 +21,14 @@ pub struct Place {
 struct Citation {
     place: Place,
     is_test: bool,
-    /// `MUST-38`, or an RFC and a section.
+    /// `MUST-38`; None for an RFC and a section.
     tag: Option<String>,
     section: Option<(u32, String)>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Sources {
-    /// Path and text.
+    /// The text of each file, by path.
     files: BTreeMap<String, String>,
     citations: Vec<Citation>,
 }
@@ -50,7 +50,7 @@ impl Sources {
         Ok(Sources { files, citations })
     }
 
-    /// What cites `requirement`: code, then tests.
+    /// Returns the places that cite `requirement`: code, then tests.
     pub(crate) fn citations(
         &self,
         rfc: u32,
@@ -75,7 +75,7 @@ impl Sources {
         (code, tests)
     }
 
-    /// The place that `path::name` means. An item that moved is found elsewhere in its crate.
+    /// Resolves `path::name`. An item that has moved is looked up in the rest of its crate.
     pub(crate) fn place(&self, name: &str) -> Option<Place> {
         let (path, item) = name.split_once("::").unwrap_or((name, "*"));
         if item == "*" {
@@ -102,7 +102,7 @@ impl Sources {
             })
     }
 
-    /// All tags with numbers.
+    /// Returns all tags.
     pub(crate) fn tags(&self) -> impl Iterator<Item = (&str, &Place)> {
         self.citations
             .iter()
@@ -170,7 +170,7 @@ fn comment_of(line: &str, script: bool) -> Option<&str> {
         .map(|at| &line[at..])
 }
 
-/// The item that a comment at `number` belongs to: the next one if only comments and attributes
+/// Returns the item that a comment at line `number` belongs to: the next one if only comments and attributes
 /// lie between, else the last one before.
 fn item_at<'a>(lines: &[&'a str], number: usize) -> Option<&'a str> {
     if lines[number].trim_start().starts_with("//!") {
@@ -188,7 +188,7 @@ fn item_at<'a>(lines: &[&'a str], number: usize) -> Option<&'a str> {
     })
 }
 
-/// The name of the function or type that a line begins to define.
+/// Returns the name of the function or type whose definition begins on this line.
 fn item_of(line: &str) -> Option<&str> {
     let mut words = line.split_whitespace();
     let keyword = words.by_ref().find(|word| {
@@ -217,7 +217,7 @@ fn tags_in(comment: &str) -> impl Iterator<Item = String> {
         .map(str::to_owned)
 }
 
-/// `RFC 5681 §3.1, §4.2`: an RFC and its sections.
+/// Returns an RFC and its sections, as in `RFC 5681 §3.1, §4.2`.
 fn sections_in(comment: &str) -> Vec<(u32, String)> {
     let mut sections = Vec::new();
     for rest in comment.split("RFC ").skip(1) {

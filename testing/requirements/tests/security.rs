@@ -1,5 +1,5 @@
-//! What `docs/security.md` names as proof is there: each word in the last column of a table about tests is a test, a file of
-//! tests or code, or a package.
+//! The proofs that `docs/security.md` names exist: each word in the last column of a table about tests is a test, a
+//! file of tests or code, or a package.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use portolan_requirements::root;
 
-/// Names of tests, of Rust files without and with their ending, and of packages.
+/// Collects names of tests, of Rust files with and without their extension, and of packages.
 fn known(directory: &Path, names: &mut BTreeSet<String>) {
     for entry in fs::read_dir(directory).unwrap().flatten() {
         let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
@@ -35,7 +35,7 @@ fn tests_in(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// Of all rows of tables whose last heading is about tests.
+/// Returns the last cells of all rows of tables whose last heading is about tests.
 fn last_cells(page: &str) -> Vec<&str> {
     let mut cells = Vec::new();
     let mut is_about_tests = None;

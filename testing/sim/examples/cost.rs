@@ -1,5 +1,5 @@
-//! What the engine itself costs: nanoseconds for each one-byte round, and for each byte of a
-//! bulk stream. Two connections in one thread, no network in between.
+//! The cost of the engine alone: nanoseconds per one-byte round trip, and per byte of a bulk stream.
+//! Two connections in one thread, without a network between them.
 
 use std::time::Instant as Clock;
 
@@ -9,7 +9,7 @@ use portolan_types::{Instant, SeqNum};
 const ROUNDS: u32 = 1_000_000;
 const BULK: usize = 2 << 30;
 
-/// Carries all that `from` has due to `to`; `copy` stands for the ring the packet lies in.
+/// Carries all segments that `from` has due to `to`; `copy` represents the ring that the packet is in.
 fn carry(now: Instant, from: &mut Connection, to: &mut Connection, copy: &mut Vec<u8>) -> usize {
     let mut segments = 0;
     while let Some(segment) = from.transmit(now) {

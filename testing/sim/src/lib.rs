@@ -15,10 +15,10 @@ pub use states::{IRS, ISS, STATES, begin};
 use portolan_types::{Instant, SeqNum};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
 
-/// A clock that starts late enough for every subtraction.
+/// A start time late enough that subtractions do not underflow.
 pub const START: Instant = Instant::from_millis(1_000_000);
 
-/// A bare segment from `source` to `destination`, for tests that speak by hand.
+/// A segment without payload from `source` to `destination`, for tests that make their own segments.
 pub fn segment(source: u16, destination: u16, seq: SeqNum, flags: TcpFlags) -> TcpHeader {
     TcpHeader {
         source_port: source,

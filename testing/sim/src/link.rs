@@ -1,4 +1,4 @@
-//! One direction of a wire: a queue drained at a rate, then a delay, then perhaps an accident.
+//! One direction of a link: a queue drained at a rate, then a delay, then random faults.
 
 use core::time::Duration;
 use std::collections::BTreeMap;
@@ -9,21 +9,21 @@ use portolan_wire::tcp::TcpHeader;
 
 use crate::random::Random;
 
-/// Bytes of headers below TCP's payload, for the rate.
+/// Bytes of headers below TCP's payload that count for the rate.
 const OVERHEAD: usize = 66;
 
 #[derive(Clone, Debug)]
 pub struct Packet {
     pub header: TcpHeader,
     pub payload: Vec<u8>,
-    /// Of the IP header.
+    /// The ECN codepoint of the IP header.
     pub codepoint: Codepoint,
-    /// Enclosed in it.
+    /// The demux handle in the IP header's options.
     pub handle: Option<Handle>,
 }
 
 impl Packet {
-    /// One that routers may not mark.
+    /// Makes a packet that routers may not mark.
     pub fn new(header: TcpHeader, payload: Vec<u8>) -> Packet {
         Packet {
             header,
@@ -34,37 +34,37 @@ impl Packet {
     }
 }
 
-/// A direction of a wire.
+/// One direction of a link.
 #[derive(Clone, Debug)]
 pub struct Link {
     pub delay: Duration,
-    /// Bits per second; 0 is no limit.
+    /// Bits per second; 0: unlimited.
     pub rate: u64,
-    /// Bytes that may wait for the wire.
+    /// Bytes that can be queued.
     pub buffer: usize,
-    /// With more bytes than this waiting, packets that may be marked are (RFC 3168).
+    /// Marks ECN-capable packets while more bytes than this are queued (RFC 3168).
     pub mark_above: usize,
-    /// Larger payloads, options included, vanish without a word.
+    /// Larger payloads, options included, are dropped silently.
     pub largest: usize,
-    /// Accidents in a thousand packets.
+    /// Probability of loss per thousand packets.
     pub loss: u32,
     pub duplication: u32,
-    /// Packets that are held back by `late`.
+    /// Probability per thousand that a packet is delayed by `late`.
     pub reordering: u32,
     pub late: Duration,
-    /// Packets with IP options vanish.
+    /// Drops packets with IP options.
     pub loses_handles: bool,
     random: Random,
-    /// When the wire has sent all that waits.
+    /// The time at which all queued packets have been sent.
     free_at: Instant,
-    /// By time of arrival, then by order of departure.
+    /// Packets in flight, by time of arrival, then by order of departure.
     flying: BTreeMap<(Instant, u64), Packet>,
     departures: u64,
-    /// Packets thrown away, by accident or for want of buffer.
+    /// Packets dropped, by random loss or because the buffer was full.
     pub dropped: u64,
     pub carried: u64,
     pub marked: u64,
-    /// Packets with a handle, lost or not.
+    /// Packets with a handle, dropped or not.
     pub with_handle: u64,
 }
 
@@ -92,7 +92,7 @@ impl Link {
         }
     }
 
-    /// Puts a packet on the wire.
+    /// Puts a packet on the link.
     pub fn send(&mut self, now: Instant, mut packet: Packet) {
         let size = packet.payload.len() + packet.header.options.len();
         self.with_handle += u64::from(packet.handle.is_some());
@@ -121,12 +121,12 @@ impl Link {
         self.fly(arrival, packet);
     }
 
-    /// When the next packet arrives.
+    /// Returns the time at which the next packet arrives.
     pub fn next_arrival(&self) -> Option<Instant> {
         self.flying.keys().next().map(|&(at, _)| at)
     }
 
-    /// Takes the next packet that has arrived.
+    /// Removes and returns the next packet that has arrived.
     pub fn receive(&mut self, now: Instant) -> Option<Packet> {
         let entry = self.flying.first_entry().filter(|e| e.key().0 <= now)?;
         Some(entry.remove())
@@ -144,7 +144,7 @@ impl Link {
         }
     }
 
-    /// Bytes that wait for the wire.
+    /// Returns the queued bytes.
     fn waiting(&self, now: Instant) -> usize {
         let wait = self.free_at.since(now).as_nanos();
         usize::try_from(wait * u128::from(self.rate) / 8_000_000_000).unwrap_or(usize::MAX)

@@ -1,4 +1,4 @@
-//! Two connections, a link each way, a clock.
+//! Two connections, a link in each direction, and a clock.
 
 use core::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::START;
 use crate::link::{Link, Packet};
 use crate::random::Random;
 
-/// Largest payload that merging on arrival produces.
+/// Largest payload that GRO merges.
 const GRO_MAX: usize = 65_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,20 +28,20 @@ impl Side {
     }
 }
 
-/// A host: its connection, once there is one, and how it treats packets.
+/// A host: its connection, if there is one, and its handling of packets.
 #[derive(Debug)]
 pub struct End {
     pub config: Config,
     pub connection: Option<Connection>,
-    /// Merges packets that arrive together.
+    /// Whether packets that arrive together are merged.
     pub gro: bool,
-    /// All events since the test last looked.
+    /// All events since the test last read them.
     pub events: Events,
-    /// Answers a SYN while there is no connection.
+    /// Whether the host accepts a SYN while it has no connection.
     pub listens: bool,
 }
 
-/// Two hosts and the wire between them.
+/// Two hosts and the links between them.
 #[derive(Debug)]
 pub struct Pair {
     pub now: Instant,
@@ -49,15 +49,15 @@ pub struct Pair {
     pub b: End,
     pub a_to_b: Link,
     pub b_to_a: Link,
-    /// Connections are encoded and decoded in this many of 1000 steps.
+    /// Number of steps per thousand in which a connection is encoded and decoded.
     pub migration: u32,
     pub migrations: u64,
     random: Random,
-    /// A line for each packet sent, if wanted.
+    /// A line for each packet sent, if set.
     pub trace: Option<Vec<String>>,
 }
 
-/// What a transfer took.
+/// The result of a transfer.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {
     pub time: Duration,
@@ -78,7 +78,7 @@ impl End {
         }
     }
 
-    /// The connection; a test asks only when there is one.
+    /// Returns the connection, which the test must have opened.
     pub fn tcp(&mut self) -> &mut Connection {
         self.connection.as_mut().expect("the test opened this end")
     }
@@ -100,7 +100,7 @@ impl Pair {
         }
     }
 
-    /// Applies `change` to both directions of the wire.
+    /// Applies `change` to both directions.
     pub fn links(&mut self, change: impl Fn(&mut Link)) {
         change(&mut self.a_to_b);
         change(&mut self.b_to_a);
@@ -122,7 +122,7 @@ impl Pair {
         end.connection = Some(Connection::connect(&end.config, local, remote, iss, now));
     }
 
-    /// A opens, B listens, until both are established or the clock has run for a minute.
+    /// A opens, B listens, until both are established or a minute has passed.
     pub fn establish(&mut self) {
         self.b.listens = true;
         self.connect(Side::A);
@@ -140,8 +140,8 @@ impl Pair {
         })
     }
 
-    /// Sends what is due, moves the clock to the next thing that happens and lets it happen.
-    /// False when nothing will ever happen again.
+    /// Sends what is due, and advances the clock to the next event and processes it.
+    /// Returns false if there are no further events.
     pub fn step(&mut self) -> bool {
         self.flush(Side::A);
         self.flush(Side::B);
@@ -166,7 +166,7 @@ impl Pair {
         true
     }
 
-    /// Steps until `until`, or until `going` says no.
+    /// Steps until `until`, or until `going` returns false.
     pub fn run_while(&mut self, until: Instant, mut going: impl FnMut(&mut Pair) -> bool) {
         while self.now < until && going(self) {
             if !self.step() {
@@ -187,7 +187,7 @@ impl Pair {
         self.flush(Side::B);
     }
 
-    /// Moves `data` from `from` to the other side and checks that it arrives unchanged.
+    /// Sends `data` from `from` to the other side and checks that it arrives unchanged.
     pub fn transfer(&mut self, from: Side, data: &[u8], limit: Duration) -> Transfer {
         let start = self.now;
         let until = start + limit;
@@ -214,7 +214,7 @@ impl Pair {
         }
     }
 
-    /// Lets a packet arrive at `side` now.
+    /// Delivers a packet to `side` now.
     pub fn inject(&mut self, side: Side, packet: &Packet) {
         let now = self.now;
         if let Some(connection) = &mut self.end(side).connection {
@@ -288,7 +288,7 @@ impl Pair {
         }
     }
 
-    /// A listener makes a connection of a SYN.
+    /// Opens a connection for a SYN that a listener received.
     fn accept(&mut self, side: Side, packet: &Packet) {
         let (now, iss) = (self.now, SeqNum(self.random.draw() as u32));
         let end = self.end(side);
@@ -328,7 +328,7 @@ fn ports(side: Side) -> (u16, u16) {
     }
 }
 
-/// What a network card makes of a segment.
+/// Segments as a network card does.
 pub fn cut(segment: &Segment<'_>) -> Vec<Packet> {
     let bytes = segment.payload.concat();
     if segment.segment_size == 0 {
@@ -357,7 +357,7 @@ pub fn cut(segment: &Segment<'_>) -> Vec<Packet> {
     bytes.chunks(size).enumerate().map(piece).collect()
 }
 
-/// Merges packets that follow each other and have no IP options, as the kernel's GRO does.
+/// Merges consecutive packets without IP options, as the kernel's GRO does.
 pub fn merge(packets: Vec<Packet>) -> Vec<Packet> {
     let mut merged: Vec<Packet> = Vec::new();
     for packet in packets {
@@ -386,7 +386,7 @@ fn follows(last: &Packet, packet: &Packet) -> bool {
         && last.payload.len() + packet.payload.len() <= GRO_MAX
 }
 
-/// Bytes of the options that may accompany text, with their padding.
+/// Returns the bytes of the options that may accompany payload, with their padding.
 fn option_bytes(packet: &Packet) -> usize {
     let options = &packet.header.options;
     let sack = match options.sack.len() {

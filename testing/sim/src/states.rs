@@ -1,4 +1,4 @@
-//! What tests of single segments in single states begin with.
+//! Connections in given states, for tests of single segments.
 
 use portolan_tcp::{Config, Connection, StateName};
 use portolan_types::SeqNum;
@@ -6,12 +6,12 @@ use portolan_wire::tcp::TcpFlags;
 
 use crate::{START, segment};
 
-/// The connection's first number.
+/// The connection's initial sequence number.
 pub const ISS: SeqNum = SeqNum(1000);
-/// The peer's first number.
+/// The peer's initial sequence number.
 pub const IRS: SeqNum = SeqNum(5000);
 
-/// All that a connection can be in before it is closed.
+/// All states of a connection before it is closed.
 pub const STATES: [StateName; 9] = [
     StateName::SynSent,
     StateName::SynReceived,
@@ -24,8 +24,8 @@ pub const STATES: [StateName; 9] = [
     StateName::TimeWait,
 ];
 
-/// A connection on its way to `state`, from port 1 to port 2: an active open for SYN-SENT, else a
-/// passive one. With it the number that its peer would use next.
+/// Returns a connection from port 1 to port 2 on its way to `state`: an active open for SYN-SENT, otherwise
+/// a passive one. Also returns the sequence number that its peer uses next.
 pub fn begin(state: StateName) -> (Connection, SeqNum) {
     let config = Config {
         timestamps: false,

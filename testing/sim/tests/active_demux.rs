@@ -1,5 +1,5 @@
-//! Handles of active demultiplexing between two connections (MS §VI-A, Fig. 9): told, enclosed, taken back, in spite of
-//! loss, reordering, migration and peers who know nothing of them.
+//! Handles of active demultiplexing between two connections (MS §VI-A, Fig. 9): announced, enclosed and withdrawn,
+//! despite loss, reordering, migration and peers that do not support them.
 
 use core::time::Duration;
 
@@ -29,7 +29,7 @@ fn pair(seed: u64) -> Pair {
     pair
 }
 
-/// Do the side's packets enclose a handle now?
+/// Returns true if the side's packets enclose a handle.
 fn encloses(pair: &mut Pair, side: Side) -> bool {
     let count = |pair: &Pair| match side {
         Side::A => pair.a_to_b.with_handle,
@@ -48,7 +48,7 @@ fn both_ends_learn_each_others_handles_and_enclose_them() {
     pair.transfer(Side::A, &vec![7; 100_000], MINUTE);
     pair.transfer(Side::B, &vec![7; 100_000], MINUTE);
     for (side, expected) in [(Side::A, 3), (Side::B, 4)] {
-        // Nobody waits for an acknowledgement.
+        // No acknowledgement is pending.
         pair.run_for(Duration::from_secs(1));
         let now = pair.now;
         pair.end(side).tcp().send(now, b"!");
@@ -89,7 +89,7 @@ fn peers_without_it_see_no_option_and_get_no_handle() {
 #[test]
 fn every_packet_fits_the_path_with_its_options() {
     let mut pair = pair(4);
-    // What an Ethernet leaves to TCP's header and text, less the IP header's option.
+    // The space in an Ethernet frame for TCP's header and payload, less the IP header's option.
     let largest = 1500 - 20 - 12;
     let check = |pair: &mut Pair| {
         let now = pair.now;

@@ -1,4 +1,4 @@
-//! Paths that swallow large packets without a word (RFC 8899, RFC 4821).
+//! Paths that drop large packets silently (RFC 8899, RFC 4821).
 
 use core::time::Duration;
 

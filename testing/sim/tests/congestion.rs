@@ -1,4 +1,4 @@
-//! What the sender does about congestion and its false alarms, over simulated wires.
+//! The sender's reactions to congestion and to false signs of it, over simulated links.
 
 use core::time::Duration;
 
@@ -18,7 +18,7 @@ fn count(connection: &Connection, name: &str) -> u32 {
     connection.counts()[index.unwrap_or_else(|| panic!("nothing is called {name}"))]
 }
 
-/// Established, over a wire of 20 ms there and back, at 10 Mb/s with room for 200 packets.
+/// An established pair, over a link with 20 ms round-trip time, at 10 Mb/s, with a buffer for 200 packets.
 fn pair(config: &Config) -> Pair {
     let mut pair = Pair::new(3, 10 * MS, config);
     pair.links(|link| {
@@ -81,14 +81,14 @@ fn marks_keep_the_queue_short_without_a_loss() {
         let figures = pair.a.tcp().tcp_info();
         assert_eq!((figures.retransmits, pair.a_to_b.dropped), (0, 0));
         assert!(pair.a_to_b.marked > 0);
-        // Acknowledgements alone may not be marked (RFC 3168 §6.1.4).
+        // Pure acknowledgements must not be marked (RFC 3168 §6.1.4).
         assert_eq!(pair.b_to_a.marked, 0);
         assert!(
             figures.delivered_marked >= pair.a_to_b.marked,
             "{figures:?}"
         );
         assert!(took < Duration::from_secs(4), "{took:?}");
-        // 25 kB fill the path.
+        // The bandwidth-delay product is 25 kB.
         assert!(figures.cwnd < 120_000, "{congestion:?}: {}", figures.cwnd);
     }
 }
@@ -105,7 +105,7 @@ fn without_an_agreement_nothing_may_be_marked() {
 #[test]
 fn retransmissions_may_not_be_marked() {
     let mut pair = with_ecn(EcnMode::Request, EcnMode::Accept);
-    // Every packet that may be is marked.
+    // Every ECN-capable packet is marked.
     pair.links(|link| link.mark_above = 0);
     pair.establish();
     let now = pair.now;
@@ -144,13 +144,13 @@ fn a_time_out_leaves_one_segment_and_lowers_the_threshold_once() {
 
 // ---- false alarms ----
 
-/// Runs a transfer with a pause of the wire in its middle, longer than a time-out, and more bytes
-/// queued than fit the window; `acknowledge` sets how B acknowledges.
+/// Runs a transfer whose link pauses in the middle, for longer than a time-out, while more bytes are
+/// queued than the window admits; `acknowledge` configures how B acknowledges.
 fn with_a_pause(config: &Config, acknowledge: fn(&mut Connection)) -> Pair {
     let mut pair = pair(config);
     let data = bytes(400_000);
     pair.transfer(Side::A, &data, LONG);
-    // What is sent from here on comes almost a second late, and nothing is lost.
+    // Packets sent from here on arrive almost a second late; none is lost.
     pair.a_to_b.delay += 900 * MS;
     let now = pair.now;
     acknowledge(pair.b.tcp());
@@ -209,15 +209,15 @@ fn a_spurious_time_out_is_taken_back() {
         assert!(figures.undone >= 1, "{name}: {figures:?}");
         assert!(count(pair.a.tcp(), sign) >= 1, "{name}");
         assert!(count(pair.a.tcp(), "spurious_timeouts") >= 1, "{name}");
-        // Not all of some seventy that were late went twice.
+        // Some seventy packets were late; not all of them were retransmitted.
         assert!(figures.retransmits < 50, "{name}: {figures:?}");
         assert!(figures.cwnd >= 10 * figures.mss, "{name}: {}", figures.cwnd);
         assert_eq!(figures.unacknowledged, 0, "{name}");
     }
 }
 
-/// Without SACK a hole that fills acknowledges at once what came behind it long ago: RFC 5682 §2.1
-/// asks for a second acknowledgement.
+/// Without SACK, filling a hole acknowledges at once all data that arrived behind it before: RFC 5682 §2.1
+/// requires a second acknowledgement.
 #[test]
 fn without_sack_a_true_time_out_stays() {
     let mut pair = pair(&Config {
@@ -232,7 +232,7 @@ fn without_sack_a_true_time_out_stays() {
     pair.a.tcp().send(now, &bytes(1460));
     pair.flush(Side::A);
     pair.a_to_b.loss = 0;
-    // Two duplicate acknowledgements are no fast retransmission.
+    // Two duplicate acknowledgements do not trigger a fast retransmission.
     pair.a.tcp().send(now, &bytes(2 * 1460));
     pair.run_for(Duration::from_secs(2));
     let figures = pair.a.tcp().tcp_info();
@@ -250,7 +250,7 @@ fn reordering_costs_little_and_its_recoveries_are_taken_back() {
     let figures = pair.a.tcp().tcp_info();
     assert!(figures.undone >= 1);
     assert!(took < Duration::from_millis(4500), "{took:?}");
-    // 15 ms at 10 Mb/s are 12 segments.
+    // 12 segments are sent in 15 ms at 10 Mb/s.
     assert!((5..30).contains(&figures.reordering), "{figures:?}");
     assert!(figures.reorderings > 10, "{figures:?}");
     assert_eq!(count(pair.a.tcp(), "reorderings"), figures.reorderings);
@@ -259,7 +259,7 @@ fn reordering_costs_little_and_its_recoveries_are_taken_back() {
     assert!(count(pair.b.tcp(), "dsacks_sent") >= reported);
 }
 
-/// RFC 8985 §6.3: what shows as lost when the time for reordering is over goes again as acknowledgements come.
+/// RFC 8985 §6.3: segments that the reordering timer declares lost are retransmitted as acknowledgements arrive.
 #[test]
 fn a_loss_that_a_timer_shows_does_not_leave_at_once() {
     let mut pair = pair(&Config::default());
@@ -273,7 +273,7 @@ fn a_loss_that_a_timer_shows_does_not_leave_at_once() {
     };
     send(&mut pair, 8, 1000);
     send(&mut pair, 2, 0);
-    // Both are reported after 20 ms; the time that reordering may take is a quarter more.
+    // Both are reported after 20 ms; the reordering window is a quarter of that.
     pair.run_for(35 * MS);
     let figures = pair.a.tcp().tcp_info();
     assert!(figures.fast_recovery, "{figures:?}");
@@ -289,16 +289,16 @@ fn true_losses_are_not_taken_back_because_the_network_duplicates() {
     pair.a_to_b.loss = 10;
     pair.links(|link| link.duplication = 100);
     pair.transfer(Side::A, &bytes(2_000_000), LONG);
-    // A retransmission that the network duplicates looks like one that was not needed.
+    // A retransmission that the network duplicates looks like a spurious one.
     let (undone, lost) = (pair.a.tcp().tcp_info().undone, pair.a_to_b.dropped);
     assert!(undone * 4 < lost, "{undone} of {lost}");
 }
 
 // ---- the end of a flight ----
 
-/// Sends `count` bytes that all get lost, and returns how long it takes until they are there.
+/// Sends `count` bytes that are all lost, and returns the time until they have arrived.
 fn after_a_lost_tail(pair: &mut Pair, count: usize) -> Duration {
-    // Without a queue, so that round trips are those of the wire.
+    // Without a queue, so that round trips take only the links' delay.
     pair.links(|link| link.rate = 0);
     pair.transfer(Side::A, &bytes(1_000_000), LONG);
     pair.run_for(Duration::from_secs(1));
@@ -314,14 +314,14 @@ fn after_a_lost_tail(pair: &mut Pair, count: usize) -> Duration {
 #[test]
 fn a_lost_tail_is_probed_after_two_round_trips() {
     let took = after_a_lost_tail(&mut pair(&Config::default()), 5_000);
-    // 2 x 20 ms, 2 ms, half a round trip for the probe, one and a half for what it shows.
+    // 2 x 20 ms and 2 ms until the probe, half a round trip for it, and one and a half for the recovery.
     assert!((60 * MS..110 * MS).contains(&took), "{took:?}");
 }
 
 #[test]
 fn a_lone_segment_waits_for_its_delayed_acknowledgement_first() {
     let took = after_a_lost_tail(&mut pair(&Config::default()), 1_000);
-    // Or for the time-out, if that comes first: 20 ms and 200 ms.
+    // Or until the time-out, if that is earlier: 20 ms and 200 ms.
     assert!((220 * MS..290 * MS).contains(&took), "{took:?}");
 }
 
@@ -331,14 +331,14 @@ fn a_probe_that_repairs_a_loss_costs_a_reduction() {
     pair.links(|link| link.rate = 0);
     pair.transfer(Side::A, &bytes(1_000_000), LONG);
     pair.run_for(Duration::from_secs(1));
-    // The two take turns once, which makes B delay its acknowledgements.
+    // One exchange in turns makes B delay its acknowledgements.
     for side in [Side::A, Side::B] {
         let now = pair.now;
         pair.end(side).tcp().send(now, b"x");
         pair.run_for(15 * MS);
     }
     pair.run_for(100 * MS);
-    // Two segments, the first of which waits for its delayed acknowledgement; the second is lost.
+    // Two segments: the first waits for its delayed acknowledgement; the second is lost.
     for loss in [0, 1000] {
         let now = pair.now;
         pair.a_to_b.loss = loss;
@@ -349,7 +349,7 @@ fn a_probe_that_repairs_a_loss_costs_a_reduction() {
     pair.run_for(150 * MS);
     let before = pair.a.tcp().tcp_info();
     assert_eq!((before.retransmits, before.unacknowledged), (1, 0));
-    // What follows is acknowledged without a word of a duplicate.
+    // The next data is acknowledged without a report of a duplicate.
     let now = pair.now;
     pair.a.tcp().send(now, &bytes(20_000));
     pair.run_for(Duration::from_secs(1));
@@ -382,7 +382,7 @@ fn a_bounded_rate_is_kept_without_bursts() {
         pair.a.tcp().options().max_pacing = Some(250_000);
         pair.trace = Some(Vec::new());
         let took = pair.transfer(Side::A, &bytes(1_000_000), LONG).time;
-        // Headers are not paced, and the first window of 14 kB is not either.
+        // Neither headers nor the first window of 14 kB are paced.
         let seconds = took.as_secs_f64();
         assert!((3.5..4.6).contains(&seconds), "{congestion:?}: {seconds}");
         let trace = pair.trace.take().expect("it was wanted");
@@ -390,7 +390,7 @@ fn a_bounded_rate_is_kept_without_bursts() {
     }
 }
 
-/// The most packets with text that A sends in one instant, after the first window.
+/// Returns the largest number of data packets that A sends at one time, after the first window.
 fn largest_burst(trace: &[String]) -> usize {
     let mut counts = std::collections::BTreeMap::new();
     for line in trace

@@ -1,4 +1,4 @@
-//! A connection counts what happens to it, under names that operators see.
+//! A connection counts its events, under names that operators see.
 
 use core::time::Duration;
 
@@ -45,7 +45,7 @@ fn a_reader_that_stops_shows_as_closed_windows_and_probes() {
     let now = pair.now;
     pair.b.tcp().set_receive_buffer(4096);
     pair.a.tcp().send(now, &[7; 80_000]);
-    // What the handshake offered is filled first.
+    // Data fills the window that the handshake offered first.
     pair.run_for(Duration::from_secs(30));
     assert!(count(pair.b.tcp(), "zero_windows_sent") > 0);
     assert!(count(pair.a.tcp(), "window_probes") > 2);
@@ -73,9 +73,9 @@ fn what_a_stranger_sends_is_dropped_by_name() {
     pair.run_for(Duration::from_secs(1));
     let forge = |pair: &mut Pair, flags: TcpFlags, far: u32, ack: u32| {
         let mut header = segment(2000, 1000, SeqNum(0), flags);
-        // Challenges are half a second apart at least.
+        // Challenge ACKs are at least half a second apart.
         pair.run_for(Duration::from_secs(1));
-        // Relative to what A last said that it expects and has sent.
+        // Relative to the numbers in A's last segment.
         let now = pair.now;
         pair.a.tcp().send(now, b"x");
         pair.flush(Side::A);

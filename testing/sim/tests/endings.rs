@@ -1,4 +1,4 @@
-//! How connections open and end: every order of SYN, FIN and RST, and the time-outs.
+//! How connections open and end: all orders of SYN, FIN and RST, and the time-outs.
 
 use core::time::Duration;
 
@@ -148,7 +148,7 @@ fn bytes_for_a_user_that_is_gone_are_answered_by_a_reset() {
     assert_eq!(pair.a.tcp().send(now, b"anyone?"), 7);
     pair.run_for(10 * MS);
     assert_eq!(states(&mut pair), (StateName::Closed, StateName::Closed));
-    // `tcp_reset` of Linux in CLOSE-WAIT.
+    // As `tcp_reset` of Linux in CLOSE-WAIT.
     assert_eq!(pair.a.tcp().error(), Some(Error::BrokenPipe));
 }
 
@@ -172,7 +172,7 @@ fn an_abort_resets_the_peer_in_every_synchronized_state() {
             pair.a.tcp().abort(now);
             pair.run_for(10 * MS);
             assert_eq!(pair.a.tcp().state(), StateName::Closed);
-            // Where both had closed, B has all it wants and is in TIME-WAIT (RFC 1337).
+            // Where both had closed, B has received everything and is in TIME-WAIT (RFC 1337).
             let b = pair.b.tcp().state();
             let done = case == 3 && b == StateName::TimeWait;
             assert!(
@@ -255,7 +255,7 @@ fn a_path_that_takes_less_gets_smaller_segments() {
 fn what_was_too_big_for_the_path_goes_again_at_once_and_the_window_stays() {
     let mut pair = established();
     let now = pair.now;
-    // A full segment and one that fits the smaller path; the report is about the first.
+    // A full segment and one that fits the smaller path MTU; the report concerns the first.
     pair.a.tcp().options().nodelay = true;
     let mut send = |size| {
         pair.a.tcp().send(now, &vec![7; size]);
@@ -335,7 +335,7 @@ fn an_orphan_does_not_wait_for_ever_for_the_peers_fin() {
     assert_eq!(pair.a.tcp().state(), StateName::Closed);
 }
 
-/// RFC 5961: numbers that are merely plausible get a challenge, and not many.
+/// RFC 5961: sequence numbers that are merely plausible get a challenge ACK, at a limited rate.
 #[test]
 fn a_blind_attacker_provokes_few_acknowledgements_and_no_reset() {
     let mut pair = established();

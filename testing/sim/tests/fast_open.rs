@@ -1,4 +1,4 @@
-//! Fast Open (RFC 7413): text with the SYN, taken or not, lost or not.
+//! Fast Open (RFC 7413): data in the SYN, accepted or not, lost or not.
 
 use core::time::Duration;
 
@@ -16,7 +16,7 @@ fn granted(mss: u16) -> GrantedCookie {
     GrantedCookie { cookie, mss }
 }
 
-/// A opens with text; B does with the SYN what `accept` says, and A hears it.
+/// A opens with data; `accept` is B's reaction to the SYN, whose answer A receives.
 fn opened(
     how: FastOpen,
     text: &[u8],
@@ -159,7 +159,7 @@ fn no_more_text_goes_with_the_syn_than_the_peer_took_when_it_granted_the_cookie(
     let text = [b'x'; 1400];
     let how = FastOpen::With(granted(536));
     let mut pair = opened(how, &text, |connection, text, now| {
-        // Room for all options is left.
+        // The data leaves room for all options.
         assert_eq!(text.len(), 536 - 40);
         connection.take_early(now, text);
     });
@@ -184,7 +184,7 @@ fn the_size_of_segments_is_kept_with_the_cookie_and_anew_with_each_use() {
             pair.b.tcp().grant_cookie(cookie);
         }
         pair.run_for(MINUTE);
-        // The SYN+ACK had gone before it could bring the first.
+        // Without a cookie in the SYN, the SYN+ACK was sent before B could grant one.
         let expected = used.then(|| granted(1000));
         assert_eq!(pair.a.tcp().take_cookie(), expected);
     }

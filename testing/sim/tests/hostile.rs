@@ -1,4 +1,4 @@
-//! Whatever a peer sends and whenever it sends it: no panic, no broken invariant, no unbounded
+//! Whatever a peer sends, at any time: no panic, no broken invariant, no unbounded
 //! memory. The same harness is a unit test, a property test and a fuzz target.
 
 use core::time::Duration;
@@ -9,7 +9,7 @@ use portolan_tcp::{Config, Connection, IcmpError, IcmpKind, capsule};
 use portolan_types::SeqNum;
 use portolan_wire::tcp::{SackBlock, TcpFlags, TcpHeader, Timestamps};
 
-/// Numbers are relative to what the connection expects, so that most of them matter.
+/// Sequence numbers are relative to what the connection expects, so that most of them have an effect.
 #[derive(Debug, TypeGenerator)]
 enum Step {
     Segment {
@@ -44,7 +44,7 @@ enum Step {
     Migrate,
 }
 
-/// What the peer sees of a connection: the numbers in the last segment it sent.
+/// The peer's view of a connection: the numbers in its last segment.
 #[derive(Clone, Copy)]
 struct View {
     seq: SeqNum,
@@ -168,7 +168,7 @@ fn set_option(connection: &mut Connection, kind: u8, value: u16) {
         _ => {
             let keepalive = &mut connection.options().keepalive;
             keepalive.enabled ^= true;
-            // No socket can ask for less than a second.
+            // The least that a socket accepts is a second.
             keepalive.idle = time + Duration::from_secs(1);
         }
     }
@@ -221,7 +221,7 @@ fn an_opening_connection_survives_any_peer() {
         });
 }
 
-/// Turns bytes of a genuine capsule into others.
+/// Changes one byte of a genuine capsule.
 #[derive(Debug, TypeGenerator)]
 struct Damage {
     at: u16,

@@ -1,4 +1,4 @@
-//! How long a transfer takes over impaired wires. Runs are deterministic, so the table is pinned:
+//! The duration of transfers over impaired links. Runs are deterministic, so the table is a snapshot:
 //! a change of the engine that costs goodput shows as a difference.
 
 use core::time::Duration;
@@ -42,7 +42,7 @@ fn run(config: &Config, wire: &Wire) -> String {
     )
 }
 
-/// The paths of the comparison with Linux: each loss, round trip, rate and buffer.
+/// Measures the paths of the comparison with Linux: each loss, round-trip time, rate and buffer.
 fn matrix(congestion: CongestionKind) -> String {
     let config = Config {
         congestion,
@@ -53,8 +53,8 @@ fn matrix(congestion: CongestionKind) -> String {
         for rtt_ms in [1, 20, 100] {
             for loss in [0, 1, 10, 30] {
                 for (name, share) in [("shallow", 4), ("deep", 1)] {
-                    // A quarter of the bandwidth-delay product, but room for a few packets; or
-                    // 250 ms of the rate.
+                    // A quarter of the bandwidth-delay product, but at least a few packets; or
+                    // 250 ms at the rate.
                     let product = rate * rtt_ms * 125;
                     let buffer = match share {
                         1 => rate * 250 * 125,

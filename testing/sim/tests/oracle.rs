@@ -1,6 +1,6 @@
 //! Every combination of control bits, in every state, inside and outside the window, with every
-//! kind of acknowledgement: what RFC 9293 §3.10.7 and RFC 5961 say of it, written down here from
-//! their rules and not from the engine, is what the engine does.
+//! kind of acknowledgement: the engine does what RFC 9293 §3.10.7 and RFC 5961 specify. The expectations
+//! are written from the rules of the RFCs, not from the engine.
 
 use portolan_sim::{IRS, ISS, START, STATES, begin, segment};
 use portolan_tcp::{Connection, Events, ListenAnswer, StateName, judge_at_listener, reset_for};
@@ -15,7 +15,7 @@ const RST: TcpFlags = TcpFlags::RST;
 const ACK: TcpFlags = TcpFlags::ACK;
 const URG: TcpFlags = TcpFlags::URG;
 
-/// Where a segment begins, as seen from RCV.NXT.
+/// The position of a segment relative to RCV.NXT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Seq {
     Next,
@@ -26,16 +26,16 @@ enum Seq {
     Beyond,
 }
 
-/// What it acknowledges.
+/// The acknowledgement number of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Ack {
     /// SND.NXT: all that was sent.
     All,
     /// SND.UNA: nothing new.
     Nothing,
-    /// More than was ever sent.
+    /// Data that was never sent.
     TooMuch,
-    /// Before the oldest that RFC 5961 §5.2 takes.
+    /// Older than RFC 5961 §5.2 accepts.
     TooOld,
 }
 
@@ -64,9 +64,9 @@ enum Answer {
 struct Outcome {
     state: StateName,
     answer: Answer,
-    /// Text went to the user.
+    /// Data was delivered to the user.
     delivered: bool,
-    /// The user was told of urgent data.
+    /// The user was notified of urgent data.
     urgent: bool,
 }
 
@@ -88,7 +88,7 @@ impl Case {
         self.outcome(self.state, answer)
     }
 
-    /// What the RFCs say.
+    /// Returns the outcome that the RFCs specify.
     fn expected(&self) -> Outcome {
         match self.state {
             StateName::SynSent => self.expected_in_syn_sent(),
@@ -111,12 +111,13 @@ impl Case {
         }
         // Second.
         if self.has(RST) {
-            return match acceptable {
-                true => self.outcome(StateName::Closed, Answer::Nothing),
-                false => self.stays(Answer::Nothing),
+            return if acceptable {
+                self.outcome(StateName::Closed, Answer::Nothing)
+            } else {
+                self.stays(Answer::Nothing)
             };
         }
-        // Fourth. Text and controls beside a SYN without ACK are for its sender to repeat.
+        // Fourth. Data and controls beside a SYN without ACK must be retransmitted by their sender.
         if !self.has(SYN) {
             return self.stays(Answer::Nothing);
         }
@@ -147,14 +148,14 @@ impl Case {
             };
             return self.stays(answer);
         }
-        // Second: RFC 5961 §3.2 – only the exact number resets.
+        // Second: RFC 5961 §3.2 – only the exact sequence number resets.
         if self.has(RST) {
             return match self.seq {
                 Seq::Next => self.outcome(StateName::Closed, Answer::Nothing),
                 _ => self.stays(Answer::Ack),
             };
         }
-        // Fourth: a passive open returns to LISTEN; else RFC 5961 §4.2, whatever the number.
+        // Fourth: a passive open returns to LISTEN; otherwise RFC 5961 §4.2, whatever the sequence number.
         if self.has(SYN) {
             return match self.state {
                 StateName::SynReceived => self.outcome(StateName::Closed, Answer::Nothing),
@@ -167,7 +168,7 @@ impl Case {
         }
         let acknowledged = match self.ack {
             Ack::All => true,
-            // SND.UNA < SEG.ACK =< SND.NXT is what SYN-RECEIVED takes.
+            // SYN-RECEIVED accepts SND.UNA < SEG.ACK =< SND.NXT.
             _ if self.state == StateName::SynReceived => return self.stays(Answer::Reset),
             Ack::Nothing => false,
             // "send an ACK, drop the segment"; RFC 5961 §5.2.
@@ -213,7 +214,7 @@ impl Case {
 
 type Step = fn(&mut Subject);
 
-/// A connection brought to a state, and the numbers that its peer would use next.
+/// A connection in a given state, and the numbers that its peer uses next.
 struct Subject {
     connection: Connection,
     next: SeqNum,
@@ -314,7 +315,7 @@ impl Subject {
         }
     }
 
-    /// The one segment sent in answer, if it is one of those that the RFCs know.
+    /// Returns the single segment sent in response, which must be one of those in the RFCs.
     fn answer(&mut self, received: &TcpHeader) -> Answer {
         let Some(sent) = self.connection.transmit(NOW) else {
             return Answer::Nothing;
@@ -375,7 +376,7 @@ fn every_segment_in_every_state_does_what_the_rfcs_say() {
     assert!(wrong.is_empty(), "{} of {judged}: {shown:#?}", wrong.len());
 }
 
-/// §3.10.7.2, but for a FIN beside the SYN: that opens nothing, as with Linux.
+/// §3.10.7.2, except for a FIN in the SYN, which opens no connection, as on Linux.
 #[test]
 fn every_segment_at_a_listener_does_what_the_rfc_says() {
     for flags in all_flags() {

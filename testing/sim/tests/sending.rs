@@ -1,4 +1,4 @@
-//! When segments leave: probes of a silent tail, bursts that wait for larger ones, and windows of applications
+//! When segments are sent: probes of a lost tail, bursts that wait for larger ones, and windows of applications
 //! that do not fill them.
 
 use core::time::Duration;
@@ -33,8 +33,8 @@ fn read(pair: &mut Pair) {
     pair.b.tcp().recv(now, &mut bytes);
 }
 
-// RFC 8985 §7.2: PTO = min(PTO, RTO). On short paths the time-out is due before the delayed acknowledgement of a
-// single segment must have come.
+// RFC 8985 §7.2: PTO = min(PTO, RTO). On short paths the time-out expires before the delayed acknowledgement of a
+// single segment is due.
 #[test]
 fn a_lost_segment_that_is_alone_is_probed_when_its_time_out_is_due() {
     let mut pair = established(MS);
@@ -74,7 +74,7 @@ fn who_writes_all_the_time_learns_of_a_loss_no_later() {
     assert_eq!(count(pair.a.tcp(), "tail_probes"), 1);
 }
 
-// Linux's tcp_tso_should_defer: an acknowledgement that is two milliseconds away is not waited for.
+// Linux's tcp_tso_should_defer: sending is not deferred for an acknowledgement that is two milliseconds away.
 #[test]
 fn the_first_window_leaves_whole_on_a_path_of_two_milliseconds() {
     let mut pair = established(MS);
@@ -88,7 +88,7 @@ fn a_small_part_of_a_window_does_not_wait_where_acknowledgements_are_far() {
     for delay in [MS, 20 * MS, 100 * MS] {
         let mut pair = established(delay);
         let mss = pair.a.tcp().tcp_info().mss;
-        // Three quarters of the window, and a moment later more than the rest.
+        // Three quarters of the window, and shortly afterwards more than the rest.
         write(&mut pair, 8 * mss as usize);
         pair.run_for(MS / 10);
         write(&mut pair, 60_000);
@@ -110,8 +110,8 @@ fn a_small_part_of_a_window_waits_for_an_acknowledgement_that_is_about_to_come()
     assert!(pair.a.tcp().tcp_info().bytes_acknowledged >= 20_000);
 }
 
-// Linux's tcp_cwnd_validate: in slow start the window grows to twice the most that was in flight in a round trip,
-// however many acknowledgements tell of it.
+// Linux's tcp_cwnd_validate: in slow start the window grows to twice the maximum in flight in a round trip,
+// however many acknowledgements arrive.
 #[test]
 fn the_window_of_an_application_that_does_not_fill_it_grows_to_twice_its_flights() {
     for segments in [8_u32, 12, 40] {

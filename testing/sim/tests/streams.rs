@@ -1,4 +1,4 @@
-//! Streams of bytes between two connections over a wire that behaves.
+//! Byte streams between two connections over a link without faults.
 
 use core::time::Duration;
 
@@ -76,7 +76,7 @@ fn a_stream_stays_exact_while_both_connections_migrate_all_the_time() {
     }
 }
 
-/// Sends a stream each way at once, closes both and checks what arrived.
+/// Sends a stream in each direction at once, closes both and checks the received data.
 fn exchange(pair: &mut Pair, from_a: &[u8], from_b: &[u8]) {
     let until = pair.now + LONG;
     let (mut sent_a, mut sent_b) = (0, 0);
@@ -106,7 +106,7 @@ fn exchange(pair: &mut Pair, from_a: &[u8], from_b: &[u8]) {
     assert_eq!((pair.a.tcp().error(), pair.b.tcp().error()), (None, None));
 }
 
-/// Sends what fits, and a FIN behind the last of it.
+/// Sends what fits, and a FIN after the last byte.
 fn pump(connection: &mut Connection, now: Instant, rest: &[u8]) -> usize {
     let count = connection.send(now, rest);
     if count == rest.len() {

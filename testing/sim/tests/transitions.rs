@@ -1,4 +1,4 @@
-//! The state table: what each event does to a connection in each state, pinned.
+//! A snapshot of the state table: the effect of each event on a connection in each state.
 
 use core::time::Duration;
 use std::fmt::Write;
@@ -13,7 +13,7 @@ const SYN: TcpFlags = TcpFlags::SYN;
 const ACK: TcpFlags = TcpFlags::ACK;
 const FIN: TcpFlags = TcpFlags::FIN.with(ACK);
 
-/// A connection, and the numbers that its peer would use next.
+/// A connection, and the numbers that its peer uses next.
 struct Subject {
     connection: Connection,
     seq: SeqNum,
@@ -40,7 +40,7 @@ impl Subject {
         subject
     }
 
-    /// A segment with the numbers that the peer would use next.
+    /// Processes a segment with the numbers that the peer uses next.
     fn receive(&mut self, flags: TcpFlags, payload: &[u8]) {
         let mut header = segment(2, 1, self.seq, flags);
         header.ack = self.ack;
@@ -53,7 +53,7 @@ impl Subject {
         self.ack += 1;
     }
 
-    /// The flags of all that the connection sends.
+    /// Returns the flags of all segments that the connection sends.
     fn answers(&mut self) -> String {
         let names = [(2, "SYN"), (1, "FIN"), (4, "RST"), (16, "ACK")];
         let mut answers = String::new();
@@ -70,15 +70,15 @@ impl Subject {
     }
 }
 
-/// Something that may happen in any state, and its name.
+/// An event that may happen in any state, and its name.
 struct Event(&'static str, fn(&mut Subject));
 
-/// How to get from ESTABLISHED to `state`.
+/// Returns the steps from ESTABLISHED to `state`.
 fn path(state: StateName) -> Vec<fn(&mut Subject)> {
     let close: fn(&mut Subject) = Subject::close;
     let fin: fn(&mut Subject) = |s| s.receive(FIN, &[]);
     let ack: fn(&mut Subject) = |s| s.receive(ACK, &[]);
-    // A FIN that does not acknowledge ours.
+    // A FIN that does not acknowledge our FIN.
     let crossing: fn(&mut Subject) = |s| {
         s.ack = s.ack - 1;
         s.receive(FIN, &[]);

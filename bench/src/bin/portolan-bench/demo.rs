@@ -7,21 +7,20 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::{Background, run as run_to_end};
-use portolan_bench::suites::Suite;
+use portolan_bench::suites::{Suite, redis};
 use portolan_bench::{Effort, select};
 
 use crate::exit::{Failure, print};
 use crate::figures::{Sink, measure, require_root};
 
-const REDIS_PORT: u16 = 6379;
 const HTTP_PORT: u16 = 8080;
 const IPERF_PORT: u16 = 5201;
 const KERNEL_PORT: u16 = 9090;
 
-/// How long the transfer runs that `portolan ss` looks at.
+/// Duration of the transfer that `portolan ss` shows.
 const TRANSFER_S: &str = "3";
 
-/// What takes no longer than a look.
+/// Suites that are short enough for a demonstration.
 const SUITES: [Suite; 5] = [
     Suite::Rtt,
     Suite::Bulk,
@@ -61,24 +60,8 @@ pub fn run() -> Result<(), Failure> {
 
 fn redis(bed: &Bed) -> Result<(), Failure> {
     step("redis-server and redis-cli")?;
-    let (address, port) = (bed.server.address.to_string(), REDIS_PORT.to_string());
-    let _server = bed.serve(
-        Stack::Portolan,
-        REDIS_PORT,
-        "redis-server",
-        &[
-            "--bind",
-            &address,
-            "--port",
-            &port,
-            "--protected-mode",
-            "no",
-            "--save",
-            "",
-            "--loglevel",
-            "warning",
-        ],
-    )?;
+    let (address, port) = (bed.server.address.to_string(), redis::PORT.to_string());
+    let _server = redis::serve(bed, Stack::Portolan)?;
     for words in [
         &["SET", "greeting", "hello over Portolan"][..],
         &["GET", "greeting"],
@@ -117,7 +100,7 @@ fn web(bed: &Bed) -> Result<(), Failure> {
     ]))?)
 }
 
-/// Looks at the sessions while iperf3 moves data.
+/// Lists the sessions while iperf3 transfers data.
 fn transfer(bed: &Bed) -> Result<(), Failure> {
     step("iperf3, and what `portolan ss -i` shows meanwhile")?;
     let (address, port) = (bed.server.address.to_string(), IPERF_PORT.to_string());
@@ -147,7 +130,7 @@ fn transfer(bed: &Bed) -> Result<(), Failure> {
     })
 }
 
-/// The kernel keeps serving what is not Portolan's, on the same address.
+/// Shows that the kernel keeps serving its own sockets on the same address.
 fn beside(bed: &Bed) -> Result<(), Failure> {
     step("a program on the kernel's stack, on the same address, from a client on Portolan")?;
     let endpoint = bed.endpoint(KERNEL_PORT).to_string();

@@ -1,22 +1,22 @@
-//! Exit codes: those of `portolan`, which becomes this program.
+//! Exit codes: the same as those of `portolan`, which executes this program.
 
 use std::fmt::Display;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
-/// Why a command did not do what it was asked.
+/// Why a command failed.
 pub enum Failure {
     General(anyhow::Error),
-    /// What went wrong is on the screen already.
+    /// The failure is on the screen already.
     Shown,
-    /// Nobody reads what is printed (`portolan bench | head`): an end, on which beds are taken down.
+    /// Standard output was closed (`portolan bench | head`): an end after which beds are still removed.
     Unread,
-    /// The words of the command line mean nothing.
+    /// The command line is not valid.
     Usage(anyhow::Error),
 }
 
 impl Failure {
-    /// Tells the user, and the shell.
+    /// Prints the error and returns the exit code.
     pub fn report(self) -> ExitCode {
         let (code, error) = match self {
             Failure::General(error) => (1, error),

@@ -1,4 +1,4 @@
-//! `portolan bench`: measures, prints a table as the figures come, writes JSON.
+//! `portolan bench`: measures, prints each figure when it is complete, and writes JSON.
 
 use std::fmt::Display;
 use std::fs;
@@ -14,7 +14,7 @@ use portolan_bench_arguments::Bench;
 
 use crate::exit::{Failure, print};
 
-/// How long the machine is watched before the first figure.
+/// How long the machine's load is observed before the first figure.
 const WATCH: Duration = Duration::from_secs(1);
 
 pub fn run(arguments: &Bench) -> Result<(), Failure> {
@@ -58,7 +58,7 @@ fn chosen(arguments: &Bench) -> Result<Vec<Case>, Failure> {
     Ok(cases)
 }
 
-/// Where the table goes.
+/// The stream that the table is written to.
 #[derive(Clone, Copy)]
 pub enum Sink {
     Output,
@@ -77,7 +77,7 @@ impl Sink {
     }
 }
 
-/// Measures and prints each figure as it comes; false if a case failed.
+/// Measures all cases and prints each figure when it is complete. Returns false if a case failed.
 pub fn measure(
     bed: &Bed,
     cases: &[Case],
@@ -116,7 +116,7 @@ pub fn measure(
     Ok((figures, complete))
 }
 
-/// Beds are made of namespaces, which only root makes.
+/// Fails unless the caller is root, which making network namespaces requires.
 pub fn require_root(command: &str) -> anyhow::Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),

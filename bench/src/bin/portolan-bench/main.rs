@@ -1,4 +1,4 @@
-//! What `portolan bench`, `portolan report` and `portolan demo` execute: beds of namespaces, with unmodified programs on both stacks.
+//! The program behind `portolan bench`, `report` and `demo`: beds of namespaces, and programs on both stacks.
 #![forbid(unsafe_code)]
 
 mod demo;
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use portolan_bench_arguments::{Bench, Report};
 
-/// Errors and help are those of the command that executes this program.
+/// Errors and help name `portolan`, the command that executes this program.
 #[derive(Parser)]
 #[command(name = "portolan", bin_name = "portolan", version)]
 struct Arguments {

@@ -1,4 +1,4 @@
-//! `portolan report`: measures what is not in the report yet, and says how long that takes.
+//! `portolan report`: measures what is missing in the report, and shows the progress and the remaining time.
 
 use std::io::IsTerminal;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use portolan_bench_arguments::Report;
 use crate::exit::{Failure, print};
 use crate::figures::require_root;
 
-/// How long the machine is watched before the first figure.
+/// How long the machine's load is observed before the first figure.
 const WATCH: Duration = Duration::from_secs(1);
 
 pub fn run(arguments: &Report) -> Result<(), Failure> {
@@ -66,7 +66,7 @@ fn list(entries: &[&Entry], effort: Effort) -> Result<(), Failure> {
     print(format!("{} in all", time(Duration::from_secs(all.into()))))
 }
 
-/// One line that the next replaces on a terminal, and one after the other elsewhere.
+/// Prints a line; on a terminal, it replaces the previous one.
 fn tell(step: Step) {
     let is_terminal = std::io::stderr().is_terminal();
     if is_terminal {
@@ -85,9 +85,10 @@ fn tell(step: Step) {
                 entry.title(),
                 time(left)
             );
-            match is_terminal {
-                true => eprint!("{line}"),
-                false => eprintln!("{line}"),
+            if is_terminal {
+                eprint!("{line}")
+            } else {
+                eprintln!("{line}")
             }
         }
         Step::Failed { entry, error } => eprintln!("portolan: {}: {error}", entry.name()),

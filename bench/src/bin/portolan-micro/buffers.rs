@@ -1,12 +1,12 @@
-//! A stream's buffer (MS Figs. 11 to 13): bytes copied into a new one, bytes that a frame refers to where they lie, and a
-//! header that is put before them.
+//! A stream's buffer (MS Figs. 11 to 13): copying bytes into a new buffer, referring to bytes in place from a frame,
+//! and prepending a header.
 
 use portolan_stack::Frame;
 use portolan_tcp::ByteRing;
 
 use super::{Clock, Curves, SIZES};
 
-/// Ethernet, IPv4, and TCP with timestamps.
+/// Bytes of Ethernet, IPv4, and TCP headers with timestamps.
 const HEADER: usize = 66;
 
 pub fn measure(clock: Clock) -> Curves {
@@ -27,7 +27,7 @@ pub fn measure(clock: Clock) -> Curves {
                 ring
             }),
         );
-        // A ring in use has its memory.
+        // A ring in use has allocated its memory.
         let mut ring = ByteRing::default();
         add(
             "copy-in-use",

@@ -1,17 +1,17 @@
-//! The Internet checksum (MS Figs. 16 to 18): the library's beside the plain one of RFC 1071, and copying with it, in one pass
-//! or two, where the data lies in a cache and where it does not.
+//! The Internet checksum (MS Figs. 16 to 18): the library's and the plain one of RFC 1071, alone and with a copy, in
+//! one pass or in two, for data that is in a cache and for data that is not.
 
 use portolan_wire::checksum::Sum;
 
 use super::{Clock, Curves, SIZES};
 
-/// Small: one buffer again and again. Large: more than caches hold, the paper's 41 MB having been that.
+/// Bytes of the large buffer, more than caches hold (41 MB in the paper). The small case reuses one buffer.
 const LARGE: usize = 256 << 20;
 
 pub fn measure(clock: Clock) -> Curves {
     let mut curves = Curves::new();
     let large = vec![0x5a; LARGE];
-    // Not zeros, which the kernel would give page by page when they are first touched.
+    // Not zeros: the kernel would allocate zeroed pages when they are first written.
     let mut large_copy = vec![1; LARGE];
     for size in SIZES {
         let mut add = |name, nanoseconds| {
@@ -62,13 +62,13 @@ fn plain(bytes: &[u8]) -> u16 {
     sum as u16
 }
 
-/// As the library does.
+/// Copies, then sums up, as the library does.
 fn separate(from: &[u8], to: &mut [u8]) -> u16 {
     to.copy_from_slice(from);
     Sum::default().over(to).folded()
 }
 
-/// Each word is read once.
+/// Copies and sums up in one pass, which reads each word once.
 fn integrated(from: &[u8], to: &mut [u8]) -> u16 {
     let mut sum = 0_u64;
     for (from, to) in from.chunks_exact(8).zip(to.chunks_exact_mut(8)) {
@@ -84,7 +84,7 @@ fn integrated(from: &[u8], to: &mut [u8]) -> u16 {
     sum as u16
 }
 
-/// Where one buffer after the other lies, far from the last one; each once before any comes again.
+/// A sequence of buffers, each distant from the previous one; all of them are used before any is reused.
 struct Places {
     count: usize,
     slot: usize,
@@ -102,7 +102,7 @@ impl Places {
     }
 
     fn next(&mut self) -> usize {
-        // Odd, and so without a factor in common with a power of two.
+        // Odd, hence coprime to the count, which is a power of two.
         const STEP: usize = 100_003;
         self.number = (self.number + STEP) % self.count;
         self.number * self.slot

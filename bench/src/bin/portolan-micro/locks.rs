@@ -1,4 +1,4 @@
-//! Locks, and the ways from one thread to another (MS Table II). All but the inheriting one are a word on which threads sleep.
+//! Locks and thread switches (MS Table II). All locks but the priority-inheriting one are a word that threads sleep on.
 
 use std::io;
 use std::sync::atomic::AtomicU32;
@@ -17,10 +17,10 @@ const TURNS: u32 = 20_000;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
-/// Held, and somebody may sleep.
+/// Held, and a thread may sleep on it.
 const AWAITED: u32 = 2;
 
-/// Of three states, of which two threads see each other's.
+/// A mutex of three states.
 struct Lock {
     word: AtomicU32,
     scope: Scope,
@@ -40,7 +40,7 @@ impl Lock {
         {
             while self.word.swap(AWAITED, Acquire) != FREE {
                 let word = Word::new(&self.word, AWAITED, self.scope);
-                // It has changed, or a signal came: look again.
+                // The word has changed, or a signal interrupted the sleep: try again.
                 let _ = sleep_on(std::iter::once(word));
             }
         }
@@ -100,8 +100,8 @@ pub fn measure(clock: Clock) -> io::Result<Curves> {
     Ok(curves)
 }
 
-/// Nanoseconds of taking and giving back a lock that another thread, on another core, takes and gives back, too. Each counts
-/// within it.
+/// Returns the nanoseconds of acquiring and releasing a lock that a thread on another core acquires and releases, too.
+/// Each thread increments a counter while it holds the lock.
 fn contended(clock: Clock, hold: impl Fn(&mut dyn FnMut()) + Sync) -> io::Result<f64> {
     let cpus = cpus()?;
     let is_over = AtomicU32::new(0);
@@ -129,7 +129,7 @@ fn contended(clock: Clock, hold: impl Fn(&mut dyn FnMut()) + Sync) -> io::Result
     }
 }
 
-/// Nanoseconds from one sleeping thread to another, bound to these cores: half of what a turn and the next take.
+/// Returns the nanoseconds from one sleeping thread to another, pinned to these cores: half of two turns.
 fn turns(scope: Scope, one: usize, other: usize) -> io::Result<f64> {
     let turn = AtomicU32::new(0);
     let take_turns = |own: u32, cpu: usize| -> io::Result<()> {
@@ -161,7 +161,7 @@ fn turns(scope: Scope, one: usize, other: usize) -> io::Result<f64> {
     })
 }
 
-/// Those that this process may use.
+/// Returns the cores that this process may use.
 fn cpus() -> io::Result<Vec<usize>> {
     let set = sched_getaffinity(None)?;
     Ok((0..CpuSet::MAX_CPU)

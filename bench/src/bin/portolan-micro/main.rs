@@ -1,5 +1,5 @@
-//! What parts of the library cost by themselves, without a network: locks and switches between threads, buffers, timers and
-//! checksums (MS §VII-A). Prints one JSON object: curves, by their names, of points `[x, nanoseconds]`.
+//! The cost of single parts of the library, without a network: locks and thread switches, buffers, timers and
+//! checksums (MS §VII-A). Prints one JSON object: points `[x, nanoseconds]` by the name of the curve.
 #![forbid(unsafe_code)]
 
 mod buffers;
@@ -22,7 +22,7 @@ use clap::{Parser, ValueEnum};
 )]
 struct Arguments {
     part: Part,
-    /// For each point.
+    /// Duration of the measurement of each point.
     #[arg(long, default_value_t = 50)]
     milliseconds: u64,
 }
@@ -35,7 +35,7 @@ enum Part {
     Checksums,
 }
 
-/// Points of each curve.
+/// The points of each curve.
 type Curves = BTreeMap<&'static str, Vec<[f64; 2]>>;
 
 fn main() -> ExitCode {
@@ -62,14 +62,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// How long a point is measured.
+/// The duration of the measurement of a point.
 #[derive(Clone, Copy)]
 struct Clock {
     time: Duration,
 }
 
 impl Clock {
-    /// Nanoseconds of one call of `step`: the least of some batches, each of which takes a part of the time.
+    /// Returns the nanoseconds per call of `step`: the minimum of several batches, each with a part of the time.
     fn measure<T>(self, mut step: impl FnMut() -> T) -> f64 {
         const BATCHES: u32 = 10;
         let goal = self.time / BATCHES;
@@ -91,7 +91,7 @@ impl Clock {
         best
     }
 
-    /// Nanoseconds of one call of `step` in all the time: of what other threads disturb.
+    /// Returns the mean nanoseconds per call of `step`, for steps that other threads disturb.
     fn mean(self, mut step: impl FnMut()) -> f64 {
         let mut count = 0_u64;
         let start = Instant::now();
@@ -103,5 +103,5 @@ impl Clock {
     }
 }
 
-/// Of the sizes in the papers' figures, and larger.
+/// The sizes in the papers' figures, and larger ones.
 const SIZES: [usize; 9] = [16, 64, 256, 512, 1024, 1448, 4096, 16_384, 65_536];

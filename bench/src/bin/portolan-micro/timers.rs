@@ -1,5 +1,5 @@
-//! The timing wheel (MS Figs. 14 and 15): to set and clear a deadline, and to expire one, against the number of those that are
-//! pending. Deadlines are the paper's: up to 500 s, and up to 250 s for those that expire.
+//! The timing wheel (MS Figs. 14 and 15): setting and clearing a deadline, and expiring one, by the number of pending
+//! deadlines. Deadlines are the paper's: up to 500 s, and up to 250 s for those that expire.
 
 use std::time::{self, Duration};
 
@@ -12,7 +12,7 @@ const PENDING: [u32; 8] = [1, 16, 64, 256, 1024, 4096, 16_384, 65_536];
 
 const LONGEST: Duration = Duration::from_secs(500);
 
-/// Set and cleared between two looks at the clock.
+/// Deadlines that are set and cleared between two clock reads.
 const BATCH: u32 = 64;
 
 pub fn measure(clock: Clock) -> Curves {
@@ -28,7 +28,7 @@ pub fn measure(clock: Clock) -> Curves {
     curves
 }
 
-/// Nanoseconds of each, while so many others are pending: the least of all batches.
+/// Returns the nanoseconds of setting and of clearing, with `pending` other deadlines: the minimum of all batches.
 fn set_and_clear(clock: Clock, pending: u32) -> [f64; 2] {
     let mut deadlines = Deadlines::new(LONGEST);
     let mut wheel = Wheel::new(Instant::from_nanos(0));
@@ -51,7 +51,7 @@ fn set_and_clear(clock: Clock, pending: u32) -> [f64; 2] {
     best
 }
 
-/// Nanoseconds of each until all have expired: the least of all wheels.
+/// Returns the nanoseconds per deadline until all have expired: the minimum of all wheels.
 fn expire(clock: Clock, pending: u32) -> f64 {
     let mut deadlines = Deadlines::new(LONGEST / 2);
     let mut best = f64::INFINITY;
@@ -69,7 +69,7 @@ fn expire(clock: Clock, pending: u32) -> f64 {
     best
 }
 
-/// Random ones, the same in every run (xorshift).
+/// Random deadlines, the same in every run (xorshift).
 struct Deadlines {
     state: u64,
     longest: u64,

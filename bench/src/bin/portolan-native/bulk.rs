@@ -1,13 +1,14 @@
 //! Bulk transfer in one direction, by either interface.
 
 use std::hint::black_box;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
 use portolan::net::buf::{Reserved, moved};
 use portolan::net::{TcpListener, TcpStream};
+use portolan_bench::transfer::Transfer;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
 
@@ -15,14 +16,14 @@ use crate::{Interface, pattern, print};
 
 const READ_SIZE: usize = 256 * 1024;
 
-/// What a program does with the bytes.
+/// The program's work on the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Work {
-    /// It does not look at them. What it sends lies ready.
+    /// No access to the bytes. The sender's data is prepared in advance.
     None,
-    /// It reads each once, or writes each once before it is sent.
+    /// One read of each byte by the receiver, or one write before the sender sends it.
     Touch,
-    /// They are a pattern, which is compared.
+    /// A comparison with a pattern.
     Check,
 }
 
@@ -47,10 +48,10 @@ impl Work {
     }
 }
 
-/// How bytes were moved by shared buffers.
+/// How bytes were transferred by shared buffers.
 #[derive(Serialize)]
 struct Moved {
-    /// Of the process, since it began.
+    /// CPU time of the process since its start.
     processor_seconds: f64,
     received_in_place: u64,
     received_copied: u64,
@@ -72,9 +73,8 @@ fn all_moved() -> Moved {
 
 #[derive(Serialize)]
 pub struct Report {
-    bytes: u64,
-    seconds: f64,
-    gigabits_per_second: f64,
+    #[serde(flatten)]
+    transfer: Transfer,
     moved: Moved,
 }
 
@@ -116,7 +116,7 @@ fn drain(mut stream: &TcpStream, by: Interface, work: Work) -> io::Result<u64> {
     Ok(total)
 }
 
-/// What a sender does.
+/// Parameters of a sender.
 pub struct Plan {
     pub by: Interface,
     pub work: Work,
@@ -125,25 +125,16 @@ pub struct Plan {
 }
 
 pub fn send(address: SocketAddr, plan: Plan) -> io::Result<Report> {
-    let mut stream = TcpStream::connect(address)?;
+    let stream = TcpStream::connect(address)?;
     let start = Instant::now();
     let sent = match plan.by {
         Interface::Socket => write_all(&stream, &plan, start)?,
         Interface::Shared => send_all(&stream, &plan, start)?,
     };
     stream.shutdown(Shutdown::Write)?;
-    let mut answer = [0; 8];
-    stream.read_exact(&mut answer)?;
-    let seconds = start.elapsed().as_secs_f64();
-    let bytes = u64::from_be_bytes(answer);
-    if bytes != sent {
-        let text = format!("sent {sent} bytes, the sink read {bytes}");
-        return Err(io::Error::new(ErrorKind::InvalidData, text));
-    }
+    let transfer = Transfer::confirmed(stream, sent, start)?;
     Ok(Report {
-        bytes,
-        seconds,
-        gigabits_per_second: bytes as f64 * 8.0 / seconds / 1e9,
+        transfer,
         moved: all_moved(),
     })
 }

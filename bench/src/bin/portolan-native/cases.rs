@@ -1,5 +1,5 @@
-//! What programs do with pieces that they should not, or seldom do. Each case listens, receives a stream of pattern bytes, and
-//! ends without error if all is as it should be.
+//! Uses of pieces that are wrong or rare. Each case listens, receives a stream of pattern bytes, and ends without an
+//! error if the library behaves as it should.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,17 +14,17 @@ use crate::{fork, pattern};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Case {
-    /// Keeps every piece until the peer is stopped by the window, then gives them back in another order and goes on.
+    /// Keeps every piece until the window stops the peer, then releases them in another order and continues.
     Keep,
-    /// Keeps a piece of one connection while others come and go.
+    /// Keeps a piece of one connection while other connections open and close.
     KeepOne,
     /// Uses pieces after the connection is closed.
     AfterClose,
-    /// Has other threads give pieces back.
+    /// Releases pieces in other threads.
     Threads,
-    /// Forks while it has pieces, and others wait: the child uses what it inherits, and receives the rest.
+    /// Forks while it has pieces and more data is unread: the child uses the pieces it inherits, and receives the rest.
     Fork,
-    /// Reads by the socket call and by shared buffers in turns.
+    /// Alternates between the socket call and shared buffers.
     Mixed,
 }
 
@@ -40,7 +40,7 @@ pub fn play(case: Case, address: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// A piece, and where in the stream it stands.
+/// A piece and its position in the stream.
 struct Held {
     position: u64,
     piece: Piece,
@@ -52,7 +52,7 @@ impl Held {
     }
 }
 
-/// Adds what comes next to `held`; true: it was the end.
+/// Appends the next pieces to `held`. Returns true at the end of the stream.
 fn receive(stream: &TcpStream, total: &mut u64, held: &mut Vec<Held>) -> io::Result<bool> {
     let mut pieces = Vec::new();
     let count = stream.receive(&mut pieces)?;
@@ -79,12 +79,12 @@ fn keep(listener: &TcpListener) -> io::Result<()> {
     {
     }
     println!("stopped at {total}");
-    // The window was twice that at most, and what was on its way.
+    // The limit is twice the window plus the data in flight.
     if total > 8 << 20 {
         return Err(io::Error::other("the window stays open"));
     }
     held.iter().try_for_each(Held::check)?;
-    // The last first, then every other one.
+    // Release the last piece first, then every other one.
     let mut rest = Vec::new();
     while let Some(last) = held.pop() {
         rest.extend(held.pop());
@@ -133,7 +133,7 @@ fn after_close(listener: &TcpListener) -> io::Result<()> {
     finish(stream, total)?;
     held.iter().try_for_each(Held::check)?;
     drop(held);
-    // A stream of another session may have the slot now.
+    // The next session may reuse the slot.
     let (stream, _) = listener.accept()?;
     let (mut total, mut held) = (0, Vec::new());
     while !receive(&stream, &mut total, &mut held)? {
@@ -167,12 +167,12 @@ fn with_child(listener: &TcpListener) -> io::Result<()> {
         let surplus = held.len().saturating_sub(4);
         held.drain(..surplus);
     }
-    // More comes meanwhile, and nobody takes it.
+    // Data arrives during this time and stays unread.
     thread::sleep(Duration::from_millis(50));
     let Some(child) = fork::fork()? else {
         return in_child(stream, total, held);
     };
-    // The session is the child's now; what was received before is both's.
+    // The child takes over the session; both have the pieces received before.
     drop(stream);
     let outcome = child.wait();
     held.iter().try_for_each(Held::check)?;

@@ -3,12 +3,12 @@
 
 use std::io;
 
-/// A child, as its parent sees it.
+/// A child process, for its parent.
 pub struct Child(libc::pid_t);
 
-/// None: this is the child.
+/// Returns None in the child.
 pub fn fork() -> io::Result<Option<Child>> {
-    // SAFETY: the library's handlers see to its own locks; no other thread of this program is in the middle of anything.
+    // SAFETY: the library's fork handlers handle its own locks; no other thread of this program holds any.
     match unsafe { libc::fork() } {
         0 => Ok(None),
         pid if pid > 0 => Ok(Some(Child(pid))),
@@ -17,10 +17,10 @@ pub fn fork() -> io::Result<Option<Child>> {
 }
 
 impl Child {
-    /// Waits for its end; it must be a good one.
+    /// Waits for the end of the child, and fails unless it exits successfully.
     pub fn wait(self) -> io::Result<()> {
         let mut status = 0;
-        // SAFETY: `status` lives.
+        // SAFETY: `status` is valid for the duration of the call.
         if unsafe { libc::waitpid(self.0, &raw mut status, 0) } < 0 {
             return Err(io::Error::last_os_error());
         }

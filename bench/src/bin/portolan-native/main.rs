@@ -1,6 +1,6 @@
-//! Traffic by Portolan's own interface: the socket calls and the shared buffers of `portolan::net`, on the same sessions, with
-//! no library preloaded. Servers run until they are killed, and print a line of JSON for each connection; clients print
-//! one.
+//! Traffic by Portolan's own interface: the socket calls and the shared buffers of `portolan::net`, on the same
+//! sessions, without a preloaded library. Servers run until they are killed, and print a line of JSON for each
+//! connection; clients print one.
 #![deny(unsafe_code)]
 
 mod bulk;
@@ -30,12 +30,12 @@ struct Arguments {
     command: Command,
 }
 
-/// How a program moves bytes.
+/// The interface by which a program moves bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Interface {
-    /// It reads into, and writes from, a buffer of its own.
+    /// It reads into and writes from a buffer of its own.
     Socket,
-    /// It has the library's memory.
+    /// It uses the library's memory.
     Shared,
 }
 
@@ -55,7 +55,7 @@ enum Command {
         #[arg(long, value_enum, default_value = "none")]
         work: Work,
     },
-    /// Sends to a `sink`, this one or that of `portolan-traffic`.
+    /// Sends to the `sink` of this program or of `portolan-traffic`.
     Bulk {
         address: SocketAddr,
         #[arg(long, value_enum, default_value = "shared")]
@@ -88,7 +88,7 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         count: usize,
     },
-    /// Listens, has a connection of pattern bytes come in, and plays a case with what it receives.
+    /// Listens, receives pattern bytes on a connection, and plays a case with them.
     Case { case: Case, address: SocketAddr },
 }
 

@@ -1,4 +1,4 @@
-//! Bytes by which it can be told where in a stream they stand.
+//! Bytes that identify their position in a stream.
 
 use std::io;
 
@@ -24,7 +24,7 @@ pub fn check(position: u64, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-/// Reads all of the bytes, as a program does that uses them.
+/// Reads all bytes once, as a program that uses them does.
 pub fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let sum = words.iter().fold(0u64, |sum, word| {

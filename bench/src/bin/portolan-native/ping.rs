@@ -46,7 +46,7 @@ pub fn echo(
     Ok(())
 }
 
-/// Receives what is there and hands it to `to`; returns how much it was.
+/// Receives the available bytes, passes them to `to`, and returns their number.
 fn exchange(
     mut stream: &TcpStream,
     by: Interface,

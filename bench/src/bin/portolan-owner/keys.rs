@@ -1,4 +1,4 @@
-//! `get KEY` by UDP: a server on a socket, and who asks either that or `values.c`.
+//! `get KEY` by UDP: a server on a socket, and a client of either that server or `values.c`.
 
 use std::collections::HashMap;
 use std::io::ErrorKind;
@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use crate::{Failure, TRIES, padded, print_median};
 
-/// How long an answer may take before it is asked for again, while nobody may be there yet.
+/// How long to wait for an answer before asking again, while the server may not run yet.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// How long one may take once somebody is there: a busy machine is slow, and loses nothing.
+/// How long an answer may take once the server runs: a busy machine is slow, but loses nothing.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
-/// Keys that are asked for in turn.
+/// Number of keys that are asked for in turn.
 const KEYS: u32 = 1000;
 
 pub fn serve(local: SocketAddr, count: u32) -> Result<(), Failure> {
@@ -38,7 +38,7 @@ pub fn ask(remote: SocketAddr, count: u32) -> Result<(), Failure> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.set_read_timeout(Some(PATIENCE))?;
     socket.connect(remote)?;
-    // The last key: it is there when all are.
+    // The last key is present once all are.
     for tries in 0.. {
         match ask_for(&socket, KEYS - 1) {
             Ok(()) => break,
@@ -57,14 +57,14 @@ pub fn ask(remote: SocketAddr, count: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What was asked for before may be answered late.
+/// Asks for one key. Ignores late answers to earlier questions.
 fn ask_for(socket: &UdpSocket, number: u32) -> Result<(), Failure> {
     let value = padded::<32>(&format!("v{number}"));
     let expected = [b"VALUE = ", value.as_slice()].concat();
     let mut answer = [0; 64];
     let question = format!("get k{number}");
     match socket.send(question.as_bytes()) {
-        // Nobody was there the last time.
+        // Reports that the port was unreachable for an earlier datagram.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
             std::thread::sleep(PATIENCE);
             socket.send(question.as_bytes())?;

@@ -15,10 +15,10 @@ use portolan::extension::thread::{Chain, Datagram, Verdict};
 use portolan::extension::{Extension, Map, Object, Port};
 use portolan_bench::film::Film;
 
-/// Why an owner cannot do what it was asked.
+/// Why a command failed.
 type Failure = Box<dyn std::error::Error>;
 
-/// Until somebody is there who answers.
+/// Attempts to reach the other side while it may not run yet.
 const TRIES: u32 = 100;
 
 #[derive(Parser)]
@@ -34,7 +34,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Has `rally.c` play with whoever sends back, and prints the median time there and back.
+    /// Has `rally.c` play with a host that sends everything back, and prints the median round-trip time.
     Rally {
         local: SocketAddr,
         remote: SocketAddr,
@@ -49,22 +49,22 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         count: u32,
     },
-    /// Has `forward.c` send all that comes to a port on to another host, until it is killed.
+    /// Has `forward.c` forward all packets to a port to another host, until it is killed.
     Forward {
         protocol: Transport,
         front: SocketAddr,
         to: SocketAddr,
         object: PathBuf,
-        /// The first of the ports that the other host answers to.
+        /// The first of the ports to which the other host sends its answers.
         #[arg(long, default_value_t = 7100)]
         back: u16,
     },
-    /// Has an extension come and go as fast as it can, when its input says so.
+    /// For each line of input, installs and removes an extension as fast as the server permits.
     TurnOver { local: SocketAddr, object: PathBuf },
-    /// Answers by handlers in a thread: what begins with `+` is left to the owner, who answers `owner`,
-    /// what begins with `-` to nobody, and the rest is sent back.
+    /// Answers by handlers in a thread: datagrams that begin with `+` are left to the owner, which answers `owner`,
+    /// those that begin with `-` are consumed, and all others are sent back.
     Threaded { local: SocketAddr },
-    /// Plays with a `threaded` by a handler in a thread, and prints the median time there and back.
+    /// Plays with a `threaded` by a handler in a thread, and prints the median round-trip time.
     ThreadedRally {
         local: SocketAddr,
         remote: SocketAddr,
@@ -77,29 +77,29 @@ enum Command {
         #[arg(long, default_value_t = 1000)]
         count: u32,
     },
-    /// Asks for keys, one after the other, and prints the median time that an answer took.
+    /// Asks for one key after the other, and prints the median time of an answer.
     Ask {
         remote: SocketAddr,
         #[arg(long, default_value_t = 10_000)]
         count: u32,
     },
-    /// Active messages: answers them until it is killed, as `messages.c` does.
+    /// Answers active messages as `messages.c` does, until it is killed.
     Station,
-    /// Sends active messages to the station with that address, and prints the median time that an answer took.
+    /// Sends active messages to the station with this address, and prints the median time of an answer.
     Call {
         address: IpAddr,
         #[arg(long, default_value_t = 10_000)]
         count: u32,
     },
-    /// Hands each frame of a film over once, for `video.c` to send it to all of an audience.
+    /// Hands each frame of a film over once, for `video.c` to send to the whole audience.
     Video {
         local: SocketAddr,
-        /// The first of the audience.
+        /// The endpoint of the first viewer.
         first: SocketAddr,
         object: PathBuf,
         #[command(flatten)]
         film: Film,
-        /// Whether the datagrams have checksums. Without, the frames are cut here.
+        /// Whether the datagrams have checksums. Without, this program cuts the frames into datagrams.
         #[arg(long, value_enum, default_value_t = Sums::With)]
         checksums: Sums,
     },
@@ -180,7 +180,7 @@ fn rally(local: SocketAddr, remote: SocketAddr, object: &Path, count: u64) -> Re
     let port = Port::open(local)?;
     let extension = install(&port, "rally", object)?;
     let rallies = map(&extension, "rallies")?;
-    // One more: the first is only there for its time.
+    // One rally more: the first only supplies its time.
     let start = [count + 1, 0].map(u64::to_ne_bytes);
     rallies.set(&[0; 4], start.as_flattened())?;
     port.send(b"8 bytes", remote)?;
@@ -193,11 +193,11 @@ fn rally(local: SocketAddr, remote: SocketAddr, object: &Path, count: u64) -> Re
     Ok(())
 }
 
-/// How many lengths `rally.c` tells apart, and how many nanoseconds each stands for.
+/// How many lengths `rally.c` distinguishes, and the nanoseconds of each.
 const LENGTHS: u32 = 4096;
 const LENGTH_NS: f64 = 16.0;
 
-/// Microseconds; the middle of the length that the median has.
+/// Returns the median in microseconds: the middle of its length.
 fn median_length(lengths: &Map) -> Result<f64, Failure> {
     let count = |length: u32| -> Result<u64, Failure> {
         let bytes = lengths.get(&length.to_ne_bytes())?;
@@ -226,7 +226,7 @@ fn values(local: SocketAddr, object: &Path, count: u32) -> Result<(), Failure> {
             &padded::<32>(&format!("v{number}")),
         )?;
     }
-    // What is no question for the handler comes here.
+    // Datagrams that are not questions for the handler arrive here.
     loop {
         port.receive(&mut [0; 2048])?;
     }
@@ -257,7 +257,7 @@ fn forward(
     let place_of_port = map(&extension, "place_of_port")?;
     for (number, port) in (0_u32..).zip(backs) {
         let (number, port) = (number.to_ne_bytes(), u32::from(port).to_ne_bytes());
-        // Nobody has it yet.
+        // The place of a port that is not in use yet.
         let place: Vec<u8> = [[0; 4]; 6]
             .into_iter()
             .chain([port, [0; 4]])
@@ -278,16 +278,22 @@ fn threaded(local: SocketAddr) -> Result<(), Failure> {
     let begins = |datagram: &Datagram, with: u8| datagram.payload.first() == Some(&with);
     let chain = Chain::default()
         .with_named("echo", 2, |_| Verdict::Reply)
-        .with(1, move |datagram| match begins(datagram, b'+') {
-            true => Verdict::Deliver,
-            false => Verdict::Pass,
+        .with(1, move |datagram| {
+            if begins(datagram, b'+') {
+                Verdict::Deliver
+            } else {
+                Verdict::Pass
+            }
         })
-        .with(0, move |datagram| match begins(datagram, b'-') {
-            true => Verdict::Consume,
-            false => Verdict::Pass,
+        .with(0, move |datagram| {
+            if begins(datagram, b'-') {
+                Verdict::Consume
+            } else {
+                Verdict::Pass
+            }
         });
     let threaded = Port::open(local)?.handle_in_thread(chain)?;
-    // From another endpoint: the port is the handlers'.
+    // Sent from another endpoint, because the port belongs to the handlers.
     let own = Port::open(SocketAddr::new(local.ip(), 0))?;
     while let Some(Datagram { from: Some(to), .. }) = threaded.receive() {
         own.send(b"owner", to)?;
@@ -351,10 +357,10 @@ fn video(
     Ok(())
 }
 
-/// As many as `video.c` has room for.
+/// The capacity of `video.c`.
 const DESTINATIONS_MAX: usize = 32;
 
-/// As `video.c` has its audience.
+/// Encodes the audience in the format of `video.c`.
 fn destinations(audience: &[SocketAddr]) -> Vec<u8> {
     let mut bytes = (audience.len() as u64).to_ne_bytes().to_vec();
     for to in audience {
@@ -366,7 +372,7 @@ fn destinations(audience: &[SocketAddr]) -> Vec<u8> {
     bytes
 }
 
-/// As a view has addresses.
+/// Encodes an address as in a view.
 fn mapped(address: IpAddr) -> [u8; 16] {
     match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -374,7 +380,7 @@ fn mapped(address: IpAddr) -> [u8; 16] {
     }
 }
 
-/// The middle one of some times, as a command prints it.
+/// Prints the median of the times as JSON.
 fn print_median(mut times: Vec<Duration>) {
     times.sort_unstable();
     let median = times

@@ -1,4 +1,4 @@
-//! Active messages over Ethernet: a station in a program, and who calls either that or `messages.c`.
+//! Active messages over Ethernet: a station in a program, and a caller of either that station or `messages.c`.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use portolan::raw::{Guard, RawFlow};
 
 use crate::{Failure, TRIES, print_median};
 
-/// For local experiments (IEEE 802).
+/// EtherType for local experiments (IEEE 802).
 const ETHERTYPE: u16 = 0x88b5;
 const HOP_PATIENCE: Duration = Duration::from_secs(5);
-/// How long an answer may take before the message is sent again.
+/// How long to wait for an answer before sending the message again.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// Kind and handler, a sequence number, an argument.
+/// Bytes of a message: kind and handler, a sequence number, an argument.
 const MESSAGE: usize = 14;
 const ADD: u8 = 1;
 const ANSWER: u8 = 0x80;
@@ -75,7 +75,7 @@ pub fn call(address: IpAddr, count: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What was sent before may be answered late.
+/// Sends a message until it is answered. Ignores late answers to earlier messages.
 fn add(flow: &RawFlow, head: &[u8], number: u32) -> Result<(), Failure> {
     let mut message = [0; MESSAGE];
     message[1] = ADD;

@@ -1,4 +1,4 @@
-//! Extensions that come and go as fast as the server lets them.
+//! Installs and removes extensions as fast as the server permits.
 
 use std::io::BufRead;
 use std::net::SocketAddr;
@@ -9,11 +9,11 @@ use portolan::extension::{Object, Port, check};
 
 use crate::Failure;
 
-/// How long one order keeps it busy.
+/// How long each order is carried out.
 const SPELL: Duration = Duration::from_millis(500);
 
-/// Installs and removes, one after the other for a spell, or has the same verified only while one stands, as each line of
-/// the input says, and prints how many.
+/// For each line of the input, either repeatedly installs and removes an extension, or repeatedly has it verified while
+/// one is installed, and prints the count.
 pub fn turn_over(local: SocketAddr, object: &Path) -> Result<(), Failure> {
     let object = Object::parse(&std::fs::read(object)?)?;
     let port = Port::open(local)?;
@@ -28,7 +28,7 @@ pub fn turn_over(local: SocketAddr, object: &Path) -> Result<(), Failure> {
         let mut count = 0_u32;
         while Instant::now() < until {
             match order.as_str() {
-                // It is removed when it is dropped here.
+                // Dropping the extension removes it.
                 "install" => drop(port.install("fleeting", 128, object.clone())?),
                 "check" => drop(check(object.clone())?),
                 _ => return Err("neither `install` nor `check`".into()),

@@ -1,20 +1,13 @@
-//! Bulk transfer in the manner of ttcp: writes for a while, then waits until the other side says
-//! how much it has read, so that the rate counts bytes that arrived.
+//! Bulk transfer in the style of ttcp: writes for a while, then waits until the peer reports how many
+//! bytes it has read, so that the rate counts bytes that arrived.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use portolan_bench::transfer::Transfer;
 
 const READ_SIZE: usize = 256 * 1024;
-
-#[derive(Serialize)]
-pub struct Report {
-    pub bytes: u64,
-    pub seconds: f64,
-    pub gigabits_per_second: f64,
-}
 
 pub fn sink(address: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
@@ -37,7 +30,7 @@ fn drain(mut stream: TcpStream, buffer: &mut [u8]) -> io::Result<()> {
     }
 }
 
-pub fn send(address: SocketAddr, size: usize, duration: Duration) -> io::Result<Report> {
+pub fn send(address: SocketAddr, size: usize, duration: Duration) -> io::Result<Transfer> {
     let mut stream = TcpStream::connect(address)?;
     let block = vec![0x5a; size];
     let start = Instant::now();
@@ -47,19 +40,5 @@ pub fn send(address: SocketAddr, size: usize, duration: Duration) -> io::Result<
         sent += size as u64;
     }
     stream.shutdown(Shutdown::Write)?;
-    let mut answer = [0; 8];
-    stream.read_exact(&mut answer)?;
-    let seconds = start.elapsed().as_secs_f64();
-    let bytes = u64::from_be_bytes(answer);
-    if bytes != sent {
-        return Err(io::Error::new(
-            ErrorKind::InvalidData,
-            format!("sent {sent} bytes, the sink read {bytes}"),
-        ));
-    }
-    Ok(Report {
-        bytes,
-        seconds,
-        gigabits_per_second: bytes as f64 * 8.0 / seconds / 1e9,
-    })
+    Transfer::confirmed(stream, sent, start)
 }

@@ -1,4 +1,4 @@
-//! A film for an audience of which each has a port (PX §5.1), by a call for each of them.
+//! A film for an audience of many ports (PX §5.1), sent by one call per port.
 
 use std::io::{self, IoSlice};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -8,7 +8,7 @@ use portolan_sys::datagram::{Departure, send};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
-/// Sends each frame to one after the other.
+/// Sends each frame to all viewers in turn.
 pub fn show(first: SocketAddr, film: &Film) -> io::Result<Shown> {
     let any: SocketAddr = match first {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
@@ -28,7 +28,7 @@ pub fn show(first: SocketAddr, film: &Film) -> io::Result<Shown> {
     })
 }
 
-/// Waits while there is no room.
+/// Sends a frame. Waits while the socket's buffer is full.
 fn send_in_time(socket: &UdpSocket, frame: &[u8], departure: &Departure) -> io::Result<()> {
     while let Err(errno) = send(socket, &[IoSlice::new(frame)], departure) {
         if errno != Errno::AGAIN {
@@ -39,14 +39,14 @@ fn send_in_time(socket: &UdpSocket, frame: &[u8], departure: &Departure) -> io::
     Ok(())
 }
 
-/// Takes what comes to so many ports, until it is killed.
+/// Receives at the audience's ports until it is killed.
 pub fn attend(first: SocketAddr, film: &Film) -> io::Result<()> {
     let sockets = film.audience(first).map(UdpSocket::bind);
     let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
     for socket in &sockets {
         socket.set_nonblocking(true)?;
     }
-    // Who sees that somebody listens may send.
+    // A listening port signals that the audience is ready.
     let _listener = TcpListener::bind(first)?;
     let mut buffer = vec![0; 1 << 16];
     loop {

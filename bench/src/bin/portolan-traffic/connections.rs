@@ -1,5 +1,5 @@
 //! Short connections, one after the other: connect, read one byte and the end of the stream,
-//! close. The server closes first and so keeps TIME-WAIT, which leaves the client its ports.
+//! close. The server closes first and so keeps TIME-WAIT, which leaves the ports of the client free.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -17,7 +17,7 @@ pub struct Report {
 pub fn greet(address: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     loop {
-        // A client may be gone before its greeting; the next one must not suffer for it.
+        // The client may have closed before its greeting; this must not affect the next one.
         if let Err(error) = listener.accept()?.0.write_all(b"!") {
             eprintln!("portolan-traffic: {error}");
         }

@@ -1,11 +1,11 @@
-//! Many connections that do nothing: what a packet filter has to tell apart.
+//! Many idle connections, as load for the packet filter's look-up.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Accepts, writes one byte, keeps the connection.
+/// Accepts connections, writes one byte to each, and keeps them.
 pub fn gather(address: SocketAddr) -> io::Result<()> {
     raise_descriptor_limit()?;
     let listener = TcpListener::bind(address)?;
@@ -17,7 +17,7 @@ pub fn gather(address: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// Opens connections to a `gather`, says so when all are accepted, and keeps them until the standard input ends.
+/// Opens connections to a `gather`, reports when all are accepted, and keeps them until the standard input ends.
 pub fn join(address: SocketAddr, count: usize) -> io::Result<()> {
     raise_descriptor_limit()?;
     let streams = (0..count)
@@ -34,7 +34,7 @@ fn open(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// To what is granted.
+/// Raises the soft limit to the hard one.
 fn raise_descriptor_limit() -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {

@@ -1,4 +1,4 @@
-//! How a connection ends for one side when the other is killed.
+//! How a connection ends for one side when the other side is killed.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -6,15 +6,15 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// A side that sends nothing learns of some ends only by sending.
+/// Interval of writes: a side that does not send misses some ends.
 const NUDGE: Duration = Duration::from_millis(200);
 
-/// Without an end by then there is none.
+/// If the connection has not ended by then, `none` is reported.
 const LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Serialize)]
 pub struct Report {
-    /// `eof`, `reset`, or `none` in time.
+    /// `eof`, `reset`, or `none` within the limit.
     pub end: &'static str,
 }
 
@@ -38,7 +38,7 @@ pub fn watch(address: SocketAddr, listen: bool) -> io::Result<Report> {
             Ok(0) => return Ok(Report { end: "eof" }),
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                // What is wrong with the connection shows at the next read.
+                // An error of the connection is reported by the next read.
                 let _ = stream.write(b".");
             }
             Err(error) if error.kind() == ErrorKind::ConnectionReset => {

@@ -1,4 +1,4 @@
-//! Several one-way flows at once, each measured by its receiver for a fixed time. What senders
+//! Several one-way flows at once, each measured by its receiver for a fixed time. Data that senders
 //! have queued does not count, so that slow paths need no time to drain.
 
 use std::io::{self, Read, Write};
@@ -12,22 +12,22 @@ const WRITE_SIZE: usize = 64 * 1024;
 
 #[derive(Serialize)]
 pub struct Report {
-    /// Of each flow, in the order of their ports.
+    /// Rate of each flow, in the order of their ports.
     pub megabits_per_second: Vec<f64>,
     pub mean: f64,
 }
 
-/// What is measured of a flow: it begins some time after the first byte.
+/// The measured interval of a flow, which begins some time after its first byte.
 #[derive(Clone, Copy)]
 pub struct Window {
     pub skip: Duration,
     pub length: Duration,
 }
 
-/// Takes flows at `count` ports from that of `address` on, answers each with the bytes that
-/// arrived within the window, and goes on reading until the peer ends.
+/// Receives flows at `count` ports from that of `address` on, answers each with the number of bytes
+/// within the window, and continues to read until the peer ends.
 pub fn measure(address: SocketAddr, count: u16, window: Window) -> io::Result<()> {
-    // The first port last: who sees it may connect to all.
+    // The first port last: a client that can connect to it can connect to all.
     let listeners = ports(address, count)
         .rev()
         .map(TcpListener::bind)
@@ -36,7 +36,7 @@ pub fn measure(address: SocketAddr, count: u16, window: Window) -> io::Result<()
         for listener in &listeners {
             scope.spawn(move || {
                 loop {
-                    // A flow that is cut off ends by itself, not the others.
+                    // A flow that is cut off ends alone, without the others.
                     if let Err(error) = listener.accept().and_then(|(s, _)| receive(s, window)) {
                         eprintln!("portolan-traffic: {error}");
                     }
@@ -58,7 +58,7 @@ fn receive(mut stream: TcpStream, window: Window) -> io::Result<()> {
         if left.is_zero() {
             break;
         }
-        // A flow that stands still is measured as well.
+        // A stalled flow is measured as well.
         stream.set_read_timeout(Some(left))?;
         match stream.read(&mut buffer) {
             Ok(0) => return Ok(()),
@@ -74,8 +74,8 @@ fn receive(mut stream: TcpStream, window: Window) -> io::Result<()> {
     Ok(())
 }
 
-/// Sends to `count` ports of a `measure` at once until it has answered for all of them. Ending
-/// this process ends the flows.
+/// Sends to `count` ports of a `measure` at once until it has answered for all of them. The flows end
+/// with this process.
 pub fn send(address: SocketAddr, count: u16, window: Window) -> io::Result<Report> {
     let streams = ports(address, count)
         .map(TcpStream::connect)
@@ -84,7 +84,7 @@ pub fn send(address: SocketAddr, count: u16, window: Window) -> io::Result<Repor
         let mut writer = stream.try_clone()?;
         std::thread::spawn(move || {
             let block = vec![0x5a; WRITE_SIZE];
-            // It ends when the receiver or this process does.
+            // Ends with the receiver or with this process.
             while writer.write_all(&block).is_ok() {}
         });
     }

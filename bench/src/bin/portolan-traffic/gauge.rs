@@ -1,5 +1,5 @@
-//! Receives from several [`pour`](crate::pour)s at once, and tells what each of them got through in
-//! every window of time.
+//! Receives from several [`pour`](crate::pour)s at once, and reports how much of each arrived in every
+//! window of time.
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
@@ -15,13 +15,13 @@ use crate::pour::HEADER;
 
 const READ_SIZE: usize = 256 * 1024;
 
-/// Datagrams wait there while this program does not run. Only the kernel's sockets heed it.
+/// Bytes of the receive buffer, for datagrams that arrive while this program does not run. Only kernel sockets heed it.
 const RECEIVE_BUFFER: usize = 32 << 20;
 
-/// How late the end may be noticed while nothing arrives.
+/// Interval of checks for the end while nothing arrives.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
-/// UDP, IPv4 and Ethernet headers.
+/// Bytes of UDP, IPv4 and Ethernet headers.
 const DATAGRAM_HEADERS: u64 = 42;
 
 #[derive(Serialize)]
@@ -34,15 +34,15 @@ pub struct Report {
 pub struct Sender {
     pub tag: u16,
     pub protocol: &'static str,
-    /// In each window since anything came: of datagrams with their headers, of
-    /// streams what was read.
+    /// Bytes in each window since the first arrival: of datagrams with their headers, of
+    /// streams as read.
     pub bytes: Vec<u64>,
-    /// Numbers that did not arrive before the last that did.
+    /// Missing sequence numbers below the highest that arrived.
     pub lost: u64,
-    /// First and last arrival.
+    /// Times of the first and the last arrival.
     pub first_ms: f64,
     pub last_ms: f64,
-    /// Between two arrivals.
+    /// Time between two arrivals.
     pub longest_gap_ms: f64,
     #[serde(skip)]
     arrived: u64,
@@ -50,9 +50,9 @@ pub struct Sender {
     highest: u64,
 }
 
-/// What arrives.
+/// All arrivals.
 struct Record {
-    /// The first arrival.
+    /// Time of the first arrival.
     start: OnceLock<Instant>,
     window: Duration,
     senders: Mutex<BTreeMap<u16, Sender>>,
@@ -89,12 +89,12 @@ impl Record {
     }
 }
 
-/// Takes datagrams and streams at `address`, until some time after the first has come.
+/// Receives datagrams and streams at `address`, until `duration` after the first arrival.
 pub fn gauge(address: SocketAddr, duration: Duration, window: Duration) -> io::Result<Report> {
     let socket = UdpSocket::bind(address)?;
-    // Only root may have that much; with less, more may be lost.
+    // Needs root; with a smaller buffer, more datagrams may be lost.
     let _ = set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);
-    // Who sees that somebody listens may send.
+    // A listening port signals that the receiver is ready.
     let listener = TcpListener::bind(address)?;
     let record = Arc::new(Record {
         start: OnceLock::new(),
@@ -147,7 +147,7 @@ fn take_streams(listener: &TcpListener, record: &Arc<Record>) {
     while let Ok((stream, _)) = listener.accept() {
         let record = Arc::clone(record);
         thread::spawn(move || {
-            // One that is cut off ends by itself, not the others.
+            // A stream that is cut off ends alone, without the others.
             if let Err(error) = take_stream(stream, &record) {
                 eprintln!("portolan-traffic: {error}");
             }

@@ -1,5 +1,5 @@
-//! Traffic for the benchmarks: plain blocking or spinning sockets of the standard library and
-//! nothing else, so that the same program runs unmodified on the kernel's stack and, under
+//! Traffic for the benchmarks: only plain blocking or spinning sockets of the standard library, so
+//! that the same program runs unmodified on the kernel's stack and, under
 //! `portolan run`, on Portolan. Servers run until they are killed; clients print one JSON object.
 #![forbid(unsafe_code)]
 
@@ -58,11 +58,11 @@ enum Command {
         #[command(flatten)]
         plan: ping::Plan,
     },
-    /// Joins each connection with one of its own to another endpoint.
+    /// Joins each connection with a new one to another endpoint.
     Relay { address: SocketAddr, to: SocketAddr },
     /// Reads each connection to its end and answers with the number of bytes.
     Sink { address: SocketAddr },
-    /// Writes to a `sink` as fast as it takes them.
+    /// Writes to a `sink` as fast as possible.
     Bulk {
         address: SocketAddr,
         #[arg(long, default_value_t = 65_536)]
@@ -70,30 +70,30 @@ enum Command {
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
     },
-    /// Receives `flows` and tells each what arrived within a time.
+    /// Receives `flows` and reports to each how much arrived within the window.
     Measure(Flows),
-    /// Sends to a `measure`, several flows at once.
+    /// Sends several flows at once to a `measure`.
     Flows(Flows),
-    /// Sends as fast as it can to a `gauge`.
+    /// Sends to a `gauge` as fast as possible.
     Pour {
         protocol: Transport,
         address: SocketAddr,
-        /// What the receiver knows it by.
+        /// Identifies the sender to the receiver.
         #[arg(long)]
         tag: u16,
-        /// Bytes of a datagram.
+        /// Bytes per datagram.
         #[arg(long, default_value_t = 1472)]
         size: usize,
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
-        /// Sends when a line comes on the standard input, or its end.
+        /// Starts to send at a line on the standard input, or at its end.
         #[arg(long)]
         gate: bool,
     },
-    /// Receives from several `pour`s, and tells what arrived of each in every window.
+    /// Receives from several `pour`s, and reports how much of each arrived in every window.
     Gauge {
         address: SocketAddr,
-        /// From the first byte on.
+        /// Duration from the first byte on.
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
         #[arg(long, default_value_t = 200)]
@@ -111,34 +111,34 @@ enum Command {
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
     },
-    /// Takes datagrams of a `pace` and tells how late they came.
+    /// Receives the datagrams of a `pace` and reports their delays.
     Take {
         address: SocketAddr,
-        /// From the first on.
+        /// Duration from the first datagram on.
         #[arg(long, default_value_t = 2.0)]
         seconds: f64,
-        /// Computes for so long with each that comes in every other half-second, and a fifth of that with the others.
+        /// CPU time spent on each datagram in every other half-second; in the others it is a fifth of that.
         #[arg(long, default_value_t = 0)]
         work_us: u64,
     },
     /// Shows a film to an `audience`.
     Screen {
-        /// Of the first of them.
+        /// Endpoint of the first viewer.
         address: SocketAddr,
         #[command(flatten)]
         film: Film,
     },
-    /// Takes what comes of a `screen` to so many ports.
+    /// Receives a `screen` at the ports of its audience.
     Audience {
         address: SocketAddr,
         #[command(flatten)]
         film: Film,
     },
-    /// Sends SYNs, or other segments that no connection has, at a steady rate, and nothing else. Needs root.
+    /// Sends SYNs, or other segments without a connection, at a steady rate, and nothing else. Needs root.
     Syns {
         #[command(flatten)]
         target: pace::Target,
-        /// What is sent.
+        /// The kind of segment.
         #[arg(long, value_enum, default_value = "syn")]
         segment: syns::Segment,
         /// Segments per second.
@@ -150,33 +150,33 @@ enum Command {
     /// Sends pictures to a `view`.
     Show {
         address: SocketAddr,
-        /// Of them a second.
+        /// Pictures per second.
         #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..))]
         rate: u32,
     },
-    /// Looks at the pictures of a `show`.
+    /// Receives the pictures of a `show` and decodes them.
     View {
         address: SocketAddr,
         #[arg(long, default_value_t = 10.0)]
         seconds: f64,
-        /// Time on a CPU that the decoding of each takes.
+        /// CPU time of decoding a picture.
         #[arg(long, default_value_t = 9)]
         work_ms: u64,
     },
-    /// Accepts, writes one byte, closes.
+    /// Accepts connections, writes one byte to each, and closes it.
     Greet { address: SocketAddr },
     /// Opens connections to `greet`, one after the other.
     Connect {
         address: SocketAddr,
         #[arg(long, default_value_t = 1.0)]
         seconds: f64,
-        /// Stop after so many connections, if that comes first.
+        /// Stop after this many connections, if that is earlier.
         #[arg(long)]
         count: Option<u64>,
     },
-    /// Accepts every connection of a `crowd`, greets and keeps it.
+    /// Accepts every connection of a `crowd`, writes one byte and keeps it.
     Gather { address: SocketAddr },
-    /// Opens that many connections to a `gather`, and keeps them until the standard input ends.
+    /// Opens COUNT connections to a `gather`, and keeps them until the standard input ends.
     Crowd {
         address: SocketAddr,
         #[arg(long)]
@@ -190,13 +190,13 @@ enum Command {
         file: PathBuf,
         copy: PathBuf,
     },
-    /// Opens one connection (takes one with --listen), greets and holds it until killed.
+    /// Opens a connection, or accepts one with --listen, writes one byte, and holds it until killed.
     Hold {
         address: SocketAddr,
         #[arg(long)]
         listen: bool,
     },
-    /// The other side of `hold`: nudges it from time to time and reports how the connection ends.
+    /// The peer of `hold`: writes from time to time and reports how the connection ends.
     Watch {
         address: SocketAddr,
         #[arg(long)]
@@ -206,11 +206,11 @@ enum Command {
 
 #[derive(clap::Args)]
 struct Flows {
-    /// The first flow's; the others follow.
+    /// Endpoint of the first flow; the ports of the others follow.
     address: SocketAddr,
     #[arg(long, default_value_t = 1)]
     count: u16,
-    /// Not measured, after the first byte.
+    /// Seconds after the first byte that are not measured.
     #[arg(long, default_value_t = 0.0)]
     skip: f64,
     #[arg(long, default_value_t = 2.0)]

@@ -1,4 +1,4 @@
-//! Datagrams at a steady rate, each with its number and the time it left, and who takes them (NE §5.2).
+//! Sends datagrams at a steady rate, each with its number and its send time, and receives them (NE §5.2).
 
 use std::io::{self, ErrorKind};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
@@ -8,13 +8,13 @@ use serde::Serialize;
 
 use crate::phases::{Phase, Phases, Spread, nanoseconds};
 
-/// Number and time.
+/// Bytes of the number and the time.
 const HEADER: usize = 16;
 
-/// Who takes them looks up once in that time while nothing arrives.
+/// Interval at which the receiver checks for the end while nothing arrives.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
-/// Bandwidth is that of such a time.
+/// Length of the windows in which arrivals are counted.
 const WINDOW_MS: u64 = 100;
 
 #[derive(Serialize)]
@@ -24,17 +24,17 @@ pub struct Sent {
 
 #[derive(Serialize)]
 pub struct Taken {
-    /// Numbers that did not arrive before the last that did.
+    /// Missing sequence numbers below the highest that arrived.
     pub lost: u64,
-    /// Of what arrived in half-seconds that are calm, and in those that are not.
+    /// Arrivals in calm half-seconds, and in busy ones.
     pub calm: Arrivals,
     pub busy: Arrivals,
-    /// From the first on, in windows of [`WINDOW_MS`].
+    /// Counts from the first arrival on, in windows of [`WINDOW_MS`].
     pub windows: Vec<Window>,
     pub window_ms: u64,
 }
 
-/// What arrived in a short time, and which numbers before the last of these did not.
+/// Arrivals in a short time, and the sequence numbers missing before the last of these.
 #[derive(Clone, Copy, Default, Serialize)]
 pub struct Window {
     pub arrived: u64,
@@ -44,16 +44,16 @@ pub struct Window {
 #[derive(Serialize)]
 pub struct Arrivals {
     pub per_second: f64,
-    /// From the sender to this program.
+    /// Delays from the sender to this program.
     #[serde(flatten)]
     pub delays: Spread,
 }
 
-/// Where to send: to somebody all the time, or to somebody else while it is calm.
+/// The destination: always the same, or another one in calm half-seconds.
 #[derive(Clone, Copy, clap::Args)]
 pub struct Target {
     address: SocketAddr,
-    /// Goes there in every other half-second.
+    /// The destination in every other half-second.
     #[arg(long)]
     in_turn_with: Option<SocketAddr>,
 }
@@ -71,7 +71,7 @@ impl Target {
     }
 }
 
-/// Calls `send` so often in each second. What is late goes at once.
+/// Calls `send` `per_second` times per second. Calls that are late are made at once.
 pub fn steadily(
     per_second: f64,
     duration: Duration,
@@ -94,9 +94,10 @@ pub fn steadily(
 }
 
 pub fn send(target: Target, per_second: f64, size: usize, duration: Duration) -> io::Result<Sent> {
-    let any: SocketAddr = match target.is_ipv6() {
-        false => (Ipv4Addr::UNSPECIFIED, 0).into(),
-        true => (Ipv6Addr::UNSPECIFIED, 0).into(),
+    let any: SocketAddr = if target.is_ipv6() {
+        (Ipv6Addr::UNSPECIFIED, 0).into()
+    } else {
+        (Ipv4Addr::UNSPECIFIED, 0).into()
     };
     let socket = UdpSocket::bind(any)?;
     let mut datagram = vec![0x5a; size.max(HEADER)];
@@ -108,11 +109,11 @@ pub fn send(target: Target, per_second: f64, size: usize, duration: Duration) ->
     Ok(Sent { datagrams })
 }
 
-/// Takes them until some time after the first has come, and works on each for a while: when it is calm, for a fifth of it.
+/// Receives until `duration` after the first arrival. Spends `work` on each datagram, in calm phases a fifth of it.
 pub fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Taken> {
     let socket = UdpSocket::bind(at)?;
     socket.set_read_timeout(Some(LOOK_UP))?;
-    // Who sees that somebody listens may send.
+    // A listening port signals that the receiver is ready.
     let _listener = TcpListener::bind(at)?;
     let mut buffer = [0; 65_536];
     let mut delays = Phases::default();
@@ -156,7 +157,7 @@ pub fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Ta
     })
 }
 
-/// Adds one that came so long after the first, behind so many that did not.
+/// Counts a datagram that arrived `elapsed` after the first, behind `lost` missing ones.
 fn note(windows: &mut Vec<Window>, elapsed: Duration, lost: u64) {
     let at = (elapsed.as_millis() / u128::from(WINDOW_MS)) as usize;
     if windows.len() <= at {
@@ -166,7 +167,7 @@ fn note(windows: &mut Vec<Window>, elapsed: Duration, lost: u64) {
     windows[at].lost += lost;
 }
 
-/// Uses the CPU for so long. It must not say that it spins: a hypervisor takes its core from who does.
+/// Uses the CPU for this time. Without a spin-loop hint: a hypervisor deschedules virtual CPUs that give it.
 fn process(work: Duration) {
     let start = Instant::now();
     while start.elapsed() < work {}

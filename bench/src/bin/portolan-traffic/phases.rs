@@ -1,5 +1,5 @@
-//! Half-seconds in turn calm and busy, the same for all programs of this machine: what somebody else does in the busy
-//! ones is told from what the machine does all the time.
+//! Alternating calm and busy half-seconds, the same for all programs of this machine: they separate the effects of load
+//! in the busy ones from disturbances that are always present.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -9,8 +9,8 @@ use serde::Serialize;
 
 const PHASE: Duration = Duration::from_millis(500);
 
-/// What is noted in one of these is looked at together: short, so that the pauses of a machine that shares its
-/// processors with others fall into some of them, and not into all.
+/// Times within one window are evaluated together. Windows are short, so that pauses of a machine that shares its
+/// processors with others affect some of them, but not all.
 const WINDOW: Duration = Duration::from_millis(25);
 
 const WINDOWS: u64 = (PHASE.as_nanos() / WINDOW.as_nanos()) as u64;
@@ -34,16 +34,16 @@ impl Phase {
     }
 }
 
-/// Times, by the window in which they were noted.
+/// Times, by the window in which they were recorded.
 #[derive(Default)]
 pub struct Phases(BTreeMap<u64, Vec<u64>>);
 
-/// Of the phases of one kind.
+/// The times of all phases of one kind.
 #[derive(Serialize)]
 pub struct Spread {
     #[serde(skip)]
     pub count: usize,
-    /// The first quartile of the windows: pauses of the machine lengthen some, and shorten none.
+    /// The first quartile over the windows: pauses of the machine increase the values of some, and decrease none.
     pub p50_us: f64,
     pub p99_us: f64,
 }
@@ -77,18 +77,18 @@ fn sorted(mut times: Vec<u64>) -> Vec<u64> {
     times
 }
 
-/// 0 of nothing.
+/// Returns 0 for an empty slice.
 fn quantile(sorted: &[u64], fraction: f64) -> u64 {
     let index = (sorted.len() as f64 * fraction) as usize;
     sorted.get(index).copied().unwrap_or_default()
 }
 
-/// The number of the one that it is.
+/// Returns the number of the current window.
 fn window() -> u64 {
     nanoseconds() / WINDOW.as_nanos() as u64
 }
 
-/// The same for all programs of this machine.
+/// Returns the monotonic time, which is the same for all programs of this machine.
 pub fn nanoseconds() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64

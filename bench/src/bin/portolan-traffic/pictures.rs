@@ -1,4 +1,4 @@
-//! Pictures at a fixed rate over one connection, and a viewer that decodes each, which takes time on a CPU (MS §VII-B).
+//! Sends pictures at a fixed rate over one connection to a viewer that spends CPU time on decoding each (MS §VII-B).
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,21 +11,21 @@ use serde::Serialize;
 /// Bytes of a compressed picture: 4 Mb/s at 30 a second.
 const PICTURE: usize = 16 << 10;
 
-/// Not counted: a reservation may still be to come.
+/// Not measured: a reservation may not have been made yet.
 const WARM_UP: Duration = Duration::from_millis(500);
 
-/// How a viewer fared.
+/// The results of a viewer.
 #[derive(Serialize)]
 pub struct Report {
     pub pictures: usize,
     pub per_second: f64,
     /// Longest time between two decoded pictures.
     pub longest_gap_ms: f64,
-    /// All of these times.
+    /// All times between two decoded pictures.
     pub gaps_ms: Vec<f64>,
 }
 
-/// Sends `rate` pictures a second to each viewer, for as long as it looks. Who is late sends what is due at once.
+/// Sends `rate` pictures per second to each viewer until it disconnects. Pictures that are late are sent at once.
 pub fn show(address: SocketAddr, rate: u32) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     loop {
@@ -41,7 +41,7 @@ pub fn show(address: SocketAddr, rate: u32) -> io::Result<()> {
     }
 }
 
-/// Looks at pictures for `time` after the first few, each of which takes `work` on a CPU.
+/// Receives pictures for `time` after the warm-up, and spends `work` of CPU time on each.
 pub fn view(address: SocketAddr, time: Duration, work: Duration) -> io::Result<Report> {
     let mut stream = TcpStream::connect(address)?;
     let mut picture = vec![0; PICTURE];
@@ -72,7 +72,7 @@ pub fn view(address: SocketAddr, time: Duration, work: Duration) -> io::Result<R
     })
 }
 
-/// As long as it takes until the thread has run for `work`.
+/// Computes until the thread has used `work` of CPU time.
 fn decode(work: Duration) {
     let until = run_time() + work;
     while run_time() < until {

@@ -1,5 +1,5 @@
-//! Ping-pong: one message out, the same message back, one at a time. A spinning side polls its
-//! socket without sleeping; a sleeping side blocks in the call.
+//! Ping-pong: sends a message and waits for the same message back, one at a time. A spinning side polls
+//! its socket without sleeping; a sleeping side blocks in the call.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -9,32 +9,32 @@ use serde::Serialize;
 
 use crate::phases::{Phase, Phases, Spread};
 
-/// Tries of the first datagram: the server may still be starting.
+/// Attempts for the first datagram: the server may still be starting.
 const FIRST_TRIES: usize = 100;
 
 const FIRST_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// A datagram that is not answered for so long ends the run.
+/// A datagram that is not answered within this time ends the run.
 const LOST: Duration = Duration::from_secs(2);
 
-/// How many round trips, and of what.
+/// Number and kind of the round trips.
 #[derive(Clone, Copy, clap::Args)]
 pub struct Plan {
-    /// Bytes of a message.
+    /// Bytes per message.
     #[arg(long, default_value_t = 1)]
     size: usize,
     #[arg(long, default_value_t = 10_000)]
     count: usize,
-    /// Round trips before the clock counts.
+    /// Round trips before the measured ones.
     #[arg(long, default_value_t = 500)]
     warm_up: usize,
-    /// Polls instead of waiting.
+    /// Polls instead of sleeping.
     #[arg(long)]
     spin: bool,
     /// Also reports every round trip, in order.
     #[arg(long)]
     series: bool,
-    /// Also reports the time of the calls that send.
+    /// Also reports the duration of the calls that send.
     #[arg(long)]
     calls: bool,
 }
@@ -47,17 +47,17 @@ pub struct Report {
     pub p99_us: f64,
     pub min_us: f64,
     pub max_us: f64,
-    /// While it is calm, and while it is not.
+    /// Times in calm and in busy phases.
     pub calm: Spread,
     pub busy: Spread,
-    /// The median of the calls that send.
+    /// The median duration of the calls that send.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub send_p50_us: Option<f64>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub series_us: Vec<f64>,
 }
 
-/// The times of calls that send, if they are wanted.
+/// Durations of the calls that send, if requested.
 #[derive(Default)]
 struct Calls {
     are_wanted: bool,
@@ -130,7 +130,7 @@ pub fn ping_udp(address: SocketAddr, plan: Plan) -> io::Result<Report> {
     })
 }
 
-/// Sends until the first answer, then reads what else the tries brought.
+/// Sends until the first answer, then reads the answers to the other attempts.
 fn reach(socket: &UdpSocket, message: &mut [u8]) -> io::Result<()> {
     socket.set_read_timeout(Some(FIRST_TIMEOUT))?;
     for _ in 0..FIRST_TRIES {
@@ -187,8 +187,8 @@ impl Peer {
     }
 }
 
-/// Repeats a call that would block until it does not or `give_up` says so. A blocking socket gets
-/// there only by its timeout, which is the end.
+/// Repeats a call until it does not return "would block" or `give_up` returns true. A blocking socket
+/// gets there only by its timeout, at which `give_up` ends the run.
 fn retry<T>(
     mut call: impl FnMut() -> io::Result<T>,
     give_up: impl Fn(u64) -> bool,
@@ -256,7 +256,7 @@ fn measure(
     })
 }
 
-/// Of sorted times, which are some.
+/// Returns a quantile of times, which must be sorted and not empty.
 fn quantile(sorted: &[Duration], quantile: f64) -> f64 {
     let index = ((sorted.len() as f64 * quantile) as usize).min(sorted.len() - 1);
     microseconds(sorted[index])

@@ -1,5 +1,5 @@
-//! Sends as fast as the socket takes it, for a [`gauge`](crate::gauge) that tells several such senders
-//! apart by their tags.
+//! Sends as fast as the socket accepts, to a [`gauge`](crate::gauge) that distinguishes several such
+//! senders by their tags.
 
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
@@ -9,26 +9,26 @@ use serde::Serialize;
 
 const BLOCK: usize = 64 * 1024;
 
-/// Of a datagram: the tag, zeros, the number.
+/// Header of a datagram: the tag, zeros, the sequence number.
 pub const HEADER: usize = 16;
 
 #[derive(Serialize)]
 pub struct Report {
     pub tag: u16,
-    /// Of payload.
+    /// Bytes of payload.
     pub bytes: u64,
-    /// Calls that were refused for want of room.
+    /// Calls that failed because a buffer or queue was full.
     pub refused: u64,
     pub seconds: f64,
 }
 
-/// What a sender does.
+/// Parameters of a sender.
 #[derive(Clone, Copy)]
 pub struct Plan {
     pub to: SocketAddr,
     pub tag: u16,
     pub duration: Duration,
-    /// Waits for the end of a line, or of the standard input, before it sends.
+    /// Waits for the end of a line, or of the standard input, before sending.
     pub is_gated: bool,
 }
 
@@ -75,13 +75,13 @@ pub fn datagrams(plan: Plan, size: usize) -> io::Result<Report> {
     Ok(plan.report(start, number * datagram.len() as u64, refused))
 }
 
-/// The kernel says ENOBUFS where a queueing discipline drops what a local sender gives it.
+/// The kernel returns ENOBUFS when a queueing discipline drops a local sender's packet.
 fn is_want_of_room(error: &io::Error) -> bool {
     const ENOBUFS: i32 = 105;
     error.kind() == io::ErrorKind::WouldBlock || error.raw_os_error() == Some(ENOBUFS)
 }
 
-/// The receiver has gone with what it wanted.
+/// Returns true if the receiver has ended after its measurement.
 fn has_enough(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionRefused, ConnectionReset};
     matches!(
@@ -90,7 +90,7 @@ fn has_enough(error: &io::Error) -> bool {
     )
 }
 
-/// A stream that begins with the tag.
+/// Sends a stream that begins with the tag.
 pub fn stream(plan: Plan) -> io::Result<Report> {
     let mut stream = TcpStream::connect(plan.to)?;
     let start = plan.await_start()?;

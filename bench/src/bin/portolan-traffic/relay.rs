@@ -1,4 +1,4 @@
-//! A forwarder as it is made on sockets: a connection on either side, joined by splice(2).
+//! A forwarder on sockets: two connections, joined by splice(2).
 
 use std::io;
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -6,10 +6,10 @@ use std::thread;
 
 use rustix::pipe::{SpliceFlags, pipe, splice};
 
-/// Bytes that are moved at a time.
+/// Bytes per splice.
 const PIECE: usize = 64 * 1024;
 
-/// Joins each connection with one of its own to another endpoint.
+/// Joins each connection with a new one to another endpoint.
 pub fn relay(address: SocketAddr, to: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     loop {
@@ -24,7 +24,7 @@ pub fn relay(address: SocketAddr, to: SocketAddr) -> io::Result<()> {
     }
 }
 
-/// Until one of the two ends; the other hears of it.
+/// Forwards until `from` ends, then shuts down the write side of `to`.
 fn carry(from: &TcpStream, to: &TcpStream) -> io::Result<()> {
     let (taken, put) = pipe()?;
     let flags = SpliceFlags::MOVE;

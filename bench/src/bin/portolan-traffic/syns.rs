@@ -1,5 +1,5 @@
-//! A flood of SYNs that nobody will acknowledge, or of segments that no connection has: from addresses of the ranges that are set aside for
-//! benchmarks (RFC 2544, 198.18.0.0/15; RFC 5180, 2001:2::/48).
+//! A flood of SYNs that are never acknowledged, or of segments without a connection, from the address ranges reserved
+//! for benchmarks (RFC 2544, 198.18.0.0/15; RFC 5180, 2001:2::/48).
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,13 +19,13 @@ pub struct Report {
     pub syns: u64,
 }
 
-/// With it, what is sent begins with the IP header.
+/// With this protocol, the data sent begins with the IP header.
 const IPPROTO_RAW: u32 = 255;
 
 const TCP: u8 = 6;
 const HOPS: u8 = 64;
 
-/// What a flood consists of.
+/// The kind of segments in a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Segment {
     Syn,
@@ -50,14 +50,15 @@ pub fn flood(
     duration: Duration,
 ) -> io::Result<Report> {
     let protocol = NonZero::new(IPPROTO_RAW).map(Protocol::from_raw);
-    let family = match target.is_ipv6() {
-        false => AddressFamily::INET,
-        true => AddressFamily::INET6,
+    let family = if target.is_ipv6() {
+        AddressFamily::INET6
+    } else {
+        AddressFamily::INET
     };
     let raw = socket(family, SocketType::RAW, protocol)?;
     let syns = steadily(per_second, duration, |number| {
         let to = target.now();
-        // Of a raw socket the port would be a protocol.
+        // On a raw socket a port would be taken for a protocol.
         let host = SocketAddr::new(to.ip(), 0);
         let packet = packet(source(number, to.ip()), to, segment, number as u32);
         sendto(&raw, &packet, SendFlags::empty(), &host)?;
@@ -66,7 +67,7 @@ pub fn flood(
     Ok(Report { syns })
 }
 
-/// Another endpoint each time.
+/// Returns a different source endpoint for each number.
 fn source(number: u64, to: IpAddr) -> SocketAddr {
     let low = number as u16;
     let [high, last] = low.to_be_bytes();
@@ -78,7 +79,7 @@ fn source(number: u64, to: IpAddr) -> SocketAddr {
     SocketAddr::new(address, port)
 }
 
-/// A segment without options. The kernel fills in the checksum of an IPv4 header.
+/// Returns a packet with a segment without options. The kernel fills in the checksum of an IPv4 header.
 fn packet(from: SocketAddr, to: SocketAddr, kind: Segment, sequence: u32) -> Vec<u8> {
     let segment = segment(from, to, kind, sequence);
     let payload_len = segment.len() as u16;

@@ -1,4 +1,4 @@
-//! One file there and back over one connection, both ways at once, for tests of exactness.
+//! Sends one file over a connection and receives it back at the same time, for tests of correctness.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -54,7 +54,7 @@ pub fn send(address: SocketAddr, file: &Path, copy: &Path) -> io::Result<Report>
     })
 }
 
-/// `io::copy` splices sockets and files; this reads and writes, as most programs do.
+/// Copies by reads and writes, as most programs do; `io::copy` would splice between sockets and files.
 fn copy_all(from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
     let mut buffer = vec![0; BUFFER];
     let mut total = 0;

@@ -1,7 +1,7 @@
-//! The ways in which packets reach a program (MB §4.1), beside the kernel's own stack (MB Table 2).
+//! The delivery forms (MB §4.1), beside the kernel's own stack (MB Table 2).
 //!
-//! A filter in the driver of a veth has its peer cut what it sends into packets that fit. So the form that has one is
-//! measured on a link of its own, whose kernel is measured beside it; and so is `shm` once more, on that link.
+//! A filter in the driver of a veth makes its peer segment packets in software. So the form with such a filter is
+//! measured on a link of its own, beside the kernel and `shm` on the same link.
 
 use std::cell::OnceCell;
 use std::rc::Rc;
@@ -14,26 +14,26 @@ use crate::{Effort, MeasureError};
 const PORT: u16 = 7410;
 const TRAFFIC: &str = "portolan-traffic";
 
-/// Where a form is measured.
+/// The link of the measurement.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Link {
-    /// As it is.
+    /// With default settings.
     Plain,
     /// With the packet filter in the drivers of both ends.
     Hooked,
 }
 
-/// A form, and what its figures are called.
+/// A delivery form, and the name of its figures.
 #[derive(Clone, Copy)]
 struct Row {
     name: &'static str,
     form: &'static str,
     link: Link,
-    /// Of throughput and latency.
+    /// The paper's throughput and latency.
     paper: Option<(&'static str, &'static str)>,
 }
 
-/// With what the paper measured on a DECstation 5000/200, whose kernel had 1070 KB/s and 1.40 ms.
+/// The paper's values are of a DECstation 5000/200, whose kernel achieved 1070 KB/s and 1.40 ms.
 const ROWS: [Row; 5] = [
     Row {
         paper: Some(("740 KB/s", "3.64 ms")),
@@ -68,7 +68,7 @@ const fn on_plain_link(form: &'static str) -> Row {
     }
 }
 
-/// Two hosts whose servers have the packet filter in their drivers; made when they are first needed.
+/// Two hosts whose servers have the packet filter in their drivers; made at the first use.
 #[derive(Clone, Default)]
 struct HookedBed(Rc<OnceCell<Bed>>);
 

@@ -1,5 +1,5 @@
-//! Direct mapping (BR §3.2): sessions with rings of their own beside sessions that share one, by the round trips, by
-//! the time that the protocol takes for a message and its answer, and by the instructions of the receiver.
+//! Direct mapping (BR §3.2): sessions with rings of their own beside sessions that share one. Measures round trips,
+//! the protocol's time for a message and its answer, and the instructions of the receiver.
 
 use std::process::{Command, Stdio};
 use std::thread::sleep;
@@ -15,19 +15,19 @@ use crate::{Effort, MeasureError};
 const PORT: u16 = 7420;
 const TRAFFIC: &str = "portolan-traffic";
 
-/// With the value of `PORTOLAN_DIRECT`.
+/// Names of mappings, with the value of `PORTOLAN_DIRECT`.
 const MAPPINGS: [(&str, &str); 2] = [("shared", "0"), ("direct", "1")];
 
-/// What a direct mapping spared the paper's receiver.
+/// Savings of the paper's receiver by direct mapping.
 const PROTOCOLS: [(&str, &str); 2] = [("tcp", "-20 %"), ("udp", "-41 %")];
 
-/// Takes what has come out of the rings, and gives it to its sessions.
+/// Receives the records of all rings and passes them to their sessions.
 const RECEIVER: &str = "portolan::runtime::Core::receive";
 
-/// Round trips whose instructions are counted.
+/// Round trips for which instructions are counted.
 const COUNTED: usize = 2_000;
 
-/// Round trips that no measurement outlasts.
+/// More round trips than any measurement takes.
 const ENDLESS: &str = "100000000";
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -80,8 +80,8 @@ fn start(
     Ok(echo)
 }
 
-/// What the echo's library executes for each message to get it from its ring to its session. The echo sleeps: who spins
-/// looks more often than something comes.
+/// Returns the instructions that the echo's library executes to get a message from the ring to the session. The echo
+/// sleeps, since a spinning one would poll the ring more often than messages arrive.
 fn instructions(bed: &Bed, value: &str, protocol: &str) -> Result<f64, MeasureError> {
     let log = bed.file("callgrind");
     let mut valgrind = bed.command(Side::Server, Stack::Portolan, "valgrind");
@@ -110,7 +110,7 @@ fn ping(bed: &Bed, value: &str, protocol: &str, count: usize) -> Result<f64, Mea
     number(TRAFFIC, &run(&mut command)?, &["p50_us"])
 }
 
-/// What the echo's library takes for a message that comes and its answer: the program's copies and calls aside.
+/// Returns the time that the echo's library takes for a message and its answer, without the program's copies and calls.
 fn work(bed: &Bed, value: &str, protocol: &str, time: Duration) -> Result<f64, MeasureError> {
     let _echo = echo(bed, value, protocol)?;
     let mut command = pings(bed, protocol, ENDLESS);
@@ -122,7 +122,7 @@ fn work(bed: &Bed, value: &str, protocol: &str, time: Duration) -> Result<f64, M
     Ok((after[0] - before[0]) * 1e3 / (after[1] - before[1]).max(1.0))
 }
 
-/// Microseconds, and messages, of the session that had most.
+/// Returns the microseconds and the messages of the session that received most.
 fn spent(bed: &Bed) -> Result<[f64; 2], MeasureError> {
     let text = bed.portolan(Side::Server, &["ss", "-a", "--json"])?;
     let sessions: Vec<serde_json::Value> =

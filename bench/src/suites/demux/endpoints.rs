@@ -1,5 +1,5 @@
-//! Round trips and the packet filter's time against the number of endpoints that it tells apart (MS Fig. 20).
-//! The endpoints are connections of one more program on the receiving host, whose peers are on the kernel's sockets.
+//! Round trips and the packet filter's time by the number of endpoints that it distinguishes (MS Fig. 20).
+//! The endpoints are connections of another program on the receiving host, whose peers use the kernel's sockets.
 
 use std::cell::{Cell, RefCell};
 use std::fs;
@@ -15,25 +15,25 @@ use crate::{Effort, MeasureError};
 const PORT: u16 = 7400;
 const CROWD_PORT: u16 = 7401;
 
-/// The one that is measured included.
+/// Numbers of endpoints, including the measured one.
 const ENDPOINTS: [usize; 5] = [1, 16, 256, 4096, 16_384];
 const MOST: usize = ENDPOINTS[ENDPOINTS.len() - 1];
 
-/// The paper's.
+/// Bytes of payload, as in the paper.
 const PAYLOAD: &str = "1400";
 
-/// Has the kernel count the run time of all eBPF programs.
+/// The sysctl that has the kernel count the run time of all eBPF programs.
 const STATISTICS: &str = "/proc/sys/kernel/bpf_stats_enabled";
 
 const TRAFFIC: &str = "portolan-traffic";
 
-/// How receivers are found.
+/// The algorithm that finds receivers.
 #[derive(Clone, Copy)]
 pub(crate) struct Way {
     pub(crate) name: &'static str,
     settings: &'static str,
     paper: Option<&'static str>,
-    /// Is the cost to be the same for any number of endpoints?
+    /// Whether the cost must not depend on the number of endpoints.
     is_flat: bool,
 }
 
@@ -58,7 +58,7 @@ pub(crate) const WAYS: [Way; 3] = [
     },
 ];
 
-/// What a flat curve may rise.
+/// The factor by which a flat curve may rise.
 const NOISE: f64 = 1.1;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -67,12 +67,12 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         .collect()
 }
 
-/// At one number of endpoints.
+/// The result for one number of endpoints.
 #[derive(Clone, Copy)]
 pub(crate) struct Point {
     pub(crate) endpoints: usize,
     pub(crate) round_trip_us: f64,
-    /// Of one packet in the packet filter; 0 for the kernel's sockets, which it lets pass.
+    /// The packet filter's time per packet; 0 for the kernel's sockets, whose packets it passes on.
     pub(crate) filter_ns: f64,
 }
 
@@ -89,7 +89,7 @@ impl Curve {
     }
 }
 
-/// Curves of one way, each measured once for all its figures.
+/// The curves of one algorithm, each measured once for all its figures.
 struct Sweep {
     way: Way,
     count: usize,
@@ -115,7 +115,7 @@ impl Sweep {
         ] {
             let unit = if suffix.is_empty() { "us" } else { "ns" };
             for endpoints in ENDPOINTS {
-                // A quick run has both ends of the curve only in their ratio.
+                // A quick run shows the ends of the curve only by their ratio.
                 if !effort.quick {
                     let name = format!("{name}-{endpoints}{suffix}");
                     let take = move |curve: &Curve| of(curve.at(endpoints));
@@ -125,9 +125,10 @@ impl Sweep {
             let name = format!("{name}-{MOST}-over-1{suffix}");
             let mut growth = self.case(&name, "", move |curve| curve.growth(of));
             growth.paper = paper;
-            cases.push(match self.way.is_flat && suffix.is_empty() {
-                true => growth.with_bar(NOISE),
-                false => growth,
+            cases.push(if self.way.is_flat && suffix.is_empty() {
+                growth.with_bar(NOISE)
+            } else {
+                growth
             });
         }
         cases
@@ -156,7 +157,7 @@ impl Sweep {
     }
 }
 
-/// A bed with more and more endpoints, and `count` round trips with each number of them.
+/// Measures on one bed with an increasing number of endpoints, with `count` round trips at each.
 pub(crate) fn curve(
     stack: Stack,
     way: Way,
@@ -183,7 +184,7 @@ pub(crate) fn curve(
     Ok(points)
 }
 
-/// The connection that is measured opens last, and so is compared last.
+/// The measured connection is opened last, so that a linear search compares it last.
 fn point(bed: &Bed, stack: Stack, endpoints: usize, count: usize) -> Result<Point, MeasureError> {
     let round_trip_us = ping(bed, stack, count)?;
     if stack == Stack::Kernel {
@@ -220,7 +221,7 @@ fn ping(bed: &Bed, stack: Stack, count: usize) -> Result<f64, MeasureError> {
     )
 }
 
-/// So many endpoints more on the server host, as long as their peers' program runs.
+/// Adds `count` endpoints on the server host, which exist while the returned program of their peers runs.
 fn crowd(bed: &Bed, count: usize) -> Result<Background, MeasureError> {
     let endpoint = bed.endpoint(CROWD_PORT).to_string();
     let mut command = bed.command(Side::Client, Stack::Kernel, TRAFFIC);
@@ -229,7 +230,7 @@ fn crowd(bed: &Bed, count: usize) -> Result<Background, MeasureError> {
     let mut crowd = Background::start_with_output(&mut command)?;
     let mut said = String::new();
     if let Some(output) = crowd.output() {
-        // What cannot be read says nothing, either.
+        // A read error leaves the text empty, which is an error below.
         let _ = BufReader::new(output).read_line(&mut said);
     }
     match said.trim().parse::<usize>() {
@@ -241,7 +242,7 @@ fn crowd(bed: &Bed, count: usize) -> Result<Background, MeasureError> {
     }
 }
 
-/// What the packet filter of the server host took, as far as the kernel counted it.
+/// The packet filter's time on the server host, as counted by the kernel.
 struct FilterTime {
     runs: f64,
     nanoseconds: f64,
@@ -258,7 +259,7 @@ impl FilterTime {
     }
 }
 
-/// While it lives the kernel counts.
+/// Has the kernel count until it is dropped.
 struct Statistics {
     before: String,
 }

@@ -1,5 +1,5 @@
-//! The precomputed header filter (BR §3.2): how often the fast path is taken by programs on the wire, and what a
-//! segment costs on the standard one, beside the rows of the suite `engine`, which are of the fast one.
+//! The precomputed header filter (BR §3.2): the share of segments on the fast path for programs on the link, and the
+//! cost of a segment on the standard path, beside the rows of the suite `engine`, which measure the fast path.
 
 use super::super::conns::counted;
 use super::super::engine::{Way, instructions};
@@ -9,7 +9,7 @@ use crate::{Effort, MeasureError};
 
 const PORT: u16 = 7330;
 
-/// Segments that are counted, in order, and their bytes.
+/// Number of segments whose instructions are counted, in order, and their size in bytes.
 const SEGMENTS: usize = 10_000;
 const SIZE: usize = 1448;
 
@@ -51,7 +51,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     cases
 }
 
-/// Of all segments that both ends receive, those on the fast path.
+/// Returns the share of segments on the fast path among all that both ends receive.
 fn share(
     name: &str,
     service: &'static str,
@@ -73,7 +73,7 @@ fn share(
     Case::of_portolan(name, "", Better::Higher, measure).with_bar(0.95)
 }
 
-/// Segments on the fast and on the standard path so far.
+/// Returns the segments on the fast and on the standard path so far.
 pub(crate) fn taken(bed: &Bed) -> Result<[f64; 2], MeasureError> {
     Ok([
         counted(bed, "headers_expected")?,

@@ -1,6 +1,6 @@
-//! Where the time of a message goes, layer by layer (MB Table 4, MS Tables III and IV, BR Tables 1 and 2): sent and
-//! received by one program, small and large. The layers add themselves up (`PORTOLAN_LAYERS`); the clock that they look at
-//! is taken off, but what it costs the caches is not.
+//! The time of a message, layer by layer (MB Table 4, MS Tables III and IV, BR Tables 1 and 2): small and large
+//! messages, sent and received by one program. The library sums up the layers (`PORTOLAN_LAYERS`), less the cost of
+//! reading the clock, but including its effect on caches.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ use crate::{Effort, MeasureError};
 const PORT: u16 = 7430;
 const TRAFFIC: &str = "portolan-traffic";
 
-/// Large ones fill a frame.
+/// Protocols and sizes; the large messages fill a frame.
 const MESSAGES: [(&str, usize); 4] = [("tcp", 1), ("tcp", 1460), ("udp", 1), ("udp", 1472)];
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -28,7 +28,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let mut cases = Vec::new();
     for &(protocol, size) in messages {
         for (layer, name) in Layer::ALL {
-            // What the program does, and how long it waits, is no layer's cost.
+            // Neither the program's own work nor its waiting is the cost of a layer.
             if matches!(layer, Layer::Program | Layer::Sleep) {
                 continue;
             }
@@ -43,7 +43,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     cases
 }
 
-/// Nanoseconds in the layer for one round trip: a message that goes and one that comes.
+/// Returns the nanoseconds in the layer per round trip, that is one message sent and one received.
 fn measure(
     bed: &Bed,
     (protocol, size): (&str, usize),

@@ -1,5 +1,5 @@
-//! Fig. 7: what a forwarder adds to a round trip by TCP, as a handler in the filter and as a program
-//! that joins two connections. Three hosts on a switch: a client, the forwarder, and who answers,
+//! Fig. 7: the time that a forwarder adds to a TCP round trip, as a handler in the filter and as a program
+//! that joins two connections. Three hosts on a switch: a client, the forwarder, and the server,
 //! the outer two on the kernel's stack.
 
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ const PROXY_PORT: u16 = 7023;
 
 static FORWARD: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/forward.o"));
 
-/// Until owners and listeners that nobody can be asked about are there.
+/// Time until owners and listeners are ready whose readiness cannot be observed.
 const SETTLED: Duration = Duration::from_millis(500);
 
 /// Median round trips in microseconds.
@@ -29,19 +29,19 @@ pub(crate) struct Times {
     pub(crate) by_proxy: f64,
 }
 
-/// What the handler adds, as a part of what the proxy adds.
+/// Returns the time that the handler adds, divided by the time that the proxy adds.
 pub(super) fn added(count: usize) -> Result<f64, MeasureError> {
     let times = measure(1, count)?;
     Ok((times.by_handler - times.direct) / (times.by_proxy - times.direct))
 }
 
-/// In microseconds.
+/// Returns the time that the handler adds, in microseconds.
 pub(super) fn added_by_handler(count: usize) -> Result<f64, MeasureError> {
     let times = measure(1, count)?;
     Ok(times.by_handler - times.direct)
 }
 
-/// With messages of `size` bytes.
+/// Measures with messages of `size` bytes.
 pub(crate) fn measure(size: usize, count: usize) -> Result<Times, MeasureError> {
     let bed = Bed::switched()?;
     let guest = bed.guest(9);

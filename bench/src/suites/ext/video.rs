@@ -1,5 +1,5 @@
-//! Fig. 6: what a video server costs that sends 30 frames a second to each of its clients: one that
-//! hands each frame over once, for an extension that sends it to all, beside one that sends to each.
+//! Fig. 6: the CPU time of a video server that sends 30 frames per second to each of its clients: one that hands each
+//! frame over once, for an extension to send to all clients, beside one that sends to each.
 
 use std::net::SocketAddr;
 
@@ -11,21 +11,21 @@ use crate::process::{Background, run};
 const AUDIENCE_PORT: u16 = 7200;
 const SERVER_PORT: u16 = 7199;
 
-/// Bytes of a datagram with which a frame fits a link.
+/// Bytes per datagram, of which each fits the link's MTU.
 const SEGMENT: &str = "1400";
 
 static VIDEO: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/video.o"));
 
-/// How the server on kernel sockets hands a frame over.
+/// How the server on kernel sockets sends a frame.
 #[derive(Clone, Copy)]
 pub(crate) enum Cut {
-    /// As one datagram, of which the kernel makes fragments.
+    /// As one datagram, which the kernel fragments.
     Fragments,
-    /// As datagrams that the device cuts (`UDP_SEGMENT`), as the extension's owner does.
+    /// As datagrams that the device segments (`UDP_SEGMENT`), as the extension's owner does.
     Datagrams,
 }
 
-/// Percent of a processor, with so many streams.
+/// Returns the CPU time in percent of a processor.
 pub(super) fn cpu(bed: &Bed, stack: Stack, streams: u16, frames: u32) -> Result<f64, MeasureError> {
     match stack {
         Stack::Kernel => by_sockets(bed, streams, frames, Cut::Fragments),
@@ -33,7 +33,7 @@ pub(super) fn cpu(bed: &Bed, stack: Stack, streams: u16, frames: u32) -> Result<
     }
 }
 
-/// The extension's owner as a part of the server on kernel sockets.
+/// Returns the CPU time of the extension's owner, divided by that of the server on kernel sockets.
 pub(super) fn ratio(bed: &Bed, streams: u16, frames: u32, cut: Cut) -> Result<f64, MeasureError> {
     Ok(by_extension(bed, streams, frames)? / by_sockets(bed, streams, frames, cut)?)
 }
@@ -79,7 +79,7 @@ fn film(streams: u16, frames: u32) -> [String; 4] {
     words.map(str::to_owned)
 }
 
-/// Who watches, on the kernel's sockets and on a processor of its own.
+/// Starts the audience, on the kernel's sockets and on a processor of its own.
 fn audience(bed: &Bed, streams: u16) -> Result<Background, MeasureError> {
     bed.steer(Side::Server)?;
     let first = bed.endpoint(AUDIENCE_PORT).to_string();

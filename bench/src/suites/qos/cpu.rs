@@ -1,5 +1,5 @@
-//! Threads with CPU reservations among others that take all they get (MS §VII-B). Nobody is bound to a core: the kernel
-//! gives deadlines only to threads that may run on all.
+//! Threads with CPU reservations among threads that use all CPU time left (MS §VII-B). No thread is pinned to a core:
+//! the kernel grants deadlines only to threads that may run on all cores.
 
 use std::process::{Command, Stdio};
 use std::thread::available_parallelism;
@@ -14,17 +14,17 @@ use crate::{Effort, MeasureError};
 const PROGRAM: &str = "portolan-traffic";
 const PORT: u16 = 7310;
 
-/// Round trips of a run, and bytes of each message.
+/// Round trips per run, and bytes per message.
 const ROUND_TRIPS: usize = 2000;
 const SIZE: usize = 1400;
 
-/// Programs that compute, on each core.
+/// CPU-bound programs per core.
 const HOGS_OF_CORE: usize = 4;
 
-/// Pictures a second, and what the decoding of each takes: nine tenths of the rate that is reserved.
+/// Pictures per second, and the CPU time of decoding each: nine tenths of the reserved rate.
 const PICTURES: u32 = 30;
 const WORK_MS: u32 = 9;
-/// Programs that compute beside the viewer, at least.
+/// Minimum number of CPU-bound programs beside the viewer.
 const VIEWERS_HOGS: usize = 8;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -84,7 +84,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     ]
 }
 
-/// What is asked for.
+/// A requested reservation.
 #[derive(Clone, Copy)]
 pub(crate) struct Rate {
     ppm: u32,
@@ -101,8 +101,8 @@ pub(crate) const RATE_OF_VIEWER: Rate = Rate {
     period_us: 33_000,
 };
 
-/// The 99th percentile of round trips among programs that compute, over that without them. Either with the reservation, so
-/// that it is the same machine to both whatever else runs there.
+/// Returns the 99th percentile of round trips beside CPU-bound programs, divided by that without them. Both have the
+/// reservation, so that other load of the machine affects them alike.
 fn slowdown(
     bed: &Bed,
     stack: Stack,
@@ -124,7 +124,7 @@ fn round_trips(
     number(PROGRAM, &profile(bed, stack, rate, count)?, &["p99_us"])
 }
 
-/// The report of round trips, with each of them in its series. Whoever wants other programs beside has started them.
+/// Returns the report of round trips, with the series of them. Starts no other programs: the caller does.
 pub(crate) fn profile(
     bed: &Bed,
     stack: Stack,
@@ -142,7 +142,7 @@ pub(crate) fn profile(
     output(bed, ping.arg("--series"), rate)
 }
 
-/// One number of the report of a program that looks at pictures.
+/// Returns one number of the viewer's report.
 fn view(
     bed: &Bed,
     stack: Stack,
@@ -153,7 +153,7 @@ fn view(
     number(PROGRAM, &pictures(bed, stack, rate, effort)?, &[field])
 }
 
-/// The report of a program that looks at pictures among programs that compute.
+/// Returns the report of a viewer of pictures beside CPU-bound programs.
 pub(crate) fn pictures(
     bed: &Bed,
     stack: Stack,
@@ -163,7 +163,7 @@ pub(crate) fn pictures(
     let endpoint = bed.endpoint(PORT).to_string();
     let (pictures, work) = (PICTURES.to_string(), WORK_MS.to_string());
     let seconds = effort.scaled(10.0).to_string();
-    // As on a machine of its own.
+    // Real-time priority, as if on a machine of its own.
     let mut show = bed.namespace(Side::Server).exec("chrt");
     show.args(["--fifo", "1"]).arg(&bed.tools().traffic);
     show.args(["show", &endpoint, "--rate", &pictures]);
@@ -174,7 +174,7 @@ pub(crate) fn pictures(
     output(bed, &mut view, rate)
 }
 
-/// Our traffic program on any core.
+/// Returns our traffic program, not pinned to a core.
 fn unbound(bed: &Bed, side: Side, stack: Stack) -> Command {
     let words = bed.words(stack, PROGRAM);
     let mut command = bed.namespace(side).exec(&words[0]);
@@ -186,7 +186,7 @@ pub(crate) fn hogs_of_all_cores() -> usize {
     HOGS_OF_CORE * available_parallelism().map_or(1, |cores| cores.get())
 }
 
-/// Programs that compute until they are dropped.
+/// Starts CPU-bound programs, which run until they are dropped.
 pub(crate) fn hogs(bed: &Bed, count: usize) -> Result<Vec<Background>, MeasureError> {
     let start = || {
         let mut hog = bed.namespace(Side::Client).exec("sh");
@@ -196,7 +196,7 @@ pub(crate) fn hogs(bed: &Bed, count: usize) -> Result<Vec<Background>, MeasureEr
     Ok(started?)
 }
 
-/// What a program with a reservation prints.
+/// Returns the output of a program with a reservation.
 fn output(bed: &Bed, command: &mut Command, rate: Option<Rate>) -> Result<String, MeasureError> {
     let mut program = Background::start_with_output(command.stdout(Stdio::piped()))?;
     reserve(bed, Side::Client, &program, rate)?;

@@ -1,5 +1,5 @@
-//! What an overloaded program costs others: a consumer that falls behind (NE §5.2), and floods at one program's port.
-//! Both programs are on the server host. The source's own cost is the same with and without the overload.
+//! The effect of an overloaded program on others: a consumer that falls behind (NE §5.2), and floods at one program's
+//! port. Both programs are on the server host. The source's own cost is the same with and without the overload.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Stdio;
@@ -25,14 +25,14 @@ const BUSY_RATE: f64 = 45e6 / FRAME_BITS;
 const FRAME_BITS: f64 = 1514.0 * 8.0;
 const PAYLOAD: &str = "1472";
 
-/// What the busy consumer does with a datagram while it falls behind: it takes a quarter of them. In a fifth of that
-/// time it keeps up.
+/// The busy consumer's work on a datagram while it falls behind, at which it receives a quarter of them. With a fifth
+/// of that time it keeps up.
 const OVERLOAD: Duration = Duration::from_millis(1);
 
-/// Packets per second of a flood: bounded, since its source shares this machine.
+/// Packets per second of a flood: limited, since its source shares this machine.
 const FLOOD_RATE: f64 = 20_000.0;
 
-/// A budget of which the flooded program can live.
+/// A budget that suffices for the flooded program.
 const BUDGET: Receive = Receive {
     packets: Some(1000),
     bits: None,
@@ -79,7 +79,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     cases
 }
 
-/// Fig. 7: what the steady consumer has while the other falls behind, against while it does not.
+/// Fig. 7: the steady consumer's throughput while the other falls behind, relative to when it does not.
 fn overload(
     effort: Effort,
     name: &str,
@@ -92,9 +92,9 @@ fn overload(
     Case::new(name, "", better, measure).with_bar(bar)
 }
 
-/// Two streams, of one of which the consumer falls behind every other half-second.
+/// Two streams; the consumer of one falls behind in every other half-second.
 struct Crosstalk {
-    /// What the steady consumer got per second, and when, while the other kept up and while it did not.
+    /// The steady consumer's datagrams per second while the other keeps up, and while it does not.
     goodput: [f64; 2],
     p99_us: [f64; 2],
     steady_lost: f64,
@@ -127,20 +127,21 @@ impl Crosstalk {
         self.p99_us[1] / self.p99_us[0]
     }
 
-    /// Of the steady stream. If the busy one lost nothing either, nothing was overloaded.
+    /// The steady stream's losses. If the busy one lost nothing either, there was no overload.
     fn losses(&self) -> f64 {
-        match self.busy_lost > 0.0 {
-            true => self.steady_lost,
-            false => f64::INFINITY,
+        if self.busy_lost > 0.0 {
+            self.steady_lost
+        } else {
+            f64::INFINITY
         }
     }
 }
 
-/// What the steady and the busy consumer report after so many seconds.
+/// Returns the reports of the steady and the busy consumer after this time.
 ///
-/// Each consumer has a core: what they compete for is the way there. The sources and the steady consumer run ahead
-/// of everybody else, as what has guarantees does (NE §5.1), and the busy one behind: else what it computes would
-/// keep the kernel's thread for packets from its core.
+/// Each consumer has a core: they compete for the receive path only. The sources and the steady consumer have priority
+/// over all other programs, as those with guarantees do (NE §5.1), and the busy one has the lowest: otherwise its
+/// work would keep the kernel's packet-processing thread from its core.
 pub(crate) fn overloaded(
     bed: &Bed,
     stack: Stack,
@@ -176,7 +177,7 @@ fn consumer(
     Ok(Background::start_with_output(&mut command)?)
 }
 
-/// Sends for longer than anybody takes.
+/// Starts a source that sends for longer than the consumers receive.
 fn source(bed: &Bed, port: u16, rate: f64, seconds: f64) -> Result<Background, MeasureError> {
     let (endpoint, rate) = (bed.endpoint(port).to_string(), rate.to_string());
     let seconds = (seconds + 1.0).to_string();
@@ -187,7 +188,7 @@ fn source(bed: &Bed, port: u16, rate: f64, seconds: f64) -> Result<Background, M
     Ok(Background::start(&mut command)?)
 }
 
-/// What the program printed.
+/// Waits for the program's end and returns its output.
 fn end(mut consumer: Background, seconds: f64) -> String {
     consumer.wait(Duration::from_secs_f64(seconds) + PATIENCE);
     consumer.finish()
@@ -216,7 +217,7 @@ impl Flood {
         Scope::Port { protocol, port }
     }
 
-    /// The program that is flooded.
+    /// Starts the program that is flooded.
     fn victim(self, bed: &Bed, stack: Stack) -> Result<Background, MeasureError> {
         let endpoint = bed.endpoint(FLOODED_PORT).to_string();
         let arguments = match self {
@@ -226,7 +227,7 @@ impl Flood {
         Ok(bed.serve(stack, FLOODED_PORT, "portolan-traffic", &arguments)?)
     }
 
-    /// In every other half-second it goes to a station that is not there.
+    /// Starts the flood, which in every other half-second goes to a station that does not exist.
     fn start(self, bed: &Bed, nobody: IpAddr) -> Result<Background, MeasureError> {
         let to = bed.endpoint(FLOODED_PORT).to_string();
         let nobody = SocketAddr::new(nobody, FLOODED_PORT).to_string();
@@ -242,15 +243,15 @@ impl Flood {
     }
 }
 
-/// Round trips of another program while one is flooded, against those while the same flood goes to a station that is
-/// not there, in turns.
+/// Round trips of another program while one is flooded, relative to those while the same flood goes to a station that
+/// does not exist, in alternation.
 fn flooded(effort: Effort, kind: Flood) -> Case {
     let name = format!("flood-{}-p99-ratio", kind.name());
     let measure = move |bed: &Bed, stack| flood_ratio(bed, stack, kind, effort);
     Case::new(name, "", Better::Lower, measure).with_bar(1.2)
 }
 
-/// The same with a receive budget of the flooded port.
+/// The same with a receive budget for the flooded port.
 fn flooded_in_budget(effort: Effort, kind: Flood) -> Case {
     let name = format!("flood-{}-budget-p99-ratio", kind.name());
     let measure = move |bed: &Bed| {
@@ -305,8 +306,8 @@ fn flood_ratio_beside(
     Ok(p99("busy")? / p99("calm")?)
 }
 
-/// An address whose frames the server host hears and leaves alone; and what answers go to the flood's sources is lost
-/// on the client host.
+/// Returns an address whose frames reach the server host and are ignored there. Answers to the flood's sources are
+/// dropped on the client host.
 fn nobody(bed: &Bed) -> Result<IpAddr, MeasureError> {
     let nobody = Ipv4Addr::new(10, 77, 0, 77);
     let client = bed.client.address.to_string();

@@ -1,5 +1,5 @@
-//! Shares of a link (NE §5.1). Senders are processes that send as fast as they can; what arrives of each is
-//! recorded on the other host, by the kernel's sockets and ahead of everybody else.
+//! Shares of a link (NE §5.1). Senders are processes that send as fast as possible; each one's arrivals are
+//! recorded on the other host, by kernel sockets of a program with priority.
 
 use std::cell::OnceCell;
 use std::fs::{self, File};
@@ -18,21 +18,21 @@ use crate::process::{Background, run};
 use crate::{Effort, MeasureError};
 
 const PORT: u16 = 7300;
-/// Where the sender with the tag of a flood sends to, so that its losses are not those of others.
+/// The port that the sender with the tag of a flood sends to, so that its losses count separately.
 const FLOOD_PORT: u16 = 7301;
 const FLOOD: u16 = 100;
 
-/// What bandwidths are integrated over (NE §5.1).
+/// The window over which bandwidths are integrated (NE §5.1).
 const WINDOW: Duration = Duration::from_millis(200);
-/// Of every guarantee.
+/// The period of every guarantee.
 const PERIOD: Duration = Duration::from_millis(100);
-/// A period's parts, to see when a guarantee begins to hold.
+/// A part of a period, for the time at which a guarantee begins to hold.
 const FINE: Duration = Duration::from_millis(20);
 
-/// A guarantee is reached when that much of it arrives.
+/// The share of a guarantee that must arrive for it to count as reached.
 const REACHED: f64 = 0.97;
 
-/// Wire bytes for each of a stream's payload: full segments with timestamps.
+/// Wire bytes per payload byte of a stream: full segments with timestamps.
 const STREAM_OVERHEAD: f64 = 1514.0 / 1448.0;
 
 pub(crate) const MEGABIT: u64 = 1_000_000;
@@ -43,7 +43,7 @@ const SETTLE: Duration = Duration::from_millis(500);
 /// How late a recording may end.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Not measured, after the first byte: bursts that were saved up.
+/// Time after the first byte that is not measured, because of accumulated bursts.
 const WARM_UP: Duration = Duration::from_millis(600);
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
@@ -63,7 +63,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     cases
 }
 
-/// Fig. 5 (a), each window of each sender.
+/// Fig. 5 (a): each window of each sender.
 fn shares(link: &Rc<Link>, effort: Effort) -> Case {
     let link = Rc::clone(link);
     Case::of_portolan("ne-fig5a-worst-share-error", "", Better::Lower, move |_| {
@@ -74,7 +74,7 @@ fn shares(link: &Rc<Link>, effort: Effort) -> Case {
     .of_paper("stable, in proportion")
 }
 
-/// Fig. 5 (a), each sender's mean.
+/// Fig. 5 (a): each sender's mean.
 fn means(link: &Rc<Link>, effort: Effort) -> Case {
     let link = Rc::clone(link);
     Case::of_portolan("ne-fig5a-worst-mean-error", "", Better::Lower, move |_| {
@@ -85,7 +85,7 @@ fn means(link: &Rc<Link>, effort: Effort) -> Case {
     .of_paper("stable, in proportion")
 }
 
-/// Fig. 5 (b): how long a stream that joins needs to reach its guarantee.
+/// Fig. 5 (b): the time that a stream needs to reach its guarantee after it joined.
 fn joins(link: &Rc<Link>, effort: Effort) -> Case {
     let link = Rc::clone(link);
     let name = "ne-fig5b-worst-join-periods";
@@ -96,7 +96,7 @@ fn joins(link: &Rc<Link>, effort: Effort) -> Case {
     .of_paper("at once")
 }
 
-/// Fig. 5 (b): what the first sender gets of what is nobody's.
+/// Fig. 5 (b): the first sender's share of the capacity that is not guaranteed.
 fn slack_use(link: &Rc<Link>, effort: Effort) -> Case {
     let link = Rc::clone(link);
     Case::of_portolan("ne-fig5b-slack-use", "", Better::Higher, move |_| {
@@ -106,7 +106,7 @@ fn slack_use(link: &Rc<Link>, effort: Effort) -> Case {
     .of_paper("the rest of the line")
 }
 
-/// Fig. 6: two senders without guarantees, beside two of the kernel's on the same link.
+/// Fig. 6: two senders without guarantees, beside two on the kernel's stack on the same link.
 fn smoothness(link: &Rc<Link>, effort: Effort) -> Case {
     let link = Rc::clone(link);
     let duration = Duration::from_secs_f64(effort.scaled(6.0));
@@ -118,7 +118,7 @@ fn smoothness(link: &Rc<Link>, effort: Effort) -> Case {
         .of_paper("46.1 Mb/s, smoother than Linux 2.0 at 44.1")
 }
 
-/// Two senders, with the tags 1 and 2, without guarantees.
+/// Measures two senders, with the tags 1 and 2, without guarantees.
 pub(crate) fn best_effort(
     link: &Link,
     stack: Stack,
@@ -131,7 +131,7 @@ pub(crate) fn best_effort(
     run.record()
 }
 
-/// Streams and datagrams with guarantees beside a flood without: how well the guarantees hold.
+/// How well guarantees of streams and datagrams are kept beside a flood without a guarantee.
 fn mixed_error(name: &str, link: &Rc<Link>, effort: Effort) -> Case {
     let link = Rc::clone(link);
     let name = format!("{name}-worst-guarantee-error");
@@ -142,7 +142,7 @@ fn mixed_error(name: &str, link: &Rc<Link>, effort: Effort) -> Case {
     .with_bar(0.05)
 }
 
-/// And how much of what they cover is lost.
+/// How much of the guaranteed traffic is lost.
 fn mixed_drops(name: &str, link: &Rc<Link>, effort: Effort) -> Case {
     let link = Rc::clone(link);
     let name = format!("{name}-drops-of-guaranteed");
@@ -152,7 +152,7 @@ fn mixed_drops(name: &str, link: &Rc<Link>, effort: Effort) -> Case {
     .with_bar(0.0)
 }
 
-/// Six senders with 4, 8 … 24 ms of every 100.
+/// Six senders with 4, 8 … 24 ms in each 100 ms.
 pub(crate) struct Shares {
     link: u64,
     pub(crate) traces: Traces,
@@ -165,7 +165,7 @@ impl Shares {
         Shares::measure_on(link, Stack::Portolan, effort)
     }
 
-    /// The kernel's senders have no guarantees.
+    /// Measures on either stack; on the kernel's, the senders have no guarantees.
     pub(crate) fn measure_on(
         link: &Link,
         stack: Stack,
@@ -183,7 +183,7 @@ impl Shares {
         })
     }
 
-    /// Bytes that a sender should have in each window.
+    /// Returns the bytes that a sender should have in each window.
     fn share(&self, tag: u16) -> f64 {
         bytes(self.link * 4 * u64::from(tag) / 100, WINDOW)
     }
@@ -192,7 +192,7 @@ impl Shares {
         (1..=Shares::COUNT).flat_map(|tag| {
             let (windows, share) = (self.traces.steady(tag), self.share(tag));
             let errors = windows.iter().map(move |window| error(*window, share));
-            // A sender of whom nothing came had nothing of its share.
+            // A sender without arrivals had none of its share.
             errors.chain(windows.is_empty().then_some(1.0))
         })
     }
@@ -202,7 +202,7 @@ impl Shares {
     }
 }
 
-/// One sender without a guarantee, and one after the other joins with 6, 7 … 9 ms.
+/// One sender without a guarantee, which others with 6, 7 … 9 ms join one after the other.
 pub(crate) struct Joins {
     link: u64,
     every: Duration,
@@ -210,7 +210,7 @@ pub(crate) struct Joins {
 }
 
 impl Joins {
-    /// Not a sender's of [`Shares`]: what the kernel still has of those may arrive here.
+    /// A tag that [`Shares`] does not use: the kernel may still deliver data of its senders here.
     pub(crate) const SLACK_USER: u16 = 10;
     pub(crate) const FIRST_MS: u32 = 6;
     pub(crate) const LAST_MS: u32 = 9;
@@ -223,7 +223,7 @@ impl Joins {
         Joins::measure_on(link, Stack::Portolan, effort)
     }
 
-    /// The kernel's senders have no guarantees.
+    /// Measures on either stack; on the kernel's, the senders have no guarantees.
     pub(crate) fn measure_on(
         link: &Link,
         stack: Stack,
@@ -248,7 +248,7 @@ impl Joins {
         })
     }
 
-    /// For each that joined: periods from its first byte to the end of the first that was full.
+    /// Returns, for each sender that joined, the periods from its first byte to the end of the first full one.
     pub(crate) fn periods(&self) -> impl Iterator<Item = f64> {
         (Joins::FIRST_MS..=Joins::LAST_MS).map(|slice_ms| {
             let full = bytes(self.link * u64::from(slice_ms) / 100, PERIOD);
@@ -261,13 +261,13 @@ impl Joins {
         })
     }
 
-    /// Between the last join and the end.
+    /// Returns the share of the remaining capacity that the first sender used between the last join and the end.
     pub(crate) fn slack_use(&self) -> f64 {
         let guaranteed: u64 = (Joins::FIRST_MS..=Joins::LAST_MS).map(u64::from).sum();
         let rest = bytes(self.link * (100 - guaranteed) / 100, FINE);
         let trace = self.traces.of(Joins::SLACK_USER);
         let last = (self.every.as_nanos() / FINE.as_nanos()) as usize;
-        // The window in which the measurement ended is not whole.
+        // The last window is incomplete.
         let end = trace.len().saturating_sub(1);
         mean(&trace[end.saturating_sub(last * 3 / 4)..end]) / rest
     }
@@ -293,8 +293,8 @@ impl Mixed {
         })
     }
 
-    /// Protocol and rate of each sender, by its tag less one. A program that sends each datagram by a call of its own does
-    /// not fill a tenth of a fast link.
+    /// Protocol and rate of each sender, indexed by its tag less one. A program that sends each datagram by a separate
+    /// call fills less than a tenth of a fast link.
     fn guarantees(link: u64) -> [(&'static str, u64); 4] {
         let (large, small) = (link * 30 / 100, link * 15 / 100);
         [
@@ -318,7 +318,7 @@ impl Mixed {
     }
 }
 
-/// A bed whose device is said to have a rate, made when it is first needed.
+/// A bed whose device has a configured rate, made at the first use.
 pub(crate) struct Link {
     rate: u64,
     bed: OnceCell<Bed>,
@@ -340,7 +340,7 @@ impl Link {
             "[[qos.link]]\ndevice = \"{INTERFACE}\"\nrate = \"{rate}bit\"\n"
         ));
         bed.start_daemon(Side::Client)?;
-        // What is sent before the neighbour is known may be lost, as by the kernel.
+        // Packets sent before the neighbour is resolved may be lost, as with the kernel's stack.
         let neighbour = bed.server.address.to_string();
         run(bed
             .namespace(Side::Client)
@@ -368,17 +368,17 @@ fn slice(slice_ms: u32) -> Rate {
     }
 }
 
-/// Senders on the client host, which wait, and their receivers on the other.
+/// Senders on the client host, which wait, and their receivers on the other host.
 struct Run<'a> {
     bed: &'a Bed,
     plan: Plan,
     gauge: Background,
-    /// Takes what nobody looks at.
+    /// Receives the flood, which is not recorded.
     _sink: Background,
     senders: Vec<Background>,
 }
 
-/// How long is recorded, in which windows, and how long after each other the senders begin.
+/// Duration of the recording, length of its windows, and interval between the starts of senders.
 #[derive(Clone, Copy)]
 struct Plan {
     duration: Duration,
@@ -408,7 +408,7 @@ impl<'a> Run<'a> {
         })
     }
 
-    /// Readies a sender and tells its process.
+    /// Starts a sender, which waits, and returns its process ID.
     fn add(&mut self, stack: Stack, protocol: &str, tag: u16) -> Result<u32, MeasureError> {
         let port = if tag == FLOOD { FLOOD_PORT } else { PORT };
         let to = self.bed.endpoint(port).to_string();
@@ -423,7 +423,7 @@ impl<'a> Run<'a> {
         Ok(pid)
     }
 
-    /// Datagrams, with a guarantee where the stack has such.
+    /// Adds a sender of datagrams, with a guarantee if the stack has guarantees.
     fn add_on(&mut self, stack: Stack, tag: u16, rate: Rate) -> Result<(), MeasureError> {
         match stack {
             Stack::Kernel => self.add(stack, "udp", tag).map(drop),
@@ -431,13 +431,13 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The same with a guarantee.
+    /// Adds a sender with a guarantee.
     fn add_guaranteed(&mut self, protocol: &str, tag: u16, rate: Rate) -> Result<(), MeasureError> {
         let pid = self.add(Stack::Portolan, protocol, tag)?;
         reserve(self.bed, Scope::Process { pid }, rate)
     }
 
-    /// Has them send.
+    /// Has all senders send, and returns the recording.
     fn record(mut self) -> Result<Traces, MeasureError> {
         sleep(SETTLE);
         for sender in &mut self.senders {
@@ -459,7 +459,7 @@ impl<'a> Run<'a> {
     }
 }
 
-/// What the classes of all reservations have dropped.
+/// Returns the packets that the classes of all reservations have dropped.
 fn dropped(bed: &Bed) -> Result<u64, MeasureError> {
     let output = bed.portolan(Side::Client, &["qos", "show", "--json"])?;
     let report = serde_json::from_str::<serde_json::Value>(&output);
@@ -501,12 +501,12 @@ fn unreadable(path: PathBuf, source: std::io::Error) -> MeasureError {
     MeasureError::File { path, source }
 }
 
-/// What the receiver has recorded.
+/// The receiver's recording.
 #[derive(Deserialize)]
 pub(crate) struct Traces {
     pub(crate) window_ms: u64,
     senders: Vec<Trace>,
-    /// By the classes of those with a guarantee.
+    /// Packets dropped by the classes of guaranteed senders.
     #[serde(skip)]
     dropped: u64,
 }
@@ -520,7 +520,7 @@ struct Trace {
 }
 
 impl Traces {
-    /// Seconds and Mb/s of what arrived of a sender in each whole window, before its first byte, too.
+    /// Returns the seconds and Mb/s of a sender's arrivals in each whole window, including those before its first byte.
     pub(crate) fn bandwidth(&self, tag: u16) -> Vec<(f64, f64)> {
         let window = self.window_ms as f64 / 1e3;
         let trace = self.senders.iter().find(|sender| sender.tag == tag);
@@ -532,7 +532,7 @@ impl Traces {
         whole.iter().enumerate().map(point).collect()
     }
 
-    /// What arrived of a sender from its first byte on.
+    /// Returns a sender's arrivals from its first byte on.
     fn of(&self, tag: u16) -> &[f64] {
         let trace = self.senders.iter().find(|sender| sender.tag == tag);
         trace.map_or(&[], |trace| {
@@ -541,7 +541,7 @@ impl Traces {
         })
     }
 
-    /// Without the beginning, and without the last window, which is not whole.
+    /// Returns a sender's arrivals without the warm-up, and without the last window, which is incomplete.
     pub(crate) fn steady(&self, tag: u16) -> &[f64] {
         let trace = self.of(tag);
         let first = WARM_UP.as_millis() as usize / self.window_ms as usize;
@@ -549,19 +549,19 @@ impl Traces {
         &trace[first.min(end)..end]
     }
 
-    /// What was dropped, or did not arrive of datagrams.
+    /// Returns the packets that were dropped, or the datagrams that did not arrive.
     fn drops(&self) -> u64 {
         let lost: u64 = self.senders.iter().map(|sender| sender.lost).sum();
         self.dropped.max(lost)
     }
 }
 
-/// Bytes that a rate gives in a time.
+/// Returns the bytes of a rate in a time.
 fn bytes(bits_per_second: u64, time: Duration) -> f64 {
     bits_per_second as f64 / 8.0 * time.as_secs_f64()
 }
 
-/// Relative to what should be; one if there is nothing.
+/// Returns the relative error; one if there are no bytes.
 fn error(bytes: f64, share: f64) -> f64 {
     (bytes / share - 1.0).abs()
 }
@@ -574,7 +574,7 @@ pub(crate) fn mean(windows: &[f64]) -> f64 {
     windows.iter().sum::<f64>() / windows.len().max(1) as f64
 }
 
-/// Coefficient of variation; one for a sender that sent nothing.
+/// Returns the coefficient of variation; one for a sender that sent nothing.
 pub(crate) fn variation(windows: &[f64]) -> f64 {
     let mean = mean(windows);
     if mean == 0.0 {

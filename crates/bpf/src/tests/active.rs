@@ -25,14 +25,14 @@ fn tcp_flow() -> FlowKey {
     flows(Protocol::Tcp)[0]
 }
 
-/// The same flow from another port of the peer's.
+/// The same flow from another port of the peer.
 fn from_port(flow: FlowKey, port: u16) -> FlowKey {
     let mut other = flow;
     other.remote.set_port(port);
     other
 }
 
-/// Aims the flow and gives it a handle.
+/// Steers the flow and gives it a handle.
 fn given(bed: &Bed, flow: &FlowKey, row: FlowRow, nonce: u64) -> Handle {
     bed.filter.steer(flow, row).unwrap();
     let index = bed.filter.give_handle(flow, row, nonce).unwrap().unwrap();
@@ -71,7 +71,7 @@ fn a_handle_leads_to_its_owners_ring_without_a_look_at_the_flow() {
     let bed = active_bed();
     for own in flows(Protocol::Tcp) {
         let handle = given(&bed, &own, row(CHANNEL), NONCE);
-        // The other is nobody's flow: it is the session that looks at the peer.
+        // The other one is no known flow: the session checks the peer.
         for flow in [own, from_port(own, 1)] {
             let frame = enclosing(&Frame::received(&flow), handle);
             let taken = outcome(SHOT, &["handle_taken", "delivered"]);
@@ -84,7 +84,7 @@ fn a_handle_leads_to_its_owners_ring_without_a_look_at_the_flow() {
     }
 }
 
-/// They are called where the flow is found; here is a chain for it, of one that is not there.
+/// They are called after the look-up of the flow; the chain here names an extension that does not exist.
 #[test]
 fn handlers_see_what_a_handle_would_have_led_past_them() {
     for own in flows(Protocol::Tcp) {
@@ -109,12 +109,12 @@ fn handlers_see_what_a_handle_would_have_led_past_them() {
         };
         chain.numbers[0] = 1;
         bed.filter.extensions.guard(&key, &chain).unwrap();
-        // It was shown, and left to the owner: not "unseen".
+        // It was shown, and passed to the owner: not "unseen".
         let shown = outcome(SHOT, &["handle_extended", "passed", "delivered"]);
         assert_eq!(sorted(receive(&bed, &frame)), sorted(shown));
         let records = bed.records();
         assert_eq!(records.last().unwrap().1, frame);
-        // The same flow, when its handlers have gone.
+        // The same flow without its handlers.
         bed.filter.steer(&own, row(CHANNEL)).unwrap();
         let taken = outcome(SHOT, &["handle_taken", "delivered"]);
         assert_eq!(sorted(receive(&bed, &frame)), sorted(taken));
@@ -152,7 +152,7 @@ fn forge_and_replay(flow: FlowKey) {
         let found = outcome(SHOT, &["handle_stale", "delivered"]);
         assert_eq!(sorted(receive(&bed, &frame)), sorted(found), "{handle:?}");
     }
-    // The session was flushed, cached by somebody else, and gone: the old handle leads nowhere.
+    // The session was flushed, cached by another process, and removed: the old handle is invalid.
     let replayed = enclosing(&Frame::received(&flow), handle);
     bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
     let lost = outcome(SHOT, &["handle_stale", "drop_no_channel"]);
@@ -160,7 +160,7 @@ fn forge_and_replay(flow: FlowKey) {
     bed.filter.unsteer(&flow).unwrap();
     let passed = outcome(UNSPEC, &["handle_stale", "pass_unclaimed"]);
     assert_eq!(sorted(receive(&bed, &replayed)), sorted(passed));
-    // Nor does it when its place is given to another.
+    // It stays invalid when its index is given to another flow.
     let other = from_port(flow, 2);
     let next = given(&bed, &other, row(CHANNEL), NONCE + 2);
     assert_eq!(next.index, handle.index);
@@ -181,7 +181,7 @@ fn a_handle_stays_good_while_its_owner_stays() {
     let frame = enclosing(&Frame::received(&flow), handle);
     let taken = outcome(SHOT, &["handle_taken", "delivered"]);
     assert_eq!(sorted(receive(&bed, &frame)), sorted(taken));
-    // A new session in the same slot is another.
+    // A new session in the same slot is another session.
     let successor = FlowRow {
         generation: 6,
         ..changed
@@ -226,14 +226,14 @@ fn what_is_not_marked_whole_and_first_is_looked_up() {
     for frame in [
         spoilt(15, 0),
         spoilt(15, 0xb8),
-        // Another option, or one that is longer.
+        // Another option, or a longer one.
         spoilt(34, 1),
         spoilt(35, 16),
     ] {
         let found = outcome(SHOT, &["delivered"]);
         assert_eq!(receive(&bed, &frame), found);
     }
-    // The congestion marks are the routers'.
+    // Congestion marks are set by routers.
     let taken = outcome(SHOT, &["handle_taken", "delivered"]);
     assert_eq!(
         sorted(receive(&bed, &spoilt(15, MARKER | 3))),
@@ -282,14 +282,14 @@ fn a_handle_is_the_only_option_that_is_sent() {
         bed.run("transmit_filter", &good),
         outcome(REDIRECT, &["sent"])
     );
-    // A source route in its place, behind it, or a header that is longer than it.
+    // A source route in place of or behind the handle, or a header longer than the handle.
     for (at, byte) in [(34, 131), (35, 8), (35, 16), (14, 0x49), (14, 0x46)] {
         let mut frame = good.clone();
         frame[at] = byte;
         let dropped = outcome(SHOT, &["drop_malformed"]);
         assert_eq!(bed.run("transmit_filter", &frame), dropped, "{at}: {byte}");
     }
-    // Nobody encloses one in another's name.
+    // Nobody can enclose a handle in another's packet.
     bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
     assert_eq!(
         bed.run("transmit_filter", &good),
@@ -342,14 +342,14 @@ fn a_handle_is_the_only_extension_header_that_is_sent() {
     let bed = active_bed();
     bed.filter.steer(&flow, row(CHANNEL)).unwrap();
     assert_eq!(send(&bed, &good), outcome(REDIRECT, &["sent"]));
-    // A routing header in its place or behind it, a longer one, another option.
+    // A routing header in place of or behind it, a longer one, another option.
     for (at, byte) in [(20, 43), (54, 43), (54, 17), (55, 2), (58, 0xc2), (59, 8)] {
         let mut frame = good.clone();
         frame[at] = byte;
         let dropped = outcome(SHOT, &["drop_protocol"]);
         assert_eq!(send(&bed, &frame), dropped, "{at}: {byte}");
     }
-    // Nobody encloses one in another's name, and nobody at all where handles mean nothing.
+    // Nobody can enclose a handle in another's packet, and nobody at all where handles are disabled.
     bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
     assert_eq!(send(&bed, &good), outcome(SHOT, &["drop_foreign"]));
     let without = Bed::new();
@@ -357,7 +357,7 @@ fn a_handle_is_the_only_extension_header_that_is_sent() {
     assert_eq!(send(&without, &good), outcome(SHOT, &["drop_protocol"]));
 }
 
-/// In what order counters stand does not matter.
+/// The order of the counters does not matter.
 fn sorted(mut outcome: super::bed::Outcome) -> super::bed::Outcome {
     outcome.counted.sort_unstable();
     outcome

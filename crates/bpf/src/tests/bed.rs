@@ -1,5 +1,5 @@
-//! Loaded filters with two libraries' channels, a way to run frames through them, and the sight of
-//! what came of it.
+//! Loaded filters with the channels of two libraries, a way to run frames through them, and access to
+//! the results.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -26,17 +26,17 @@ pub(super) const SHOT: i32 = 2;
 pub(super) const STOLEN: i32 = 4;
 pub(super) const REDIRECT: i32 = 7;
 
-/// The device that a test run pretends frames to come from: it must exist, so it is lo.
+/// The input device of frames in a test run: it must exist, so it is lo.
 pub(super) const IFINDEX: u32 = 1;
 pub(super) const OWN_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 pub(super) const EGRESS: u32 = 7;
-/// The channel whose behaviour is looked at, and someone else's.
+/// The channel under test, and another one.
 pub(super) const CHANNEL: ChannelId = ChannelId(1);
 pub(super) const OTHER_CHANNEL: ChannelId = ChannelId(2);
 
 const RING_SIZE: u32 = 1024 * 1024;
 
-/// By how much a program may make a frame longer.
+/// How much longer a program may make a frame.
 const GROWTH: usize = 64;
 
 pub(super) struct Bed {
@@ -46,15 +46,15 @@ pub(super) struct Bed {
     counted: RefCell<BTreeMap<(&'static str, &'static str), u64>>,
 }
 
-/// What a program made of a frame.
+/// The result of running a program on a frame.
 #[derive(Debug, PartialEq)]
 pub(super) struct Outcome {
     pub verdict: i32,
-    /// The counters that moved, by one.
+    /// The counters that were incremented by one.
     pub counted: Vec<&'static str>,
 }
 
-/// An outcome in one line.
+/// Builds an outcome in one line.
 pub(super) fn outcome(verdict: i32, counted: &[&'static str]) -> Outcome {
     Outcome {
         verdict,
@@ -71,7 +71,7 @@ pub(super) fn row(channel: ChannelId) -> FlowRow {
     }
 }
 
-/// Of a port that another channel has, and shares.
+/// A row of a shared port that belongs to another channel.
 pub(super) fn shared_row() -> FlowRow {
     FlowRow {
         flags: FlowRow::SHARED,
@@ -79,7 +79,7 @@ pub(super) fn shared_row() -> FlowRow {
     }
 }
 
-/// The channel's own right to send from such a port.
+/// The right of the channel under test to send from such a port.
 pub(super) fn sender(binding: BindingKey) -> SenderKey {
     SenderKey {
         binding,
@@ -160,7 +160,7 @@ impl Bed {
         self.run_and_see(program, frame, context).0
     }
 
-    /// As [`Bed::run`], for a program at XDP, where a frame has no context but the device it came by.
+    /// Like [`Bed::run`], for a program at XDP, where a frame has no context but its device.
     pub(super) fn run_in_driver(&self, program: &str, frame: &[u8]) -> Outcome {
         self.newly_counted();
         let mut objects = self.objects.borrow_mut();
@@ -177,7 +177,7 @@ impl Bed {
         }
     }
 
-    /// Also answers what the program left of the frame.
+    /// Also returns the frame as the program left it.
     pub(super) fn run_and_see(
         &self,
         program: &str,
@@ -208,12 +208,12 @@ impl Bed {
         total / BATCHES
     }
 
-    /// Takes everything out of the channel's ring.
+    /// Takes all records out of the channel's ring.
     pub(super) fn records(&self) -> Vec<(RecordHeader, Vec<u8>)> {
         records_of(&self.maps)
     }
 
-    /// One more ring, with a notifier.
+    /// Adds a ring with a doorbell.
     pub(super) fn add_ring(&self, number: ChannelId) -> Maps {
         let maps = Maps::create(RING_SIZE).unwrap();
         self.filter
@@ -238,7 +238,7 @@ impl Bed {
             .unwrap();
     }
 
-    /// The channel's owner is awake, looked then, and is to be woken for what it does not look at.
+    /// The channel's owner is awake, last polled at that time, and must be woken for frames that it does not poll.
     pub(super) fn want_attention(&self, attended_at: u64) {
         let doorbell = Doorbell {
             attended_at,
@@ -251,7 +251,7 @@ impl Bed {
             .unwrap();
     }
 
-    /// As [`Bed::want_attention`], of one that had more to send than its windows let through.
+    /// Like [`Bed::want_attention`], for an owner limited by a window.
     pub(super) fn await_window(&self) {
         let doorbell = Doorbell {
             wants_attention: 1,
@@ -264,7 +264,7 @@ impl Bed {
             .unwrap();
     }
 
-    /// Each program's instructions: how many it has, and how many the verifier went through.
+    /// Each program's number of instructions, and how many the verifier processed.
     pub(super) fn program_sizes(&self) -> Vec<(String, usize, u32)> {
         let mut objects = self.objects.borrow_mut();
         let size = |program: libbpf_rs::ProgramMut<'_>| {
@@ -314,7 +314,7 @@ impl Bed {
         (verdict, duration)
     }
 
-    /// Names of the counters that grew by one since the last call; more than one is a bug.
+    /// Names of the counters incremented by one since the last call; a larger increment is a bug.
     fn newly_counted(&self) -> Vec<&'static str> {
         let mut before = self.counted.borrow_mut();
         let mut names = Vec::new();
@@ -354,7 +354,7 @@ pub(super) fn doorbell_of(maps: &Maps) -> Doorbell {
     Doorbell::read_from_bytes(&page.unwrap()).unwrap()
 }
 
-/// `struct __sk_buff` of linux/bpf.h, of which a test run takes a few fields.
+/// `struct __sk_buff` of linux/bpf.h, of which a test run uses a few fields.
 pub(super) struct Context([u8; 192]);
 
 impl Default for Context {
@@ -366,7 +366,7 @@ impl Default for Context {
 }
 
 impl Context {
-    /// As the last run left it.
+    /// The priority after the last run.
     pub(super) fn priority(&self) -> u32 {
         u32::from_ne_bytes(self.0[32..36].try_into().unwrap())
     }

@@ -19,7 +19,7 @@ fn with_budget(channel: ChannelId) -> FlowRow {
     }
 }
 
-/// A flow with that budget, and another of the same channel without one.
+/// A flow with that budget, and another one of the same channel without a budget.
 fn bed_with(terms: &Budget) -> (Bed, [FlowKey; 2]) {
     let bed = Bed::new();
     let flows = flows(Protocol::Udp);
@@ -41,7 +41,7 @@ fn over() -> Outcome {
     outcome(SHOT, &["drop_over_budget"])
 }
 
-/// A packet each second, and a burst of so many seconds.
+/// One packet per second, and a burst of that many seconds.
 fn slow(burst: u64) -> Budget {
     Budget {
         packet_price: Budget::SECOND,
@@ -83,7 +83,7 @@ fn a_budget_comes_back_with_time() {
 fn bytes_have_a_budget_of_their_own() {
     let bytes = Frame::received(&flows(Protocol::Udp)[0]).build().len() as u64;
     let terms = Budget {
-        // Two frames each second.
+        // Two frames per second.
         byte_price: Budget::BYTE_SECOND / (2 * 8 * bytes),
         burst: Budget::SECOND,
         priority: Budget::LAST.into(),
@@ -129,7 +129,7 @@ fn packets_of_low_priority_go_first_while_the_ring_fills() {
             ..Budget::default()
         };
         let (bed, [flow, other]) = bed_with(&terms);
-        // A record of 4 KiB, of which the ring holds not quite 256.
+        // A record of 4 KiB, of which the ring holds almost 256.
         let large = |flow: &FlowKey| Frame {
             payload: 3000,
             ..Frame::received(flow)
@@ -138,7 +138,7 @@ fn packets_of_low_priority_go_first_while_the_ring_fills() {
         let delivered_before = (0..300)
             .take_while(|_| bed.run("packet_filter", &frame) == delivered())
             .count() as u32;
-        // Each record has a header of eight bytes more.
+        // Each record has an additional header of eight bytes.
         assert!(
             delivered_before.abs_diff(kept) <= 1,
             "{delivered_before} of priority {priority}"

@@ -1,5 +1,5 @@
-//! The packet filter in a device's driver: which frames are served there, which are left to the one at tc, and what it
-//! does to a device and to programs of others.
+//! The packet filter in a device's driver: which frames are served there, which are left to the filter at tc, and how
+//! it affects a device and programs of others.
 
 use portolan_netns::Namespace;
 use portolan_proto::filter::{BindingKey, Budget, Doorbell, FilterInterface, FlowRow};
@@ -24,7 +24,7 @@ fn in_driver() -> FlowRow {
     }
 }
 
-/// A bed whose frames come by a managed device, with a flow whose row says that.
+/// A bed with a managed input device, and a flow with that row.
 fn bed_with(flow: &FlowKey, row: FlowRow) -> Bed {
     let bed = Bed::new();
     let interface = FilterInterface {

@@ -1,4 +1,4 @@
-//! Floods of SYNs that are answered in the filter: as the engine would, and only what may be.
+//! Floods of SYNs answered in the filter: exactly as the engine would, and only those permitted.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -8,9 +8,9 @@ use std::panic::AssertUnwindSafe;
 use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::{BindingKey, Budget, Flood, FlowRow, PathKey, ReturnPath};
 use portolan_stack::Path;
-use portolan_stack::passive::{answer_by_cookie, clamp_for_cookie, flood, passive_config};
+use portolan_stack::passive::{clamp_for_cookie, flood, path_config, tune_config};
 use portolan_tcp::isn::Secret;
-use portolan_tcp::{Config, EcnMode};
+use portolan_tcp::{Config, EcnMode, cookie};
 use portolan_types::{FlowKey, Instant, MacAddr, Protocol, SeqNum};
 use portolan_wire::checksum::Sum;
 use portolan_wire::ipv4::{self, Ipv4Header};
@@ -27,7 +27,7 @@ use super::frames::Frame;
 const MTU: u32 = 1500;
 const SECRET: Secret = Secret([7; 16]);
 
-/// What one listener answers with.
+/// The parameters of one listener's answers.
 #[derive(Clone, Debug)]
 struct FloodSetup {
     config: Config,
@@ -61,13 +61,14 @@ impl FloodSetup {
             mtu: MTU,
             mac: MacAddr::default(),
         };
-        let config = passive_config(&self.config, &self.options, (&path, flow), &self.secret);
+        let mut config = path_config(&self.config, &path, flow, &self.secret);
+        tune_config(&mut config, &self.options);
         let config = clamp_for_cookie(config, &self.options);
-        answer_by_cookie(&self.secret, flow, syn, &config, now)
+        cookie::syn_ack(&self.secret, flow, syn, &config, now)
     }
 }
 
-/// A listener on any address of both families, flooded, with ways back to everybody.
+/// A listener on any address of both families, flooded, with return paths to everybody.
 fn flooded(terms: &FloodSetup) -> Bed {
     let bed = flooded_with(terms.flood(), row(CHANNEL));
     bed.records();
@@ -113,7 +114,7 @@ fn syn(flow: &FlowKey) -> TcpHeader {
     }
 }
 
-/// The segment of a header, and of bytes behind it, which may be options.
+/// The segment of a header, followed by bytes that may be options.
 fn segment(header: &TcpHeader, more: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0; header.header_len()];
     header.emit(&mut bytes);
@@ -155,7 +156,7 @@ fn now_ms() -> u64 {
     now.tv_sec as u64 * 1000 + now.tv_nsec as u64 / 1_000_000
 }
 
-/// Addresses, hops and traffic class of an answer, and its segment, whose sums are right.
+/// Hop limit, traffic class and segment of an answer, whose addresses and checksums are verified.
 fn open(flow: &FlowKey, answer: &[u8]) -> (u8, u8, Vec<u8>) {
     let packet = &answer[ethernet::HEADER_LEN..];
     let (local, remote) = (flow.local.ip(), flow.remote.ip());
@@ -185,7 +186,7 @@ fn open(flow: &FlowKey, answer: &[u8]) -> (u8, u8, Vec<u8>) {
     (hops, class, segment.to_vec())
 }
 
-/// The filter's answer, at whichever millisecond it was made, is one that the engine makes.
+/// Checks that the filter's answer, at some millisecond since `began`, is one that the engine gives.
 fn assert_agrees(terms: &FloodSetup, flow: &FlowKey, syn: &TcpHeader, began: u64, answer: &[u8]) {
     let (hops, class, mut bytes) = open(flow, answer);
     let ip = terms.options.ip;
@@ -222,14 +223,13 @@ type Choice = ([u8; 16], [bool; 5], Option<u16>, Option<u32>, u8, u8);
 
 fn flow_of(&(is_ipv6, bytes, port, ..): &Peer) -> FlowKey {
     let flow = flows(Protocol::Tcp)[usize::from(is_ipv6)];
-    let address: IpAddr = match is_ipv6 {
+    let address: IpAddr = if is_ipv6 {
         // Of somebody on the network, whatever the rest.
-        true => {
-            let mut address = [0x20; 16];
-            address[2..].copy_from_slice(&bytes);
-            address.into()
-        }
-        false => [11, bytes[0], bytes[1], bytes[2]].into(),
+        let mut address = [0x20; 16];
+        address[2..].copy_from_slice(&bytes);
+        address.into()
+    } else {
+        [11, bytes[0], bytes[1], bytes[2]].into()
     };
     FlowKey {
         remote: SocketAddr::new(address, port.max(1)),
@@ -350,7 +350,7 @@ fn the_device_that_was_to_finish_the_checksum_finishes_the_answers() {
     }
 }
 
-/// What is left to the owner, by what is wrong with it.
+/// Packets left to the owner, with what is unusual about them.
 fn oddities(flow: &FlowKey) -> Vec<(&'static str, Vec<u8>)> {
     let good = syn(flow);
     let with = |flags| TcpHeader {

@@ -1,5 +1,5 @@
-//! Fragments: they follow the first of their datagram; the kernel's stay the kernel's; a library
-//! sends none, and has no say in their identification.
+//! Fragments: later ones follow the first of their datagram; the kernel's stay the kernel's; a library
+//! sends none, and does not choose their identification.
 
 use portolan_proto::filter::RecordHeader;
 use portolan_types::{ChannelId, FlowKey, Protocol};
@@ -8,7 +8,7 @@ use super::bed::{Bed, CHANNEL, Context, OWN_MAC, Outcome, REDIRECT, SHOT, UNSPEC
 use super::bed::{flows, outcome, row};
 use super::frames::Frame;
 
-/// A piece of a datagram of the flow. The first has the flow's ports in front.
+/// A fragment of a datagram of the flow. The first one begins with the flow's ports.
 pub(super) fn piece(flow: &FlowKey, id: u16, offset: u16, more: bool) -> Vec<u8> {
     let mut body = vec![7; 64];
     if offset == 0 {
@@ -108,7 +108,7 @@ fn a_fragment_that_comes_early_goes_to_the_kernel_and_as_a_copy_to_the_server() 
         let held = outcome(UNSPEC, &["held_fragment", "pass_fragment"]);
         assert_eq!(filter(&bed, &early), held, "{flow}");
         assert_eq!(filter(&bed, &piece(&flow, 9, 128, true)), held);
-        // The server is told that the owner is known, and has the copies filtered again.
+        // The server learns that the owner is known, and has the copies filtered again.
         let first = filter(&bed, &piece(&flow, 9, 0, true));
         assert_eq!(first, outcome(SHOT, &["delivered", "held_fragment"]));
         assert_eq!(bed.run("inject_filter", &early), delivered());
@@ -132,7 +132,7 @@ fn what_the_server_held_in_vain_is_dropped_and_not_held_again() {
 fn a_flood_of_early_fragments_does_not_fill_the_servers_ring() {
     let [flow, _] = flows(Protocol::Udp);
     let bed = bed_with(&flow);
-    // Five thousand of them, in less than the second in which they would all be taken.
+    // Five thousand fragments, in less than the second in which all would be accepted.
     let early = piece(&flow, 9, 64, true);
     bed.time("packet_filter", &early, || {});
     let counted = |name: &str| {
@@ -195,7 +195,7 @@ fn a_library_sends_no_fragments() {
             "drop_protocol"
         };
         for (offset, more) in [(0, true), (64, true), (64, false)] {
-            // A frame that comes from this host, by turning one to it round.
+            // A frame from this host, made by reversing one to it.
             let turned = FlowKey {
                 local: flow.remote,
                 remote: flow.local,
@@ -242,7 +242,7 @@ fn who_sends_a_datagram_in_fragments_does_not_choose_its_identification() {
     assert!(consecutive, "{seen:x?}");
     // The first is random: once in 65,536 runs it is the chosen one.
     assert_ne!(seen[0], chosen);
-    // A whole packet that no router may cut keeps what it has.
+    // An unfragmented packet that must not be fragmented keeps its identification.
     let whole = Frame::sent(&flow, OWN_MAC).build();
     let (_, sent) = bed.run_and_see("transmit_filter", &whole, &mut Context::default());
     assert_eq!(sent, whole);

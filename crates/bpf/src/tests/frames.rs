@@ -14,7 +14,7 @@ use portolan_wire::udp::{self, UdpHeader};
 pub(super) const HOST_MAC: MacAddr = MacAddr([0; 6]);
 pub(super) const PEER_MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
 
-/// What goes into a frame, ready to be spoilt field by field.
+/// The fields of a frame, to be changed one by one.
 #[derive(Clone)]
 pub(super) struct Frame {
     pub source_mac: MacAddr,
@@ -26,7 +26,7 @@ pub(super) struct Frame {
 }
 
 impl Frame {
-    /// A packet of `flow` as it comes from the peer.
+    /// A packet of `flow` as received from the peer.
     pub(super) fn received(flow: &FlowKey) -> Frame {
         Frame {
             source_mac: PEER_MAC,
@@ -55,8 +55,8 @@ impl Frame {
         self.around(self.protocol.number(), &transport)
     }
 
-    /// The frame as it would be if its IPv6 packet had hop-by-hop options, or its IPv4 packet
-    /// options, before the transport header.
+    /// The frame with hop-by-hop options, if IPv6, or with IPv4 options, before the transport
+    /// header.
     pub(super) fn build_with_options(&self) -> Vec<u8> {
         if self.source.is_ipv6() {
             let mut payload = vec![self.protocol.number(), 1];

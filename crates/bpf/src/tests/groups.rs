@@ -1,4 +1,4 @@
-//! Endpoints of several sockets: dealt flows, copies for members, and who may send.
+//! Endpoints of several sockets: distributed flows, copies for members, and who may send.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -25,7 +25,7 @@ fn with_flags(flags: u16) -> FlowRow {
     }
 }
 
-/// A datagram of the flow's peer to a group, and the row's key for it.
+/// A datagram from the flow's peer to a group, and the key of its member row.
 fn to_group(flow: &FlowKey) -> (Vec<u8>, MemberKey) {
     let group = if flow.local.is_ipv4() {
         "224.0.0.251"
@@ -78,7 +78,7 @@ fn flows_to_a_dealt_binding_spread_over_its_sockets_and_stay() {
             assert_eq!(slots[0], slots[1], "{flow}");
             taken[slots[0] as usize] += 1;
         }
-        // 100 each are expected; less than half of that is no chance.
+        // 100 each are expected; less than half of that is not chance.
         assert!(taken.iter().all(|&taken| taken > 50), "{taken:?}");
     }
 }
@@ -92,7 +92,7 @@ fn a_datagram_to_a_group_is_copied_to_members_and_goes_on() {
         assert_eq!(bed.run("packet_filter", &frame), nobody, "{flow}");
         bed.filter.set_member(&key, row(CHANNEL)).unwrap();
         let second = MemberKey { index: 1, ..key };
-        // Of a channel that is gone: nothing of it keeps the others from theirs.
+        // A member of a removed channel does not keep the others from their copies.
         bed.filter.set_member(&second, row(OTHER_CHANNEL)).unwrap();
         let copied = outcome(UNSPEC, &["delivered_copy", "drop_no_channel"]);
         assert_eq!(bed.run("packet_filter", &frame), copied, "{flow}");
@@ -103,7 +103,7 @@ fn a_datagram_to_a_group_is_copied_to_members_and_goes_on() {
     }
 }
 
-/// The kernel gives each member its own, and the server one after the other to the filter.
+/// The kernel gives each member its own datagram, and the server passes them to the filter one by one.
 #[test]
 fn a_datagram_that_the_server_lets_in_for_one_member_is_copied_to_that_one() {
     for flow in flows(Protocol::Udp) {
@@ -130,7 +130,7 @@ fn a_datagram_that_the_server_lets_in_for_one_member_is_copied_to_that_one() {
     }
 }
 
-/// A piece of a datagram to a group; the first shows the ports.
+/// A fragment of a datagram to a group; the first one has the ports.
 fn piece_to_group(flow: &FlowKey, offset: u16, more: bool) -> (Vec<u8>, MemberKey) {
     let (whole, key) = to_group(flow);
     let group = IpAddr::from(Ipv6Addr::from(key.group)).to_canonical();
@@ -172,7 +172,7 @@ fn a_piece_that_comes_before_the_first_is_held_for_the_members() {
         bed.filter.set_member(&key, row(CHANNEL)).unwrap();
         let held = outcome(UNSPEC, &["held_fragment", "pass_not_to_host"]);
         assert_eq!(bed.run("packet_filter", &last), held, "{flow}");
-        // The first tells the server to let go of it.
+        // The first fragment tells the server to release it.
         let shown = outcome(UNSPEC, &["held_fragment", "delivered_copy"]);
         assert_eq!(bed.run("packet_filter", &first), shown, "{flow}");
         let copied = outcome(SHOT, &["delivered_copy"]);
@@ -227,7 +227,7 @@ fn a_datagram_to_a_group_from_an_address_that_no_other_host_has_is_not_copied() 
     }
 }
 
-/// As a DHCP client, which has no address yet.
+/// Like a DHCP client that has no address yet.
 #[test]
 fn a_broadcast_from_a_host_without_an_address_is_copied() {
     let [flow, _] = flows(Protocol::Udp);

@@ -1,4 +1,4 @@
-//! Flows that are compared with each packet, one after the other.
+//! Linear search: each packet is compared with the flows in turn.
 
 use std::net::SocketAddr;
 
@@ -15,7 +15,7 @@ fn linear_bed() -> Bed {
     })
 }
 
-/// Flows that differ in their peers' ports.
+/// Flows that differ in the peer's port.
 fn crowd(of: &FlowKey, count: u16) -> impl Iterator<Item = FlowKey> {
     let (flow, address) = (*of, of.remote.ip());
     (1..=count).map(move |port| FlowKey {
@@ -24,7 +24,7 @@ fn crowd(of: &FlowKey, count: u16) -> impl Iterator<Item = FlowKey> {
     })
 }
 
-/// The slot that a packet of the flow is given to.
+/// The slot to which a packet of the flow is delivered.
 fn slot_of(bed: &Bed, flow: &FlowKey) -> u32 {
     let frame = Frame::received(flow).build();
     let delivered = outcome(SHOT, &["delivered"]);
@@ -96,10 +96,10 @@ fn as_many_flows_fit_as_the_table_is_for() {
     for flow in crowd(&base, 1024) {
         steer(&bed, &flow, 7);
     }
-    // The last of them are compared last.
+    // The last one is compared last.
     let last = crowd(&base, 1024).last().unwrap();
     assert_eq!(slot_of(&bed, &last), 7);
-    // One more cannot be; what is there may go.
+    // There is no room for another; existing ones can be removed.
     assert!(bed.filter.steer(&base, row(CHANNEL)).is_err());
     bed.filter.unsteer(&last).unwrap();
     steer(&bed, &base, 8);

@@ -1,4 +1,4 @@
-//! Protocols that programs run themselves: who gets their frames, and who may send them.
+//! Raw protocols: who gets their frames, and who may send them.
 
 use portolan_proto::filter::{BindingKey, FlowRow, RawKey, RecordHeader};
 use portolan_proto::raw::Guard;
@@ -19,7 +19,7 @@ fn key(guard: Guard) -> RawKey {
     RawKey::new(guard).unwrap()
 }
 
-/// A bed on which the channel has both protocols.
+/// A bed on which the channel has both raw protocols.
 fn bed() -> Bed {
     let bed = Bed::new();
     for guard in [ETHERTYPE, PROTOCOL] {
@@ -40,7 +40,7 @@ fn any_flows() -> [FlowKey; 2] {
     flows(Protocol::Udp)
 }
 
-/// A frame of the EtherType that would be IP's.
+/// The IP frame with another EtherType.
 fn of_ethertype(mut frame: Vec<u8>) -> Vec<u8> {
     frame[12..14].copy_from_slice(&0x88b5_u16.to_be_bytes());
     frame
@@ -92,9 +92,10 @@ fn an_error_about_a_packet_is_not_one_of_its_protocol() {
     let bed = bed();
     for flow in any_flows() {
         let quoted = Frame::sent(&flow, OWN_MAC).around(253, &[0; 8]);
-        let (protocol, kind) = match flow.local.is_ipv4() {
-            true => (1, 3),
-            false => (58, 1),
+        let (protocol, kind) = if flow.local.is_ipv4() {
+            (1, 3)
+        } else {
+            (58, 1)
         };
         let mut error = vec![kind, 1, 0, 0, 0, 0, 0, 0];
         error.extend_from_slice(&quoted[14..]);
@@ -148,7 +149,7 @@ fn sources_are_this_hosts() {
     assert_eq!(sent(&bed, &packet), outcome(SHOT, &["drop_source_address"]));
 }
 
-/// At a port of both families, of any address.
+/// A bed with a raw port of both families, on any address.
 fn bed_at_port(protocol: Protocol, channel: ChannelId) -> Bed {
     let bed = Bed::new();
     for flow in flows(protocol) {

@@ -16,7 +16,7 @@ fn all_flows() -> impl Iterator<Item = FlowKey> {
     [Protocol::Tcp, Protocol::Udp].into_iter().flat_map(flows)
 }
 
-/// A bed on which the flow is aimed at the channel.
+/// A bed on which the flow is steered to the channel.
 fn bed_with(flow: &FlowKey) -> Bed {
     let bed = Bed::new();
     bed.filter.steer(flow, row(CHANNEL)).unwrap();
@@ -78,14 +78,14 @@ fn unattended(bed: &Bed) -> u64 {
 
 #[test]
 fn a_frame_for_an_owner_who_looked_long_ago_wakes_at_once() {
-    /// From then on the timer may have woken the owner, too.
+    /// After this time the timer may have woken the owner, too.
     const TIMER: Duration = Duration::from_micros(150);
     let flow = flows(Protocol::Tcp)[0];
     let bed = bed_with(&flow);
     let frame = Frame::received(&flow).build();
     filter(&bed, &frame);
     let looked_at = bed.records()[0].0.timestamp;
-    // Until the machine lets the test look in time.
+    // Until the machine runs the test in time.
     for turn in 0..1000 {
         sleep(Duration::from_millis(1));
         bed.want_attention(looked_at + turn);
@@ -103,8 +103,8 @@ fn a_frame_for_an_owner_who_looked_long_ago_wakes_at_once() {
     panic!("the test never looked in time");
 }
 
-/// What comes then is no reason to wait for longer, be it in the time that passes with frames that are left alone, or
-/// where the owner has more to send than its windows let through.
+/// Neither time that passes while frames are left alone, nor an owner limited by a window, lengthens the
+/// wait.
 #[test]
 fn an_owner_that_comes_often_and_then_computes_is_woken_for_as_soon() {
     let flow = flows(Protocol::Tcp)[0];
@@ -135,18 +135,18 @@ fn an_owner_that_comes_often_and_then_computes_is_woken_for_as_soon() {
     assert!(unattended(&bed) > before, "it waits for its window");
 }
 
-/// The timer that was started while it looked again and again comes forward.
+/// The timer started while the owner polled continuously is brought forward.
 #[test]
 fn an_owner_that_leaves_off_polling_is_woken_for_as_soon() {
     const LATER: Duration = Duration::from_micros(500);
     let flow = flows(Protocol::Tcp)[0];
     let bed = bed_with(&flow);
     let frame = Frame::received(&flow).build();
-    // Interrupts of a busy machine may come later than that.
+    // On a busy machine interrupts may be later than that.
     let is_woken = (0..100).any(|_| {
         bed.want_attention(0);
         let take = || drop(bed.records());
-        // The timer is started by the last of them for as long as ever.
+        // The last of them starts the timer with its longest interval.
         bed.time("packet_filter", &frame, take);
         let begun = monotonic();
         bed.want_attention(begun.as_nanos() as u64);
@@ -173,7 +173,7 @@ fn a_flow_with_a_ring_of_its_own_shares_neither_ring_nor_notifier() {
             ..row(CHANNEL)
         };
         bed.filter.steer(&flow, direct).unwrap();
-        // The owner of the channel's ring sleeps on the tap; that of this one is awake.
+        // The owner of the channel's ring sleeps on the tap; that of the flow's ring is awake.
         bed.set_doorbell(Doorbell::ASLEEP_ON_TAP);
         let frame = Frame::received(&flow).build();
         assert_eq!(
@@ -187,7 +187,7 @@ fn a_flow_with_a_ring_of_its_own_shares_neither_ring_nor_notifier() {
         assert_eq!(doorbell_of(&own).delivered, 1);
         assert!(bed.records().is_empty());
         assert_eq!(bed.doorbell().delivered, 0);
-        // It is the channel's in all else: what it sends passes.
+        // In all other respects it belongs to the channel: packets it sends pass.
         let sent = Frame::sent(&flow, OWN_MAC).build();
         let passed = bed.run("transmit_filter", &sent);
         assert_eq!(passed.counted, ["sent"], "{flow}");
@@ -355,7 +355,7 @@ fn a_bound_port_on_a_foreign_address_is_left_to_the_kernel() {
     assert_eq!(filter(&bed, &frame), outcome(UNSPEC, &["pass_not_local"]));
 }
 
-/// RFC 1122 §3.2.1.3, RFC 4291 §2.5: nobody else has such an address.
+/// RFC 1122 §3.2.1.3, RFC 4291 §2.5: no other host has such an address.
 #[test]
 fn a_packet_from_an_address_that_no_other_host_has_is_dropped() {
     for flow in all_flows() {
@@ -384,7 +384,7 @@ fn a_packet_from_an_address_that_no_other_host_has_is_dropped() {
             assert_eq!(filter(&bed, &frame.build()), dropped, "{flow} {source}");
         }
         assert!(bed.records().is_empty());
-        // What the server lets in has been judged by the kernel.
+        // The kernel has checked what the server injects.
         let mut frame = Frame::received(&flow);
         frame.source.set_ip(own);
         let outcome = bed.run("inject_filter", &frame.build());
@@ -479,7 +479,7 @@ fn headers_that_are_cut_short_or_inconsistent_are_left_to_the_kernel() {
         let ip_header = if flow.local.is_ipv4() { 20 } else { 40 };
         let mut wrong_version = whole.clone();
         wrong_version[14] ^= 0xf0;
-        // Of IPv4, a header length beyond the frame; of IPv6, no more a length.
+        // For IPv4, a header length beyond the frame; for IPv6, no length at all.
         let mut wrong_length = whole.clone();
         wrong_length[14] |= 0x0f;
         let mut malformed = vec![&whole[..14 + ip_header + 3], &wrong_version];

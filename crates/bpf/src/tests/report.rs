@@ -1,12 +1,12 @@
-//! Sizes and speeds, printed for the reader; nothing is asserted about speeds but that they exist.
+//! Sizes and speeds, printed for the reader; speeds are only asserted to exist.
 
 use portolan_types::Protocol;
 
 use super::bed::{Bed, CHANNEL, OWN_MAC, flows, row};
 use super::frames::Frame;
 
-/// What the verifier may go through for one program; where it does not see that loops are alike, it
-/// is hundreds of thousands.
+/// Limit of the instructions that the verifier processes for one program; if it does not recognise that
+/// iterations are alike, there are hundreds of thousands.
 const VERIFIED_MOST: u32 = 60_000;
 
 #[test]
@@ -14,7 +14,7 @@ fn report_of_program_sizes_and_nanoseconds_per_packet() {
     let bed = Bed::new();
     for (name, instructions, verified) in bed.program_sizes() {
         println!("{name}: {instructions} instructions, {verified} verified");
-        // Every start of the server waits for the verifier, some 15 µs for each thousand.
+        // Every start of the server waits for the verifier, about 15 µs per thousand.
         assert!(verified < VERIFIED_MOST, "{name}: {verified}");
     }
     let [tcp, _] = flows(Protocol::Tcp);

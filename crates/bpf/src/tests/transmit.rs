@@ -10,7 +10,7 @@ use super::bed::{
 };
 use super::frames::Frame;
 
-/// On a frame that comes back to the filter, with its class.
+/// Mark of a frame that passes the filter again, with its class.
 const MARK_AGAIN: u32 = 0x706f_0000;
 
 fn all_flows() -> impl Iterator<Item = FlowKey> {
@@ -23,7 +23,7 @@ fn bed_with(flow: &FlowKey) -> Bed {
     bed
 }
 
-/// A bed whose tap is the server's.
+/// A bed with the server's tap.
 fn bed_of_server() -> Bed {
     let mut bed = Bed::new();
     bed.filter.register_tap(ChannelId::SERVER, IFINDEX).unwrap();
@@ -186,7 +186,7 @@ fn a_delegated_listener_lets_its_channel_and_no_other_send() {
             assert_eq!(send(&bed, &spoof.build()), dropped("drop_no_flow"));
             bed.filter.bind(&key, delegated(OTHER_CHANNEL)).unwrap();
             assert_eq!(send(&bed, &frame.build()), dropped("drop_foreign"));
-            // A connection of somebody else's on the port is not the delegate's.
+            // Another process's connection on the port does not belong to the delegate.
             bed.filter.bind(&key, delegated(CHANNEL)).unwrap();
             bed.filter.steer(&flow, row(OTHER_CHANNEL)).unwrap();
             assert_eq!(send(&bed, &frame.build()), dropped("drop_foreign"));
@@ -281,7 +281,7 @@ fn the_server_sends_anything_from_a_local_address() {
     }
 }
 
-/// The priority with which a frame leaves.
+/// The priority of a frame when it is sent.
 fn priority_of(bed: &Bed, frame: &[u8]) -> u32 {
     let mut context = Context::default();
     let outcome = bed.run_with("transmit_filter", frame, &mut context);
@@ -324,7 +324,7 @@ fn what_a_program_chooses_counts_where_nothing_is_reserved() {
             .steer(&flow, in_class(CHOSEN_PRIORITY | 5))
             .unwrap();
         assert_eq!(priority_of(&bed, &frame), 5, "{flow}");
-        // Best effort is what the scheduler makes of it anyhow.
+        // Best effort is the qdisc's default anyway.
         bed.filter.set_tap(CHANNEL, IFINDEX, 2).unwrap();
         assert_eq!(priority_of(&bed, &frame), 5, "{flow}");
         bed.filter.set_tap(CHANNEL, IFINDEX, 0x10).unwrap();
@@ -370,7 +370,7 @@ fn what_goes_to_no_station_leaves_by_way_of_the_kernel_in_its_class() {
     });
 }
 
-/// What is sent from a shared port, handlers may see before it leaves.
+/// Handlers may see what is sent from a shared port.
 #[test]
 fn what_goes_to_no_station_from_a_shared_port_does_so_too() {
     in_fresh_namespace(|| {

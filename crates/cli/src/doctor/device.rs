@@ -1,4 +1,4 @@
-//! What the devices are like that Portolan manages or could manage.
+//! Checks of the devices that Portolan manages or could manage.
 
 use std::fs;
 
@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Check, output};
 
-/// Offloads whose absence costs throughput.
+/// Offloads without which throughput is lower.
 const OFFLOADS: [&str; 3] = [
     "tcp-segmentation-offload",
     "generic-receive-offload",
@@ -21,7 +21,7 @@ pub(super) fn checks(wanted: Option<&str>, managed: &[String]) -> Vec<Check> {
     }
 }
 
-/// Ethernet devices that are up, by name.
+/// Returns the names of the Ethernet devices that are up.
 fn present() -> Vec<String> {
     let Ok(links) = json("ip", &["-j", "link", "show", "up"]) else {
         return Vec::new();
@@ -86,11 +86,11 @@ fn state(name: &str, link: &Value) -> Check {
     }
 }
 
-/// What Portolan's own programs are called (`bpf/driver_filter.bpf.c`), with the hook that each is for.
+/// The names of Portolan's own XDP programs (`bpf/driver_filter.bpf.c`), and the XDP mode that each is for.
 const DRIVER_FILTERS: [(&str, &str); 2] =
     [("driver_filter", "native"), ("generic_filter", "generic")];
 
-/// Another's XDP program sees packets before Portolan's filter does.
+/// An XDP program of somebody else sees packets before Portolan's filter does.
 fn xdp(name: &str, link: &Value) -> Check {
     let title = format!("{name} XDP");
     let Some(xdp) = link.get("xdp") else {
@@ -136,17 +136,17 @@ fn missing_offloads(features: &str) -> Vec<&'static str> {
     OFFLOADS.into_iter().filter(is_off).collect()
 }
 
-/// By which Portolan's filters are told from others.
+/// The tc handle that identifies Portolan's filters.
 const HANDLE: &str = "handle 0x706f7274 ";
 
-/// Other programs on the same hook live with ours: it lets pass what is not Portolan's.
+/// Other programs on the same hook are no conflict: our filter passes on packets that are not Portolan's.
 fn qdisc(name: &str) -> Check {
     let title = format!("{name} clsact");
     let filters = match output("tc", &["filter", "show", "dev", name, "ingress"]) {
         Ok(filters) => filters,
         Err(error) => return Check::warn(title, error, "run doctor as root"),
     };
-    // Each filter has a line more, without a handle, for its priority.
+    // tc prints one more line per filter, for its priority, without a handle.
     let programs: Vec<_> = filters
         .lines()
         .filter(|line| line.contains(" bpf ") && line.contains(" handle "))

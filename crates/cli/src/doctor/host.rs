@@ -1,4 +1,4 @@
-//! What this process may do and what is installed.
+//! Checks of this process's privileges and of the installed tools.
 
 use portolan_sys::capability::Capability;
 use portolan_sys::sysctl::read_value;
@@ -6,7 +6,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::{Check, output};
 
-/// Descriptors a busy program and its server want.
+/// Descriptors that a busy program and its server need.
 const WANTED_FILES: u64 = 4096;
 
 pub(super) fn checks() -> Vec<Check> {
@@ -32,7 +32,7 @@ fn capabilities() -> Check {
     )
 }
 
-/// Since Linux 5.11 BPF memory is charged to the control group instead.
+/// Not needed since Linux 5.11, which charges BPF memory to the control group.
 fn memlock() -> Check {
     let limit = getrlimit(Resource::Memlock).current;
     let limit = limit.map_or("unlimited".to_owned(), |bytes| {

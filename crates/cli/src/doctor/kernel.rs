@@ -1,13 +1,13 @@
-//! What the kernel must be able to do.
+//! Checks of the kernel's features.
 
 use libbpf_rs::{MapType, ProgramType};
 
 use super::{Check, output};
 
-/// Below this BPF ring buffers or mapped arrays are missing.
+/// Older kernels lack BPF ring buffers or mappable arrays.
 const OLDEST: (u32, u32) = (5, 11);
 
-/// The oldest on which Portolan's tests run.
+/// The oldest kernel on which Portolan's tests run.
 const TESTED: (u32, u32) = (6, 1);
 
 pub(super) fn checks() -> Vec<Check> {
@@ -89,7 +89,7 @@ fn clsact() -> Check {
     )
 }
 
-/// Network namespaces end with their last process: nothing of the attempt stays.
+/// The namespace is removed with its last process, so that the attempt leaves nothing behind.
 fn in_own_namespace(command: &[&str]) -> Result<String, String> {
     output("unshare", &[&["--net"], command].concat())
 }
@@ -102,7 +102,7 @@ fn tried(name: &str, attempt: Result<String, String>, advice: &str) -> Check {
     }
 }
 
-/// Only the server makes BPF calls; libraries map what they are given.
+/// Portolan does not need it: only the server makes BPF calls, and libraries map what the server hands them.
 fn unprivileged_bpf() -> Check {
     const NAME: &str = "unprivileged BPF";
     match portolan_sys::sysctl::read_value("kernel/unprivileged_bpf_disabled") {

@@ -1,4 +1,4 @@
-//! Whether a server runs, and whether programs find their way to it.
+//! Checks whether a server runs, and whether programs can reach it.
 
 use std::fs;
 
@@ -12,10 +12,10 @@ use crate::ServerAddress;
 use crate::exit::Failure;
 use crate::run::find_preload;
 
-/// Descriptors that a server of many sessions wants.
+/// Descriptors that a server with many sessions needs.
 const WANTED_FILES: u64 = 65_536;
 
-/// What a server says, or why nothing was heard of it.
+/// Returns the server's status, or the reason why there is none.
 pub(super) fn status(server: &ServerAddress) -> Result<StatusReport, Silence> {
     match server.ask(RequestBody::ReadStatus) {
         Ok(ReplyBody::Status(status)) => Ok(status),
@@ -25,14 +25,14 @@ pub(super) fn status(server: &ServerAddress) -> Result<StatusReport, Silence> {
     }
 }
 
-/// Why nothing was heard of a server.
+/// Why no server answered.
 #[derive(Debug, PartialEq)]
 pub(super) enum Silence {
-    /// There is no socket, or nobody listens there.
+    /// There is no socket, or no process listens on it.
     None,
-    /// It may run, and this user may not ask.
+    /// A server may run, but this user may not connect to it.
     NotPermitted,
-    /// This process cannot have another descriptor.
+    /// This process has reached its limit of descriptors.
     NoDescriptor,
     OfAnotherVersion(String),
 }
@@ -132,12 +132,12 @@ fn running(server: &ServerAddress, status: &Result<StatusReport, Silence>) -> Ch
     }
 }
 
-/// Each session takes one or two; the server raises its limit when it starts, if it may.
+/// Each session takes one or two descriptors; the server raises its limit at its start, if it may.
 fn open_files(pid: u32) -> Option<Check> {
     const NAME: &str = "server's open files";
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
     let limit = soft_limit_of_files(&limits)?;
-    // Only its own user and root may look.
+    // Readable by the server's user and by root only.
     let open = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64;
     let told = format!("{open} of {limit}");
     Some(match limit {
@@ -155,7 +155,7 @@ fn open_files(pid: u32) -> Option<Check> {
     })
 }
 
-/// Of `/proc/PID/limits`.
+/// Parses the soft limit of open files from `/proc/PID/limits`.
 fn soft_limit_of_files(limits: &str) -> Option<u64> {
     let line = limits
         .lines()

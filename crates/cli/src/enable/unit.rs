@@ -1,12 +1,12 @@
-//! The settings of a service that matter to a drop-in, read as systemd.unit(5) and systemd.exec(5) say: an empty value
-//! begins a list anew, drop-ins follow the unit.
+//! The settings of a service that a drop-in depends on, by the rules of systemd.unit(5) and systemd.exec(5): an empty
+//! value resets a list, and drop-ins are read after the unit.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, anyhow};
 
-/// Where units are looked for, the first wins.
+/// Where units are looked up; the first match wins.
 const DIRECTORIES: [&str; 5] = [
     "/etc/systemd/system",
     "/run/systemd/system",
@@ -15,12 +15,12 @@ const DIRECTORIES: [&str; 5] = [
     "/lib/systemd/system",
 ];
 
-/// Assignments of the section Service, in order.
+/// Assignments of the section `[Service]`, in order.
 #[derive(Debug, Default)]
 pub struct Unit(Vec<(String, String)>);
 
 impl Unit {
-    /// With its drop-ins, but for our own.
+    /// Reads a unit and its drop-ins, except our own.
     pub fn find(name: &str) -> anyhow::Result<Unit> {
         let candidates = [Some(name.to_owned()), template(name)];
         let path = candidates
@@ -60,13 +60,14 @@ impl Unit {
         Unit(assignments)
     }
 
-    /// All values of a list.
+    /// Returns all values of a list.
     fn all<'a>(&'a self, key: &str) -> Vec<&'a str> {
         let mut values = Vec::new();
         for (_, value) in self.0.iter().filter(|(name, _)| name == key) {
-            match value.is_empty() {
-                true => values.clear(),
-                false => values.push(value.as_str()),
+            if value.is_empty() {
+                values.clear()
+            } else {
+                values.push(value.as_str())
             }
         }
         values
@@ -86,7 +87,7 @@ impl Unit {
         values.into_iter().flat_map(str::split_whitespace).collect()
     }
 
-    /// The last value of a variable.
+    /// Returns the last value that is assigned to an environment variable.
     pub fn environment(&self, name: &str) -> Option<String> {
         let words = self.words("Environment");
         let found = words.iter().rev().find_map(|word| {
@@ -96,7 +97,7 @@ impl Unit {
         found.map(str::to_owned)
     }
 
-    /// Lies a directory where nothing may be executed, nor mapped to be executed?
+    /// Returns true if NoExecPaths= forbids to execute files below `directory`, or to map them as executable.
     pub fn may_not_execute(&self, directory: &Path) -> bool {
         let longest = |key: &str| {
             let paths = self
@@ -113,7 +114,7 @@ impl Unit {
         }
     }
 
-    /// Is there a list of families that has not this one?
+    /// Returns true if RestrictAddressFamilies= is a list of allowed families without `family`.
     pub fn lacks_family(&self, family: &str) -> bool {
         let families = self.words("RestrictAddressFamilies");
         families
@@ -122,7 +123,7 @@ impl Unit {
             && !families.contains(&family)
     }
 
-    /// Is the family named among those that are not allowed?
+    /// Returns true if RestrictAddressFamilies= denies `family` by name, or all families.
     pub fn denies_family(&self, family: &str) -> bool {
         let families = self.words("RestrictAddressFamilies");
         match families.first() {
@@ -134,7 +135,7 @@ impl Unit {
         }
     }
 
-    /// Is the server's directory out of sight?
+    /// Returns true if the service cannot see the server's directory.
     pub fn hides_run(&self) -> bool {
         ["TemporaryFileSystem", "InaccessiblePaths"]
             .into_iter()
@@ -146,14 +147,14 @@ impl Unit {
             })
     }
 
-    /// Is it one of PostgreSQL's clusters, as Debian starts them?
+    /// Returns true if the service is one of PostgreSQL's clusters as Debian starts them.
     pub fn has_cluster(&self) -> bool {
         self.programs()
             .iter()
             .any(|program| program.ends_with("/pg_ctlcluster"))
     }
 
-    /// What it starts, without the marks before the path.
+    /// Returns the programs that the service starts, without the prefixes before the path.
     pub fn programs(&self) -> Vec<&str> {
         let commands = self.all("ExecStart");
         commands
@@ -166,7 +167,7 @@ impl Unit {
     }
 }
 
-/// `postgresql@15-main.service` is an instance of `postgresql@.service`.
+/// Returns the template of an instance: `postgresql@.service` for `postgresql@15-main.service`.
 fn template(name: &str) -> Option<String> {
     let (prefix, _) = name.split_once('@')?;
     Some(format!("{prefix}@.service"))

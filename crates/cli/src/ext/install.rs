@@ -1,4 +1,4 @@
-//! `portolan ext install`: owns a port, or a protocol, for as long as it runs, and the extension with it.
+//! `portolan ext install`: owns a port or a protocol, and installs the extension for it, until the command ends.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -50,7 +50,7 @@ struct Endpoint {
     protocol: Option<u8>,
 }
 
-/// Usually said in hexadecimal.
+/// Parses an EtherType, in hexadecimal with the prefix `0x`, or in decimal.
 fn ethertype(word: &str) -> Result<u16, std::num::ParseIntError> {
     match word.strip_prefix("0x") {
         Some(digits) => u16::from_str_radix(digits, 16),
@@ -58,7 +58,7 @@ fn ethertype(word: &str) -> Result<u16, std::num::ParseIntError> {
     }
 }
 
-/// What is had as long as the command runs.
+/// What the command owns while it runs.
 enum Own {
     Port(Port, SocketAddr),
     Protocol(RawFlow),
@@ -88,7 +88,7 @@ impl Own {
         }
     }
 
-    /// Takes what the extension leaves to its owner, until the server goes.
+    /// Receives and discards what the extension leaves to the owner. Returns when the server has gone.
     fn discard(&self) -> Errno {
         let mut buffer = vec![0; 1 << 16];
         loop {
@@ -146,7 +146,7 @@ pub fn run(arguments: &Arguments, request: &InstallArguments) -> Result<(), Fail
     Err(Failure::NoServer(own.discard().into()))
 }
 
-/// The library finds the server by the environment.
+/// Passes `--socket` on to the library, which reads the environment.
 fn pass_on_socket(arguments: &Arguments) -> Result<(), Failure> {
     let Some(socket) = &arguments.server.socket else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! What extensions there are, and what they did.
+//! Lists of extensions and of their statistics.
 
 use portolan_proto::extension::{Event, ExtensionReport};
 
@@ -159,7 +159,7 @@ fn identity(extension: &ExtensionReport) -> ExtensionView {
     }
 }
 
-/// What an extension has done.
+/// Statistics of an extension.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct StatisticsView {
     pub number: u16,

@@ -1,5 +1,5 @@
-//! What each report becomes. Label sets are bounded: programs beyond the [`PROGRAMS`] with the most sessions are
-//! summed up as `other`, and guarantees are as many as the server admits.
+//! Converts reports to metric families. Label sets are bounded: programs beyond the [`PROGRAMS`] with the most sessions
+//! are summed up as `other`, and the number of guarantees is bounded by what the server admits.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ const PROGRAMS: usize = 50;
 /// The quantiles of round-trip times.
 const QUANTILES: [(&str, f64); 3] = [("0.5", 0.5), ("0.9", 0.9), ("0.99", 0.99)];
 
-/// Counters whose names begin so are one family each, whose label is the rest of the name.
+/// Counters whose names have these prefixes form one family each; the rest of the name becomes the label.
 const REASONS: [(&str, &str, &str); 3] = [
     ("drop", "drops", "Packets dropped, by reason"),
     ("pass", "passed", "Packets left to the kernel, by reason"),
@@ -29,7 +29,7 @@ const REASONS: [(&str, &str, &str); 3] = [
     ),
 ];
 
-/// Without a snapshot no server answers.
+/// Returns all families. Without a snapshot, which means that no server answers, only `portolan_up`.
 pub fn of(snapshot: Option<&Snapshot>) -> Vec<Family> {
     let mut families = vec![gauge(
         "portolan_up",
@@ -81,11 +81,11 @@ fn of_status(status: &StatusReport) -> Vec<Family> {
     families
 }
 
-/// The sums over all holders. Counts of one holder end with it, so they are no counters of a monitored system.
+/// Sums over all holders. A single holder's counts vanish when it ends, so they are not exported as counters.
 fn of_counters(reports: &[CounterReport]) -> Vec<Family> {
     let mut by_reason: BTreeMap<(String, usize), Vec<(Labels, f64)>> = BTreeMap::new();
     let mut families = Vec::new();
-    // The number of processes is a gauge, of_status() has it.
+    // The number of processes is a gauge, which of_status() exports.
     let all = reports
         .iter()
         .filter(|report| report.holder.is_none() && report.name != "processes");
@@ -117,7 +117,7 @@ fn of_counters(reports: &[CounterReport]) -> Vec<Family> {
     families
 }
 
-/// Names of counters have dashes.
+/// Replaces characters that metric names may not contain, such as dashes.
 fn metric_name(name: &str) -> String {
     name.chars()
         .map(|c| if c.is_ascii_alphanumeric() { c } else { '_' })
@@ -154,7 +154,7 @@ fn protocol(session: &SessionReport) -> &'static str {
     }
 }
 
-/// None if no connection has measured one.
+/// Returns None if no connection has measured a round-trip time.
 fn round_trip_times(sessions: &[SessionReport]) -> Option<Family> {
     let mut times: Vec<u32> = sessions
         .iter()
@@ -229,7 +229,7 @@ fn of_programs(sessions: &[SessionReport]) -> Vec<Family> {
     ]
 }
 
-/// The programs with the most sessions, and all others together.
+/// Returns the programs with the most sessions, and one entry for all others together.
 fn bounded(totals: BTreeMap<String, ProgramTotals>) -> Vec<(String, ProgramTotals)> {
     let mut totals: Vec<_> = totals.into_iter().collect();
     totals.sort_by_key(|(_, totals)| std::cmp::Reverse(totals.sessions));

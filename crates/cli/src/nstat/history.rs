@@ -1,4 +1,4 @@
-//! What the last call saw, in a file of the user's own.
+//! The values of the last call, in a file that the user owns.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,14 +13,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit::Failure;
 
-/// More than all counters take; a larger file is not ours.
+/// Upper bound of the file's size; a larger file is not ours.
 const LARGEST: u64 = 1 << 20;
 
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
-    /// Another server counts from zero.
+    /// Identifies the server: a different one counts from zero.
     server: String,
-    /// Milliseconds since 1970; none: there was no call.
+    /// Time of the last call in milliseconds since 1970; None if there was none.
     at: Option<u64>,
     counters: BTreeMap<String, u64>,
 }
@@ -34,12 +34,13 @@ impl History {
         }
     }
 
-    /// Of the last call; nothing if that saw another server, or there was none.
+    /// Reads the values of the last call. They are empty if there was none, or if it asked another server.
     pub fn read(server: &str) -> History {
         let known = History::load(&path()).unwrap_or_default();
-        match known.server == server {
-            true => known,
-            false => History::default(),
+        if known.server == server {
+            known
+        } else {
+            History::default()
         }
     }
 
@@ -83,7 +84,7 @@ impl History {
     }
 }
 
-/// Somebody else may have put a file where ours is to be.
+/// Refuses a file of another user, or one that is not a regular file.
 fn ensure_own(file: &File) -> anyhow::Result<()> {
     let metadata = file.metadata()?;
     let is_own = metadata.is_file() && metadata.uid() == rustix::process::geteuid().as_raw();

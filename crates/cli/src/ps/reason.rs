@@ -1,4 +1,4 @@
-//! Whether a process or a program has the socket proxy, and why not.
+//! Decides whether a process or a program has the socket proxy, and if not, why.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -9,11 +9,11 @@ use serde::Serialize;
 
 use crate::linkage::{self, Linkage};
 
-/// Which stack serves new sockets.
+/// The stack of new sockets, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// The proxy is loaded, or would be.
+    /// The proxy is loaded, or would be loaded.
     Portolan,
     /// The process was not started with the proxy.
     NotLoaded,
@@ -21,7 +21,7 @@ pub enum Reason {
     OtherLibc,
     /// The program changes its user or its capabilities when it starts.
     SetUser,
-    /// Of another user: only he and root may look.
+    /// A process of another user, which only root and that user may inspect.
     NotPermitted,
     /// There is no such program.
     NotFound,
@@ -46,7 +46,7 @@ impl Reason {
         }
     }
 
-    /// By its file alone.
+    /// Decides by the program's file alone.
     pub fn of_program(name: &OsStr) -> Reason {
         let Some(path) = linkage::find(name).filter(|path| path.is_file()) else {
             return Reason::NotFound;
@@ -75,7 +75,7 @@ impl Reason {
         }
     }
 
-    /// What to do about it.
+    /// Returns what the user can do about it.
     pub fn advice(self) -> Option<&'static str> {
         match self {
             Reason::Portolan => None,
@@ -93,7 +93,7 @@ impl Reason {
     }
 }
 
-/// Go makes static programs unless it links to C libraries, and calls the kernel itself even then.
+/// Go links statically unless a program uses C libraries, and calls the kernel directly even then.
 pub const STATIC_ADVICE: &str = "build it dynamically linked to glibc (C, Rust: target *-gnu). Go programs call the kernel \
     themselves, however they are linked: put a proxy of glibc's, such as HAProxy or nginx, on Portolan before them";
 

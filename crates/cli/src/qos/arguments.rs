@@ -1,4 +1,4 @@
-//! The words of `portolan qos set`, `del` and `group`, and the requests that they make.
+//! The arguments of `portolan qos set`, `del` and `group`, and the requests that they form.
 
 use clap::ValueEnum;
 use portolan_proto::qos::text::{self, Unreadable};
@@ -8,7 +8,7 @@ use portolan_proto::qos::{
 };
 use portolan_sys::accounts;
 
-/// The end of the help of `qos set`, `qos del` and `qos group join`.
+/// The last part of the help of `qos set`, `qos del` and `qos group join`.
 pub const SCOPES: &str = "Scopes:
     pid 123  a process, until it ends
     tid 5  a thread, until it ends; cpu only
@@ -110,10 +110,10 @@ struct TransmitArguments {
     /// Bytes that may be sent at once after a pause: 64k [default: what the rate sends in a slice].
     #[arg(long, value_name = "SIZE", value_parser = text::bytes)]
     burst: Option<u32>,
-    /// Send beyond the rate, up to this one, while the link has capacity left.
+    /// Allow sending beyond the rate, up to this one, while the link has spare capacity.
     #[arg(long, value_name = "RATE", value_parser = text::rate, conflicts_with = "slack")]
     ceil: Option<u64>,
-    /// Send beyond the rate, up to the link's, while it has capacity left.
+    /// Allow sending beyond the rate, up to the link's, while the link has spare capacity.
     #[arg(long)]
     slack: bool,
     /// The link; may be left out if only one has a rate.
@@ -177,16 +177,16 @@ struct CpuArguments {
     /// Share of one CPU: 0.3 or 30%.
     #[arg(long, value_name = "SHARE", value_parser = text::share)]
     rate: u32,
-    /// The period in which the share is given.
+    /// The period in which the share is granted.
     #[arg(long, value_name = "TIME", default_value = "100ms", value_parser = text::duration)]
     period: u32,
     /// Service class [default: the configuration's default one].
     #[arg(long)]
     class: Option<String>,
-    /// Run beyond the rate while CPUs are idle.
+    /// Allow running beyond the rate while CPUs are idle.
     #[arg(long)]
     slack: bool,
-    /// Reaction to a measured use that differs: off, propose, or limits between which the rate follows: 0.1-0.5.
+    /// Reaction when the measured use differs: off, propose, or limits between which the rate follows: 0.1-0.5.
     #[arg(long, value_name = "HOW", default_value = "off", value_parser = text::adapt)]
     adapt: Adapt,
 }
@@ -207,7 +207,7 @@ impl CpuArguments {
 pub struct Deletion {
     #[command(flatten)]
     whom: Whom,
-    /// Which guarantee.
+    /// The kind of guarantee.
     #[arg(value_enum)]
     kind: KindWord,
 }
@@ -244,7 +244,7 @@ pub enum GroupCommand {
     Create {
         /// The number of the group on this host.
         key: u32,
-        /// Bits per second of all its members together.
+        /// The rate of all its members together, in bits per second.
         #[arg(long, value_parser = text::rate)]
         rate: u64,
         /// The link; may be left out if only one has a rate.
@@ -256,10 +256,10 @@ pub enum GroupCommand {
         /// How members share the rate.
         #[arg(long, value_enum, default_value = "rate")]
         alg: AlgorithmWord,
-        /// Members use what other members leave of the group's rate.
+        /// Let members use what other members leave of the group's rate.
         #[arg(long)]
         share: bool,
-        /// The group sends beyond its rate while the link has capacity left.
+        /// Let the group send beyond its rate while the link has spare capacity.
         #[arg(long)]
         slack: bool,
     },
@@ -279,7 +279,7 @@ pub enum GroupCommand {
     Set {
         /// The number of the group.
         key: u32,
-        /// Bits per second of all its members together.
+        /// The rate of all its members together, in bits per second.
         #[arg(long, value_parser = text::rate)]
         rate: u64,
     },
@@ -290,7 +290,7 @@ pub enum GroupCommand {
         key: u32,
         #[command(flatten)]
         whom: Whom,
-        /// Bits per second of this member.
+        /// The rate of this member, in bits per second.
         #[arg(long, value_parser = text::rate)]
         rate: u64,
     },
@@ -325,7 +325,7 @@ pub struct LinkArguments {
     rate: LinkRate,
 }
 
-/// `auto` is no rate.
+/// A link's rate; None stands for `auto`.
 #[derive(Clone, Copy)]
 struct LinkRate(Option<u64>);
 
@@ -347,13 +347,13 @@ fn link_rate(word: &str) -> Result<LinkRate, Unreadable> {
 
 #[derive(clap::Args)]
 pub struct OptionArguments {
-    /// Members may use what others of the group leave.
+    /// Let members use what other members leave of the group's rate.
     #[arg(long)]
     share: bool,
-    /// The group goes beyond its rate while the link has slack.
+    /// Let the group send beyond its rate while the link has spare capacity.
     #[arg(long)]
     slack: bool,
-    /// The group stays when its maker and its members have gone.
+    /// Keep the group when its creator and its members have ended.
     #[arg(long)]
     keep: bool,
 }
@@ -369,7 +369,7 @@ impl OptionArguments {
 }
 
 impl Group {
-    /// `list` asks nothing that is granted or refused.
+    /// Returns the request. `list` has none of this kind: nothing of it is granted or refused.
     pub fn request(&self) -> Result<QosRequest, Unreadable> {
         let (key, action) = match &self.command {
             GroupCommand::Create {
@@ -384,7 +384,7 @@ impl Group {
                 let options = GroupOptions {
                     share: *share,
                     slack: *slack,
-                    // Its maker is this command, which ends.
+                    // The creator is this command, which ends at once.
                     keep: true,
                 };
                 let action = GroupAction::Create {

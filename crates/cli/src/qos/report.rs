@@ -1,4 +1,4 @@
-//! What the server says of guarantees, as JSON. Rates are in bits per second, shares in millionths of one CPU.
+//! The server's report on guarantees, as JSON. Rates are in bits per second, shares in millionths of one CPU.
 
 use portolan_proto::qos::{
     Adapt, ClassTraffic, CpuClassReport, CpuForm, CpuReport, GroupReport, LinkReport, QosReport,
@@ -15,7 +15,7 @@ pub struct QosView {
     pub groups: Vec<GroupView>,
     pub receive: Vec<ReceiveView>,
     pub cpu_classes: Vec<CpuClassView>,
-    /// Promised by other servers of this machine.
+    /// The share reserved through other servers of this machine.
     pub cpu_elsewhere_ppm: u64,
     pub cpu: Vec<CpuView>,
 }
@@ -24,16 +24,16 @@ pub struct QosView {
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct LinkView {
     pub device: String,
-    /// It has gone since the server started, and has not come back.
+    /// It was removed after the server started, and has not come back.
     pub gone: bool,
-    /// Null: not known, nothing can be reserved.
+    /// Null: not known, and nothing can be reserved.
     pub rate: Option<u64>,
-    /// What reservations may have of it together.
+    /// The part of the rate that can be reserved.
     pub reservable: u64,
     pub reserved: u64,
-    /// What all others have sent.
+    /// Traffic without a reservation.
     pub best_effort: TrafficView,
-    /// The queueing discipline that was there before.
+    /// The queueing discipline that the server replaced.
     pub replaced: Option<String>,
 }
 
@@ -43,23 +43,23 @@ pub struct TrafficView {
     pub bytes: u64,
     pub packets: u64,
     pub drops: u64,
-    /// Bytes that wait now.
+    /// Bytes in the queue.
     pub backlog: u32,
 }
 
-/// How much of a promise is kept on the link as it is now.
+/// How much of a guarantee is kept on the link in its present state.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeptView {
     Full,
-    /// `kept_rate` of it.
+    /// Reduced to `kept_rate`.
     Scaled,
     Suspended,
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct TransmitView {
-    /// As commands take it.
+    /// In the syntax of the command line.
     pub scope: String,
     pub device: String,
     /// Minor number of the class, which `tc class show` prints in hexadecimal.
@@ -81,10 +81,10 @@ pub struct GroupView {
     pub device: String,
     pub class: u16,
     pub uid: u32,
-    /// Who may join, look and change, as of a file.
+    /// Permissions to join, read and change it, as those of a file.
     pub mode: u16,
     pub rate: u64,
-    /// What its flows have reserved together.
+    /// The sum of its members' reservations.
     pub reserved: u64,
     pub share: bool,
     pub slack: bool,
@@ -98,9 +98,9 @@ pub struct GroupView {
 pub struct ReceiveView {
     pub scope: String,
     pub uid: u32,
-    /// Packets per second; null: any number.
+    /// Packets per second; null: unlimited.
     pub packets: Option<u32>,
-    /// Null: any number.
+    /// Null: unlimited.
     pub rate: Option<u64>,
     pub burst_ms: u32,
     pub priority: Option<u8>,
@@ -108,7 +108,7 @@ pub struct ReceiveView {
     pub passed: u64,
     /// Packets beyond it.
     pub dropped: u64,
-    /// Packets dropped early for their low priority.
+    /// Packets dropped early because of their low priority.
     pub early: u64,
 }
 
@@ -117,7 +117,7 @@ pub struct ReceiveView {
 pub struct CpuClassView {
     pub name: String,
     pub rate_ppm: u64,
-    /// Null: without bound.
+    /// Null: unlimited.
     pub overbooking_ppm: Option<u64>,
     pub nominal_ppm: u64,
     pub members: u32,
@@ -127,7 +127,7 @@ pub struct CpuClassView {
 pub struct CpuView {
     pub scope: String,
     pub uid: u32,
-    /// Null: the default one.
+    /// Null: the default class.
     pub class: Option<String>,
     pub rate_ppm: u32,
     pub period_us: u32,
@@ -136,23 +136,23 @@ pub struct CpuView {
     pub adapt: &'static str,
     pub adapt_least_ppm: Option<u32>,
     pub adapt_most_ppm: Option<u32>,
-    /// In its class, with those that are there now.
+    /// The share it has in its class with the present members.
     pub effective_ppm: u32,
     /// Measured over the last second.
     pub used_ppm: u32,
-    /// Periods of the last second in which it wanted more than it had.
+    /// Periods of the last second in which it needed more than its share.
     pub overruns: u32,
     pub proposed_ppm: Option<u32>,
     pub form: FormView,
 }
 
-/// How a CPU reservation is kept.
+/// How a CPU reservation is enforced.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub enum FormView {
     /// `SCHED_DEADLINE`.
     Deadline,
-    /// Something weaker, and why.
+    /// A weaker form, and the reason.
     Weaker { form: String, reason: String },
 }
 

@@ -1,4 +1,4 @@
-//! `portolan qos show`, `classes` and `group list`: what is reserved, in tables.
+//! `portolan qos show`, `classes` and `group list`: tables of reservations and classes.
 
 use portolan_proto::qos::text::{show_bytes, show_duration, show_rate, show_share};
 use portolan_proto::qos::{
@@ -46,7 +46,7 @@ fn show(
     print_tables(tables(&report))
 }
 
-/// Tables with nothing but a head are left out.
+/// Prints the tables that have rows below their head.
 pub fn print_tables(tables: Vec<Vec<String>>) -> Result<(), Failure> {
     let full: Vec<_> = tables.into_iter().filter(|lines| lines.len() > 1).collect();
     if full.is_empty() {
@@ -60,9 +60,10 @@ fn links(report: &QosReport) -> Vec<String> {
     let row = |link: &LinkReport| {
         vec![
             printable(&link.device),
-            match link.gone {
-                true => "gone".to_owned(),
-                false => link.rate.map_or_else(unknown, show_rate),
+            if link.gone {
+                "gone".to_owned()
+            } else {
+                link.rate.map_or_else(unknown, show_rate)
             },
             show_rate(link.reservable),
             show_rate(link.reserved),
@@ -153,7 +154,7 @@ fn budgets(report: &QosReport) -> Vec<String> {
     lines(&head, &rows)
 }
 
-/// Why a form is weaker follows its line.
+/// A line below a reservation states why its form is a weaker one.
 fn processors(report: &QosReport) -> Vec<String> {
     let rows: Vec<_> = report.cpu.iter().map(processor).collect();
     let head = [
@@ -288,7 +289,7 @@ pub fn scope(scope: &Scope) -> String {
     }
 }
 
-/// What of a rate is kept on the link as it is now.
+/// Formats how much of a rate is kept on the link in its present state.
 fn kept(kept: RateKept) -> String {
     match kept {
         RateKept::Full => "yes".to_owned(),
@@ -297,7 +298,7 @@ fn kept(kept: RateKept) -> String {
     }
 }
 
-/// As `tc class show` prints the minor number.
+/// Formats a minor number as `tc class show` prints it.
 pub fn class(minor: u16) -> String {
     format!("{minor:x}")
 }

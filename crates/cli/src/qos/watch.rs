@@ -1,4 +1,4 @@
-//! `portolan qos watch`: what was sent, received and computed since the last look, beside what is guaranteed.
+//! `portolan qos watch`: traffic and CPU time since the previous report, beside the guarantees.
 
 mod events;
 
@@ -30,7 +30,7 @@ struct Sent {
     whom: String,
     device: String,
     class: Option<u16>,
-    /// What is guaranteed.
+    /// The guaranteed rate.
     rate: Option<u64>,
     bits: u64,
     packets: u64,
@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments, seconds: u32) -> Result<(), Failure> {
     }
 }
 
-/// Who was not there before counts from zero, who is gone not.
+/// Computes rates. An entry that is new counts from zero; one that has gone is left out.
 fn rates(before: &QosReport, now: &QosReport, time: Duration) -> Rates {
     let per_second = |count: u64, earlier: u64| {
         let difference = count.saturating_sub(earlier);
@@ -120,7 +120,7 @@ fn rates(before: &QosReport, now: &QosReport, time: Duration) -> Rates {
     }
 }
 
-/// Whoever has a class of a link.
+/// A holder of a class of a link.
 struct Sender {
     whom: String,
     device: String,

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::services::Services;
 use super::state::States;
 
-/// What a filter asks of one socket.
+/// The properties of a socket that a filter tests.
 #[derive(Clone, Copy, Debug)]
 pub struct Subject {
     pub local: Option<SocketAddr>,
@@ -14,7 +14,7 @@ pub struct Subject {
 
 #[derive(Debug, PartialEq)]
 pub struct Filter {
-    /// None: no state was named.
+    /// None: the filter names no state.
     pub states: Option<States>,
     expression: Option<Expression>,
 }
@@ -44,18 +44,18 @@ enum Comparison {
     AtLeast,
 }
 
-/// Addresses that begin alike; without an address all.
+/// An address prefix; without an address, all addresses.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Prefix {
     address: Option<IpAddr>,
     length: u8,
 }
 
-/// Parentheses within each other that a filter may have.
+/// Limit of the depth of nested parentheses.
 const DEEPEST: usize = 64;
 
 impl Filter {
-    /// Words of a command line, of which each may hold several.
+    /// Parses the words of a command line, each of which may contain several words of the filter.
     pub fn parse(words: &[String], services: &Services) -> Result<Filter, String> {
         let tokens = tokens(&words.join(" "));
         let mut parser = Parser {
@@ -91,7 +91,7 @@ impl Expression {
             Expression::And(one, other) => one.holds(subject) && other.holds(subject),
             Expression::Or(one, other) => one.holds(subject) || other.holds(subject),
             Expression::Port(end, comparison, port) => {
-                // Who has no peer has port 0, as in the kernel.
+                // A socket without a peer has port 0, as in the kernel.
                 comparison.holds(at(end).map_or(0, |address| address.port()), *port)
             }
             Expression::Address(end, prefix, port) => at(end).is_some_and(|address| {
@@ -143,12 +143,13 @@ impl Prefix {
         let address: IpAddr = address.parse().map_err(|_| wrong())?;
         let longest = if address.is_ipv4() { 32 } else { 128 };
         let length = length.unwrap_or(longest);
-        match length <= longest {
-            true => Ok(Prefix {
+        if length <= longest {
+            Ok(Prefix {
                 address: Some(address),
                 length,
-            }),
-            false => Err(wrong()),
+            })
+        } else {
+            Err(wrong())
         }
     }
 
@@ -172,7 +173,7 @@ impl Prefix {
     }
 }
 
-/// Operators and parentheses are words without spaces around them, too.
+/// Splits the text into words; operators and parentheses need no spaces around them.
 fn tokens(text: &str) -> Vec<String> {
     let mut tokens: Vec<String> = Vec::new();
     let mut word = String::new();
@@ -222,7 +223,7 @@ impl Parser<'_> {
         Ok(first.clone())
     }
 
-    /// True if the next word is one of these; then it is taken.
+    /// Consumes the next word and returns true if it is one of `words`.
     fn takes(&mut self, words: &[&str]) -> bool {
         let is_there = self.peek().is_some_and(|word| words.contains(&word));
         if is_there {
@@ -231,7 +232,7 @@ impl Parser<'_> {
         is_there
     }
 
-    /// `state X` adds, `exclude X` removes.
+    /// Parses `state X`, which adds states, and `exclude X`, which removes them.
     fn states(&mut self) -> Result<Option<States>, String> {
         let mut states = None;
         loop {
@@ -244,9 +245,10 @@ impl Parser<'_> {
             let name = self.next("a state")?;
             let named = States::named(&name)
                 .ok_or_else(|| format!("filter: there is no state {name:?}"))?;
-            states = Some(match excludes {
-                true => states.unwrap_or(States::ALL).without(named),
-                false => states.unwrap_or(States::NONE).with(named),
+            states = Some(if excludes {
+                states.unwrap_or(States::ALL).without(named)
+            } else {
+                states.unwrap_or(States::NONE).with(named)
             });
         }
     }
@@ -259,7 +261,7 @@ impl Parser<'_> {
         Ok(left)
     }
 
-    /// Predicates that follow each other hold all, with or without `and`.
+    /// Parses a conjunction. `and` may be left out between predicates.
     fn both(&mut self) -> Result<Expression, String> {
         let mut left = self.one()?;
         loop {
@@ -288,9 +290,10 @@ impl Parser<'_> {
             "not" | "!" => Ok(Expression::Not(Box::new(self.one()?))),
             "(" => {
                 let inner = self.either()?;
-                match self.takes(&[")"]) {
-                    true => Ok(inner),
-                    false => Err("filter: ) is missing".to_owned()),
+                if self.takes(&[")"]) {
+                    Ok(inner)
+                } else {
+                    Err("filter: ) is missing".to_owned())
                 }
             }
             "sport" => self.port(End::Local),
@@ -312,14 +315,14 @@ impl Parser<'_> {
         Ok(Expression::Port(end, comparison, self.number(&port)?))
     }
 
-    /// `80`, `:80`, `:http`.
+    /// Parses a port: `80`, `:80`, `:http`.
     fn number(&self, text: &str) -> Result<u16, String> {
         let name = text.trim_start_matches(':');
         let number = name.parse().ok().or_else(|| self.services.port(name));
         number.ok_or_else(|| format!("filter: {text:?} is not a port"))
     }
 
-    /// `10.0.0.0/8`, `10.0.0.1:80`, `[fe80::1]:80`, `:80`, with `=` or `!=` before it or not.
+    /// Parses `10.0.0.0/8`, `10.0.0.1:80`, `[fe80::1]:80` or `:80`, optionally after `=` or `!=`.
     fn address(&mut self, end: End) -> Result<Expression, String> {
         let word = self.next("an address")?;
         let (is_negated, text) = match Comparison::named(&word) {
@@ -339,9 +342,10 @@ impl Parser<'_> {
             _ => (text, None),
         };
         let found = Expression::Address(end, Prefix::parse(address)?, port.transpose()?);
-        Ok(match is_negated {
-            true => Expression::Not(Box::new(found)),
-            false => found,
+        Ok(if is_negated {
+            Expression::Not(Box::new(found))
+        } else {
+            found
         })
     }
 }
@@ -358,7 +362,7 @@ mod tests {
         )
     }
 
-    /// Does a filter admit a connection of 10.1.2.3:80 with 192.0.2.1:40000?
+    /// Returns true if a filter admits a connection from 10.1.2.3:80 to 192.0.2.1:40000.
     fn admits(text: &str) -> bool {
         parse(text).expect(text).admits(&Subject {
             local: Some("10.1.2.3:80".parse().unwrap()),

@@ -1,5 +1,5 @@
-//! The kernel's own sockets among the rows of `portolan ss --kernel`. Those by which Portolan keeps a port are told
-//! from others by their endpoint: nobody else can have it.
+//! The kernel's own sockets among the rows of `portolan ss --kernel`. A socket by which Portolan reserves a port is
+//! identified by its endpoint, which no other socket can have.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -15,7 +15,7 @@ pub fn sockets(portolans: &[SocketView]) -> Vec<SocketView> {
     let holders = holders();
     let tcp = [procfs::net::tcp(), procfs::net::tcp6()];
     let udp = [procfs::net::udp(), procfs::net::udp6()];
-    // A family that this kernel does not have has no file.
+    // Without support for an address family, the kernel does not have its file.
     let tcp = tcp
         .into_iter()
         .flatten()
@@ -40,7 +40,7 @@ pub fn sockets(portolans: &[SocketView]) -> Vec<SocketView> {
     sockets
 }
 
-/// The session whose port a socket keeps.
+/// Returns the session whose port a kernel socket reserves.
 fn owner<'a>(socket: &SocketView, portolans: &'a [SocketView]) -> Option<&'a SocketView> {
     let is_open =
         socket.place.peer.is_none() && matches!(socket.state.as_str(), "LISTEN" | "UNCONN");
@@ -82,37 +82,17 @@ fn view(
     (uid, inode): (u32, u64),
 ) -> SocketView {
     let peer = Some(remote).filter(|remote| remote.port() != 0);
+    let place = Place::of(protocol, local, peer);
     SocketView {
-        stack: "kernel",
-        protocol: json::protocol(protocol),
-        state: state.to_owned(),
         receive_queue: receive_queue.into(),
         send_queue: send_queue.into(),
-        local: Some(local.to_string()),
-        remote: peer.map(|peer| peer.to_string()),
-        holder: None,
         uid,
-        session: None,
-        migrations: None,
-        mapping: None,
-        mapping_refused: None,
-        delivery: None,
-        delivery_refused: None,
-        figures: None,
-        listener: None,
-        raw: None,
         inode: Some(inode.to_string()),
-        reservation: false,
-        place: Place {
-            local: Some(local),
-            peer,
-            protocol: Some(protocol),
-            is_ipv6: local.is_ipv6(),
-        },
+        ..SocketView::bare("kernel", json::protocol(protocol), state, place)
     }
 }
 
-/// Processes by the sockets that they have, as far as this user may look.
+/// Maps the inodes of sockets to their processes, as far as this user may read them.
 fn holders() -> HashMap<String, HolderView> {
     let mut holders = HashMap::new();
     for process in all_processes().into_iter().flatten().flatten() {

@@ -37,9 +37,10 @@ pub fn table(sockets: &[&SocketView], arguments: &Arguments, services: &Services
 }
 
 fn cells(socket: &SocketView, arguments: &Arguments, services: Option<&Services>) -> Vec<String> {
-    let process = match arguments.processes {
-        true => process(socket),
-        false => String::new(),
+    let process = if arguments.processes {
+        process(socket)
+    } else {
+        String::new()
     };
     vec![
         netid(socket.protocol).to_owned(),
@@ -102,15 +103,16 @@ fn process(socket: &SocketView) -> String {
             format!("users:((\"{}\",pid={pid}))", printable(program))
         }
     };
-    match socket.reservation {
-        true => format!("portolan:reservation {holder}")
+    if socket.reservation {
+        format!("portolan:reservation {holder}")
             .trim_end()
-            .to_owned(),
-        false => holder,
+            .to_owned()
+    } else {
+        holder
     }
 }
 
-/// What stands below the row.
+/// Returns the details that follow the row.
 fn details(socket: &SocketView, arguments: &Arguments) -> String {
     let mut parts = Vec::new();
     if arguments.options {
@@ -132,7 +134,7 @@ fn details(socket: &SocketView, arguments: &Arguments) -> String {
     parts.join(" ")
 }
 
-/// `timer:(on,200ms,0)`.
+/// Formats a timer: `timer:(on,200ms,0)`.
 fn timer(figures: &FiguresView) -> Option<String> {
     let left = duration(figures.timer_ms?);
     Some(format!(
@@ -141,7 +143,7 @@ fn timer(figures: &FiguresView) -> Option<String> {
     ))
 }
 
-/// As ss(8) writes times: the two largest units.
+/// Formats a time as ss(8) does, in the two largest units.
 fn duration(milliseconds: u64) -> String {
     let (seconds, rest) = (milliseconds / 1000, milliseconds % 1000);
     match (seconds / 60, seconds) {
@@ -246,7 +248,7 @@ fn windows(figures: &FiguresView) -> String {
     )
 }
 
-/// How frames reach the program, unless it is the usual way.
+/// Names the ring and the delivery form where they are not the usual ones.
 fn way(socket: &SocketView) -> Vec<String> {
     let mut parts = Vec::new();
     match (&socket.mapping_refused, socket.mapping) {
@@ -262,7 +264,7 @@ fn way(socket: &SocketView) -> Vec<String> {
     parts
 }
 
-/// What came of floods and cookies, if there were any.
+/// Counts of floods and cookies, without those that are zero.
 fn floods(listener: &ListenerView) -> Vec<String> {
     let counts = [
         ("floods", listener.floods),

@@ -1,4 +1,4 @@
-//! Protocols that programs run themselves, among the sessions of `portolan ss`.
+//! Protocols that programs implement themselves, among the sessions of `portolan ss`.
 
 use portolan_proto::raw::Guard;
 use portolan_proto::report::RawReport;
@@ -11,7 +11,7 @@ use crate::json;
 /// A protocol of a program's own.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct RawView {
-    /// As commands and configuration write it.
+    /// In the syntax of commands and of the configuration.
     pub guard: String,
     /// The EtherType, IP protocol or port.
     pub number: u16,
@@ -20,7 +20,7 @@ pub struct RawView {
     pub bytes_out: u64,
     pub frames_in: u64,
     pub frames_out: u64,
-    /// Frames for which there was no room, as too many were unread.
+    /// Frames dropped because too many were unread.
     pub dropped: u64,
 }
 
@@ -29,33 +29,14 @@ pub fn view(flow: &RawReport) -> SocketView {
         Guard::EtherType(number) => ("ethernet", number, Place::default()),
         Guard::IpProtocol(number) => ("ip", number.into(), Place::default()),
         Guard::Port { protocol, local } => {
-            let place = Place {
-                local: Some(local),
-                peer: None,
-                protocol: Some(protocol),
-                is_ipv6: local.is_ipv6(),
-            };
+            let place = Place::of(protocol, local, None);
             (json::protocol(protocol), local.port(), place)
         }
     };
     SocketView {
-        stack: "portolan",
-        protocol,
-        state: "RAW".to_owned(),
         receive_queue: flow.figures.receive_queue,
-        send_queue: 0,
-        local: place.local.map(|local| local.to_string()),
-        remote: None,
         holder: Some((&flow.holder).into()),
         uid: flow.uid,
-        session: None,
-        migrations: None,
-        mapping: None,
-        mapping_refused: None,
-        delivery: None,
-        delivery_refused: None,
-        figures: None,
-        listener: None,
         raw: Some(RawView {
             guard: flow.guard.to_string(),
             number,
@@ -66,9 +47,7 @@ pub fn view(flow: &RawReport) -> SocketView {
             frames_out: flow.figures.frames_out,
             dropped: flow.figures.dropped,
         }),
-        inode: None,
-        reservation: false,
-        place,
+        ..SocketView::bare("portolan", protocol, "RAW", place)
     }
 }
 

@@ -12,7 +12,7 @@ pub struct Services {
 }
 
 impl Services {
-    /// Those of this host; none where there is no such file.
+    /// Reads the names of this host; there are none if the file does not exist.
     pub fn read() -> Services {
         fs::read_to_string("/etc/services")
             .map_or_else(|_| Services::default(), |text| Services::of(&text))
@@ -26,7 +26,7 @@ impl Services {
         services
     }
 
-    /// `http 80/tcp www`.
+    /// Parses a line such as `http 80/tcp www`.
     fn add(&mut self, line: &str) -> Option<()> {
         let mut words = line.split_whitespace();
         let name = words.next()?;

@@ -15,10 +15,10 @@ use serde_json::Map;
 use super::{Place, SocketView};
 use crate::json;
 
-/// At and above this nothing has set a threshold.
+/// A threshold of this size or larger has not been set yet.
 const INFINITE: u32 = 1 << 30;
 
-/// Live figures; those of TCP are zero for UDP.
+/// Live figures; for UDP, those of TCP are zero.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct FiguresView {
     pub bytes_in: u64,
@@ -26,13 +26,13 @@ pub struct FiguresView {
     pub segments_in: u64,
     pub segments_out: u64,
     pub retransmits: u64,
-    /// CPU time of the protocol's work, in microseconds, estimated by samples.
+    /// CPU time of protocol processing in microseconds, estimated from samples.
     pub cpu_us: u64,
     /// In bytes.
     pub cwnd_bytes: u32,
     /// In segments of `mss`.
     pub cwnd: u32,
-    /// In bytes; null: nothing has set it yet.
+    /// In bytes; null: not set yet.
     pub ssthresh_bytes: Option<u32>,
     pub srtt_us: u32,
     pub rttvar_us: u32,
@@ -42,15 +42,15 @@ pub struct FiguresView {
     pub send_window: u32,
     /// `off`, `on`, `keepalive`, `timewait` or `persist`.
     pub timer: &'static str,
-    /// Null: none runs.
+    /// Null: no timer runs.
     pub timer_ms: Option<u64>,
-    /// Retransmissions or probes in a row.
+    /// Consecutive retransmissions or probes.
     pub retries: u32,
-    /// Counts that are not zero, by the names of the reference of counters.
+    /// Counts that are not zero, by their names in the reference of counters.
     pub events: Map<String, serde_json::Value>,
 }
 
-/// Of one that listens for TCP.
+/// State and counts of a TCP listener.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub struct ListenerView {
     /// A program performs its handshakes.
@@ -71,14 +71,11 @@ pub fn view(session: &SessionReport) -> SocketView {
         DeliveryReport::As(form) => (form, None),
         DeliveryReport::NotInDriver => (Delivery::Shm, Some("no-driver-hook")),
     };
+    let place = Place::of(session.protocol, session.local, session.remote);
+    let protocol = json::protocol(session.protocol);
     SocketView {
-        stack: "portolan",
-        protocol: json::protocol(session.protocol),
-        state: session.state.clone(),
         receive_queue: session.figures.receive_queue.into(),
         send_queue: session.figures.send_queue.into(),
-        local: Some(session.local.to_string()),
-        remote: session.remote.map(|remote| remote.to_string()),
         holder: Some((&session.holder).into()),
         uid: session.uid,
         session: json::session(session.session),
@@ -89,15 +86,7 @@ pub fn view(session: &SessionReport) -> SocketView {
         delivery_refused,
         figures: Some(figures(&session.figures, clock::now())),
         listener: session.listener.as_ref().map(listener),
-        raw: None,
-        inode: None,
-        reservation: false,
-        place: Place {
-            local: Some(session.local),
-            peer: session.remote,
-            protocol: Some(session.protocol),
-            is_ipv6: session.local.is_ipv6(),
-        },
+        ..SocketView::bare("portolan", protocol, &session.state, place)
     }
 }
 
@@ -139,12 +128,12 @@ fn figures(figures: &SessionFigures, now: Instant) -> FiguresView {
     }
 }
 
-/// As the kernel counts windows.
+/// Converts a window to segments, in which the kernel counts it.
 pub fn segments(bytes: u32, mss: u32) -> u32 {
     bytes.checked_div(mss).unwrap_or(0)
 }
 
-/// What happened at all.
+/// Returns the event counts that are not zero.
 fn events(figures: &SessionFigures) -> Map<String, serde_json::Value> {
     let named = EVENTS.iter().map(|(name, _)| *name).zip(figures.events);
     let some = named.filter(|(_, count)| *count != 0);

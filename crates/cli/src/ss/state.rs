@@ -1,11 +1,11 @@
-//! States of sockets by the names that ss(8) takes and prints.
+//! Names of socket states, as accepted and printed by ss(8).
 
 /// States that a socket can have, one bit each, as in the kernel's `tcp_states.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct States(u16);
 
 const NAMES: [(&str, &str, u8); 11] = [
-    // What is printed, what a filter calls it, the kernel's number.
+    // The printed name, the name in a filter, the kernel's number.
     ("ESTAB", "established", 1),
     ("SYN-SENT", "syn-sent", 2),
     ("SYN-RECV", "syn-recv", 3),
@@ -28,7 +28,7 @@ const LISTENING: u8 = 10;
 impl States {
     pub const NONE: States = States(0);
     pub const ALL: States = States(0b1111_1111_1110);
-    /// What ss(8) lists unless it is told otherwise.
+    /// What ss(8) lists by default.
     pub const CONNECTED: States = States::ALL
         .without(States::of(LISTENING))
         .without(States::of(CLOSED))
@@ -52,13 +52,13 @@ impl States {
         self.0 & other.0 != 0
     }
 
-    /// The state of a socket by the name that is printed. What ss(8) has no name for is not connected.
+    /// Returns the state with this printed name. States that ss(8) has no name for count as closed.
     pub fn of_socket(name: &str) -> States {
         let known = NAMES.iter().find(|(printed, ..)| *printed == name);
         States::of(known.map_or(CLOSED, |(.., number)| *number))
     }
 
-    /// What a filter calls a state or several.
+    /// Returns the states with this name in a filter.
     pub fn named(name: &str) -> Option<States> {
         let name = name.to_ascii_lowercase();
         let closed_or_fresh = States::of(SYN_RECEIVED).with(States::of(TIME_WAIT));
@@ -81,7 +81,7 @@ impl States {
     }
 }
 
-/// The printed name of one of the kernel's numbers.
+/// Returns the printed name of a state by the kernel's number.
 pub fn name_of(number: u8) -> &'static str {
     let known = NAMES.iter().find(|(.., known)| *known == number);
     known.map_or("UNKNOWN", |(printed, ..)| *printed)

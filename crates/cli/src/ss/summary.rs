@@ -1,4 +1,4 @@
-//! `portolan ss -s`: how many sessions there are, as ss(8) sums them up.
+//! `portolan ss -s`: numbers of sessions, in the summary of ss(8).
 
 use serde::Serialize;
 
@@ -47,9 +47,10 @@ fn of(sockets: &[SocketView]) -> Summary {
             _ => &mut summary.tcp,
         };
         count.total += 1;
-        match socket.place.is_ipv6 {
-            true => count.ipv6 += 1,
-            false => count.ipv4 += 1,
+        if socket.place.is_ipv6 {
+            count.ipv6 += 1
+        } else {
+            count.ipv4 += 1
         }
         match (socket.protocol, socket.state.as_str()) {
             ("tcp", "ESTAB") => summary.established += 1,

@@ -1,9 +1,9 @@
-//! A view as lines of text.
+//! Formats a view as lines of text.
 
 use super::view::{GuaranteeRow, ProcessRow, SessionRow, View};
 use crate::table;
 
-/// The lines of a screen of so many rows. Processes and guarantees go before sessions, which are many.
+/// Returns the lines of a screen, at most `rows`. Processes and guarantees precede sessions, which are many.
 pub fn screen(view: &View, rows: usize) -> Vec<String> {
     let mut lines = vec![summary(view)];
     lines.push(String::new());
@@ -112,10 +112,10 @@ fn rows_of<T>(entries: &[T], row: fn(&T) -> Vec<String>) -> Vec<Vec<String>> {
     entries.iter().map(row).collect()
 }
 
-/// Three digits and a prefix.
+/// Formats a value with three digits and a prefix.
 fn scaled(value: f64) -> String {
     const PREFIXES: [&str; 5] = ["", "k", "M", "G", "T"];
-    // The sum of no numbers is -0.
+    // The sum of an empty list is -0.
     let mut value = value + 0.0;
     let mut prefix = 0;
     while value >= 999.5 && prefix + 1 < PREFIXES.len() {

@@ -1,4 +1,4 @@
-//! Two looks as one view: rates, shares and totals, the busiest first.
+//! Derives a view from two snapshots: rates, shares and totals, the busiest first.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,10 +14,10 @@ use super::Look;
 use crate::json::{self, HolderView, measure, measure_schema};
 use crate::table::printable;
 
-/// What one screen shows. Rates are per second, shares of one CPU.
+/// The contents of one screen. Rates are per second, shares are of one CPU.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct View {
-    /// Since the look before.
+    /// Time since the previous snapshot.
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
     pub seconds: f64,
@@ -61,7 +61,7 @@ pub struct SessionRow {
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
     pub retransmits: f64,
-    /// The protocol's work alone, as its library estimates it.
+    /// CPU time of protocol processing alone, as the library estimates it.
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
     pub cpu: f64,
@@ -80,17 +80,17 @@ pub struct ProcessRow {
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
     pub out_bits: f64,
-    /// Frames that the packet filter dropped: the ring was full, a budget exceeded, a priority low.
+    /// Frames that the packet filter dropped because a ring was full, a budget exceeded or a priority low.
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
     pub drops: f64,
-    /// Of the whole program, not of its network traffic alone.
+    /// CPU time of the whole program, not of its network traffic alone.
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
     pub cpu: f64,
 }
 
-/// A guarantee against what is used of it, in the kind's own unit.
+/// A guarantee and its use, both in the unit of its kind.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct GuaranteeRow {
     pub kind: &'static str,
@@ -139,19 +139,19 @@ fn by_rate<T>(mut rows: Vec<T>, rate: impl Fn(&T) -> f64) -> Vec<T> {
     rows
 }
 
-/// What tells a session from others for who may not know its number.
+/// Identifies a session for callers that may not know its number.
 fn key(session: &SessionReport) -> (Protocol, SocketAddr, Option<SocketAddr>, Option<u32>) {
     let pid = pid_of(session);
     (session.protocol, session.local, session.remote, pid)
 }
 
-/// A count that went back, or began elsewhere, is one of a new life.
+/// Returns the rate of a count. A count that decreased has started again from zero.
 fn rate(before: Option<u64>, now: u64, seconds: f64) -> f64 {
     let since = now.checked_sub(before.unwrap_or(0)).unwrap_or(now);
     since as f64 / seconds
 }
 
-/// In the order of the list.
+/// Returns rows in the order of the list.
 fn sessions(before: &[SessionReport], now: &[SessionReport], seconds: f64) -> Vec<SessionRow> {
     let known: HashMap<_, _> = before.iter().map(|s| (key(s), s.figures)).collect();
     let row = |session: &SessionReport| {
@@ -183,7 +183,7 @@ fn cpu_shares(
     seconds: f64,
 ) -> HashMap<u32, f64> {
     let known: HashMap<u32, Duration> = before.iter().copied().collect();
-    // One that was not looked at before would show all its life.
+    // A process that is not in the previous snapshot would be charged with its whole lifetime.
     let share = |&(pid, time): &(u32, Duration)| {
         let used = time.saturating_sub(*known.get(&pid)?);
         Some((pid, used.as_secs_f64() / seconds))
@@ -191,7 +191,7 @@ fn cpu_shares(
     now.iter().filter_map(share).collect()
 }
 
-/// Frames that the packet filter dropped of each process.
+/// Returns the rate of frames that the packet filter dropped, by process.
 fn drops(before: &[CounterReport], now: &[CounterReport], seconds: f64) -> HashMap<u32, f64> {
     let lost = |counters: &[CounterReport]| {
         let mut lost: HashMap<u32, u64> = HashMap::new();
@@ -236,7 +236,7 @@ fn processes(
     })
 }
 
-/// In the order of the report.
+/// Returns rows in the order of the report.
 fn guarantees(before: &QosReport, now: &QosReport, seconds: f64) -> Vec<GuaranteeRow> {
     let transmit = now.transmit.iter().map(|class| {
         let known = before.transmit.iter().find(|b| b.scope == class.scope);
@@ -259,7 +259,7 @@ fn guarantees(before: &QosReport, now: &QosReport, seconds: f64) -> Vec<Guarante
             kind: "receive",
             scope: name(&budget.scope),
             unit: "packets/s",
-            // Without a bound on packets, infinite: JSON shows null.
+            // Unlimited packets are infinite here, which JSON shows as null.
             granted: budget.spec.packets.map_or(f64::INFINITY, f64::from),
             used: count(|budget| budget.passed),
             drops: count(|budget| budget.dropped + budget.early),

@@ -50,7 +50,7 @@ impl Listening {
         let id = control.enter_for(self.listener, &flow, life, || number);
         let id = id.unwrap();
         self.bed.control.registry.steer(id, Holder::Server(SLOT));
-        self.listener().handshake_started(id);
+        self.listener().opens.queue.handshake_started(id);
         id
     }
 
@@ -88,7 +88,7 @@ fn a_full_accept_queue_leaves_connections_out_until_somebody_is_accepted() {
     assert_eq!(it.phase(first), SessionPhase::Offered);
     assert_eq!(it.bed.does(Input::Handshake(second)), []);
     assert_eq!(it.bed.control.counters.accept_overflow, 1);
-    it.listener().note_offered();
+    it.listener().opens.queue.note_offered();
     let channel = it.bed.channel;
     let effects = it.bed.does(Input::Accepted(first, Some(channel)));
     assert_eq!(effects[1..], it.announced());
@@ -101,7 +101,7 @@ fn a_full_accept_queue_leaves_connections_out_until_somebody_is_accepted() {
 fn a_deferred_connection_is_offered_with_its_first_bytes_or_in_time() {
     for has_bytes in [true, false] {
         let mut it = Listening::new(4);
-        it.listener().options = HandshakeOptions {
+        it.listener().opens.options = HandshakeOptions {
             defer_accept_seconds: Some(3),
             ..HandshakeOptions::default()
         };
@@ -157,7 +157,7 @@ fn one_who_cannot_be_told_leaves_nothing_and_the_next_comes() {
     let (first, its_accepter, _) = it.local_open();
     let (second, ..) = it.local_open();
     assert_eq!(it.bed.control.counters.syn_dropped, 2);
-    it.listener().note_offered();
+    it.listener().opens.queue.note_offered();
     let effects = it.bed.does(Input::Accepted(id, None));
     assert_eq!(effects[1..], [Effect::TellLocalOpener(first)]);
     let expected = [
@@ -186,7 +186,7 @@ fn one_who_waits_for_too_long_or_goes_is_let_in_no_more() {
         let timed_out = Effect::FailOpen(opener, Errno::TIMEDOUT);
         assert_eq!(effects.contains(&timed_out), !goes);
         it.bed.does(Input::Forget(accepter));
-        it.listener().note_offered();
+        it.listener().opens.queue.note_offered();
         let effects = it.bed.does(Input::Accepted(id, None));
         assert_eq!(effects, [Effect::ReviewFloods(it.listener)]);
     }

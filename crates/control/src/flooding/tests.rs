@@ -103,7 +103,7 @@ fn listeners_of_one_port_that_do_not_agree_answer_themselves() {
     let begun = syns(&mut bed, ids[0], 1000);
     assert_eq!(begun.len(), 1, "they agree");
     let listener = bed.control.registry.listener_mut(ids[1]).unwrap();
-    listener.options.max_segment = Some(500);
+    listener.opens.options.max_segment = Some(500);
     let ends = [Effect::EndFlood(binding())];
     assert_eq!(bed.control.review_floods_of(ids[1], &answering()), ends);
 }
@@ -115,8 +115,8 @@ fn a_full_queue_is_the_filters_business_and_an_unknown_flow_the_listeners() {
     syns(&mut bed, id, 1000);
     let listener = bed.control.registry.listener_mut(id).unwrap();
     for number in 10..15 {
-        listener.handshake_started(SessionId(number));
-        listener.handshake_done(SessionId(number));
+        listener.opens.queue.handshake_started(SessionId(number));
+        listener.opens.queue.handshake_done(SessionId(number));
     }
     let answers = bed.control.review_floods_of(id, &answering());
     let [Effect::AnswerFlood(_, flood)] = &answers[..] else {

@@ -1,4 +1,4 @@
-//! An end as a stream: what programs do with it, as with a TCP connection.
+//! An end as a stream: the operations of programs, as on a TCP connection.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
@@ -19,7 +19,7 @@ const ACK_DELAY: Duration = Duration::from_millis(40);
 /// Segments of a handshake that each side sees.
 const HANDSHAKE: u64 = 2;
 
-/// What Linux shows of a round trip over loopback, about.
+/// Approximate round-trip time that Linux shows over loopback.
 const ROUND_TRIP: Duration = Duration::from_micros(20);
 
 impl Stream for Local {
@@ -28,7 +28,7 @@ impl Stream for Local {
             return 0;
         }
         if self.peer.flags & flags::CLOSED != 0 {
-            // It goes out, and what comes back is a reset.
+            // The data would be sent, and answered by a reset.
             self.events = self.events | self.fail(self.reset_error());
             return data.len();
         }
@@ -183,7 +183,7 @@ impl Stream for Local {
             self.own.flags |= flags::CLOSED;
             return;
         }
-        // What has come unseen is unread as well.
+        // Data that was received but not seen yet counts as unread, too.
         self.events = self.look(now);
         if self.queued() > 0 || self.options.reset_on_close {
             return self.abort(now);
@@ -197,7 +197,7 @@ impl Stream for Local {
                 let seconds = u32::try_from(wait.as_secs()).unwrap_or(u32::MAX);
                 self.mine().kept.0.fin_wait.store(seconds, Relaxed);
             }
-            // Linux resets what would wait for the peer's FIN.
+            // Linux resets a connection that would wait for the peer's FIN.
             OrphanWait::Never if self.peer.flags & flags::FIN == 0 => {
                 self.own.flags |= flags::RESET;
             }
@@ -293,7 +293,7 @@ impl Stream for Local {
         None
     }
 
-    /// What would be seen of a connection over Linux's loopback device.
+    /// The values of a connection over Linux's loopback device.
     fn tcp_info(&self) -> TcpInfo {
         let bytes = |bytes: u64| u32::try_from(bytes).unwrap_or(u32::MAX);
         let unsent = self
@@ -319,7 +319,7 @@ impl Stream for Local {
             retransmits: 0,
             bytes_in: self.peer.sent,
             bytes_out: self.own.sent,
-            // With those of the handshake.
+            // Including those of the handshake.
             segments_in: self.reads + HANDSHAKE,
             segments_out: self.writes + HANDSHAKE,
             receive_queue: Local::to_length(self.queued()),
@@ -351,7 +351,7 @@ impl Stream for Local {
             data_segments_in: self.reads,
             data_segments_out: self.writes,
             bytes_retransmitted: 0,
-            // With the SYN.
+            // Including the SYN.
             bytes_acknowledged: self.own.sent + u64::from(self.side == Side::Opener),
             out_of_order: 0,
             receive_rtt: Duration::ZERO,
@@ -366,7 +366,7 @@ impl Stream for Local {
         }
     }
 
-    /// What is sent has arrived.
+    /// Sent bytes have arrived.
     fn edges(&self) -> SendSpace {
         // Sequence numbers are the low bits of positions.
         let end = SeqNum(self.own.sent as u32);

@@ -1,4 +1,4 @@
-//! Who sleeps at an end, and how they are woken.
+//! Sleeping holders of ends, and how they are woken.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use portolan_proto::local::{Side, wants};
 use portolan_sys::shm::Rings;
 use portolan_sys::word::{Scope, Word};
 
-/// What wakes the holder of an end.
+/// How the holder of an end is woken.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WakeBy {
     #[default]
     Notifier,
-    /// It sleeps on the words of its ends, and hears no notifier.
+    /// It sleeps on the words of its ends, and does not watch its notifier.
     Word,
 }
 
@@ -24,18 +24,18 @@ impl WakeBy {
     }
 }
 
-/// Of a peer that slept: whom it belongs to, and how it is woken.
+/// How to wake a sleeping peer, and the holder that it belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "the peer may sleep"]
 pub enum Wake {
     /// By this notifier.
     Notifier(u64),
-    /// It was on its word, and has been; its notifier would have been this.
+    /// It slept on its word, and has been woken; this is its holder's notifier.
     Word(u64),
 }
 
 impl Wake {
-    /// The notifier to wake.
+    /// Returns the notifier to wake.
     pub fn notifier(self) -> Option<u64> {
         match self {
             Wake::Notifier(number) => Some(number),
@@ -43,14 +43,14 @@ impl Wake {
         }
     }
 
-    /// Whose it is, as the number of a notifier.
+    /// Returns the holder, as the number of its notifier.
     pub fn holder(self) -> u64 {
         let (Wake::Notifier(number) | Wake::Word(number)) = self;
         number
     }
 }
 
-/// What an end has requested when it was armed. Who sleeps on it keeps the memory, whatever becomes of the end.
+/// The request of an armed end. A thread that sleeps on it keeps the memory, even if the end goes away.
 #[derive(Debug)]
 pub struct WakeRequest {
     pub(super) rings: Arc<Rings>,
@@ -59,7 +59,7 @@ pub struct WakeRequest {
 }
 
 impl WakeRequest {
-    /// Changes when the request is fulfilled.
+    /// The word changes when the request is fulfilled.
     pub fn word(&self) -> Word<'_> {
         let wants = &self.rings.ends().of(self.side).notifier.0.wants;
         Word::new(wants, self.bits, Scope::Shared)

@@ -1,5 +1,4 @@
-//! No wake-up is lost, in all interleavings and all orders that memory may show (loom; a thread that nobody wakes is a
-//! deadlock).
+//! No wake-up is lost, in all interleavings and memory orders (loom: a lost wake-up is a deadlock).
 
 use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::sync::{Arc, Condvar, Mutex};
@@ -26,12 +25,12 @@ impl WakeWord for AtomicU32 {
     }
 }
 
-/// An end that sleeps, and what its peer publishes.
+/// A sleeping end, and the data that its peer publishes.
 struct Session {
     word: AtomicU32,
     sent: AtomicU32,
     taken: AtomicU32,
-    /// Set by a notifier until it is read. The kernel's side of a word is the same lock.
+    /// Set by a notification until it is consumed. The kernel's side of a futex word uses the same lock.
     rung: Mutex<bool>,
     kernel: Condvar,
 }
@@ -47,7 +46,7 @@ impl Session {
         })
     }
 
-    /// What a sleeper by its notifier does until it has seen both published words at `end`.
+    /// Sleeps by the notifier until both published words have reached `end`.
     fn await_by_notifier(&self, wants: u32, end: (u32, u32)) {
         while !self.has_come(end) {
             ask(&self.word, wants);
@@ -62,7 +61,7 @@ impl Session {
         }
     }
 
-    /// The same, by the word itself: the kernel compares it and sleeps in one step.
+    /// As [`Session::await_by_notifier`], by the word itself: the kernel compares it and sleeps in one step.
     fn await_by_word(&self, wants: u32, end: (u32, u32)) {
         let wants = wants | ON_WORD;
         while !self.has_come(end) {
@@ -94,7 +93,7 @@ impl Session {
 
 fn sleeps_until_all_has_come(sleep: fn(&Session, u32, (u32, u32))) {
     let mut model = loom::model::Builder::new();
-    // More, up to all, by LOOM_MAX_PREEMPTIONS: `make fuzz TARGET=interleavings`.
+    // LOOM_MAX_PREEMPTIONS sets more, up to all: `make fuzz TARGET=interleavings`.
     model.preemption_bound.get_or_insert(3);
     model.check(move || {
         let session = Session::new();
@@ -104,7 +103,7 @@ fn sleeps_until_all_has_come(sleep: fn(&Session, u32, (u32, u32))) {
             peer.publish(&peer.taken, OUTPUT);
         });
         sleep(&session, INPUT, (1, 0));
-        // A writer that found no room asks for more while it sleeps on.
+        // A writer that found no room adds a request for it while it continues to sleep.
         sleep(&session, INPUT | OUTPUT, (1, 1));
         peer.join().unwrap();
     });

@@ -1,10 +1,10 @@
-//! What the protocol's work for each session costs: input, and output with the calls to the kernel. Copies to and from
-//! the program are the program's own.
+//! CPU time that the protocol spends on each session: input, and output with its system calls. Copies to and from the
+//! program's buffers are not included.
 //!
-//! One piece of work in [`EVERY`] is measured, by the thread's own CPU clock, so that neither preemption nor sleep
-//! counts, and stands for all of them. After n pieces the sum is off by about the coefficient of variation of their
-//! costs times sqrt(EVERY / n): with costs that vary as much as they weigh, 2.5 % after 100,000 frames. The clock's
-//! own cost is taken off, but for some 0.2 us that it takes longer when it has not been used for a while.
+//! One piece of work in [`EVERY`] is measured, by the thread's CPU clock, so that neither preemption nor sleep counts,
+//! and stands for all of them. After n pieces the relative error of the sum is about the coefficient of variation of
+//! their costs times sqrt(EVERY / n): if the standard deviation equals the mean, 2.5 % after 100,000 frames. The
+//! clock's own cost is subtracted, except for some 0.2 us that it takes longer when it has not been used for a while.
 
 use std::time::Duration;
 
@@ -14,13 +14,13 @@ use portolan_types::Slot;
 /// Odd, and a prime: work often alternates between input and output.
 const EVERY: u32 = 61;
 
-/// Looks by which the clock's cost is found: the least is the undisturbed one.
+/// Number of trials to find the clock's cost: the minimum is the undisturbed one.
 const TRIALS: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Accounts {
     pieces: u32,
-    /// What is being measured, since when.
+    /// The session being measured, and the start of the measurement.
     open: Option<(Slot, Duration)>,
     /// None before the first measurement.
     clock_cost: Option<Duration>,
@@ -38,7 +38,7 @@ impl Accounts {
         }
     }
 
-    /// From here on work is done for the session at `slot`, until the next call.
+    /// Starts a piece of work for the session at `slot`, and ends the current one.
     pub(crate) fn begin(&mut self, slot: Slot) {
         self.end();
         self.pieces = self.pieces.wrapping_add(1);
@@ -47,7 +47,7 @@ impl Accounts {
         }
     }
 
-    /// From here on it is not.
+    /// Ends the current piece of work.
     pub(crate) fn end(&mut self) {
         if let Some((slot, begun)) = self.open.take() {
             let took = clock::of_thread().saturating_sub(begun);
@@ -61,14 +61,14 @@ impl Accounts {
         spent.copied().unwrap_or_default()
     }
 
-    /// Another session is at the slot.
+    /// Resets the account of a slot for another session.
     pub(crate) fn clear(&mut self, slot: Slot) {
         if let Some(spent) = self.spent.get_mut(slot.0 as usize) {
             *spent = Duration::ZERO;
         }
     }
 
-    /// Of frames that name slots which never were, nobody keeps an account.
+    /// Adds to the account of a slot. Frames may name slots beyond the table; these have no account.
     fn charge(&mut self, slot: Slot, time: Duration) {
         const SLOTS: usize = portolan_proto::report::STATISTICS_SLOTS;
         let slot = slot.0 as usize;
@@ -115,7 +115,7 @@ mod tests {
         }
         let all = (clock::of_thread() - begun).as_secs_f64();
         let [much, little] = [1, 2].map(|slot| accounts.spent(Slot(slot)).as_secs_f64());
-        // Who has the machine at the same time makes single pieces longer.
+        // Other load on the machine can make single pieces longer.
         assert!((2.0..4.5).contains(&(much / little)), "{much} {little}");
         assert!(
             (0.7..1.3).contains(&((much + little) / all)),

@@ -1,5 +1,6 @@
-//! Where a thread's time goes in the library, by layers. Each boundary has a static probe, which costs a no-operation. With
-//! `PORTOLAN_LAYERS=FILE` the program itself adds up the time that each of its threads spends in each layer, on a page of that file.
+//! Time that threads spend in the library, by layer. Each boundary has a static probe, which costs a no-operation. With
+//! `PORTOLAN_LAYERS=FILE` the program itself sums up the time that each of its threads spends in each layer, on a page
+//! of that file.
 
 use std::cell::Cell;
 use std::ptr::null_mut;
@@ -9,26 +10,26 @@ use portolan_stack::Step;
 use portolan_sys::probes::{self, Totals};
 use portolan_sys::{clock, leak};
 
-use crate::process::settings::settings;
+use crate::settings::settings;
 
 /// Rows of the page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Layer {
-    /// Of a call, all that is no other layer's: the socket, locks, who watches, timers.
+    /// The rest of a call that is in no other layer: the socket, locks, watchers, timers.
     Call,
-    /// Bytes between the program's buffers and the session's.
+    /// Copies between the program's buffers and the session's.
     Copy,
-    /// Ring and tap are looked at, records told apart.
+    /// Reads ring and tap, and separates records.
     Ring,
-    /// The headers of a frame that has come, checksums included.
+    /// Processes the headers of a received frame, checksums included.
     InputHeaders,
-    /// TCP's machine, or a socket's queue, takes it in.
+    /// The TCP machine, or a socket's queue, processes the payload.
     InputSession,
-    /// What sessions have to send, and when.
+    /// Decides what sessions send, and when.
     OutputSession,
-    /// The headers of a frame that is to go.
+    /// Builds the headers of a frame to be sent.
     OutputHeaders,
-    /// The kernel takes a frame: system call, transmit filter, device, and on a veth the peer's packet filter.
+    /// Passes a frame to the kernel: system call, transmit filter, device, and on a veth the peer's packet filter.
     Device,
     Sleep,
     /// Outside the library.
@@ -52,24 +53,24 @@ impl Layer {
 
 static IS_ON: AtomicBool = AtomicBool::new(false);
 static TOTALS: AtomicPtr<Totals> = AtomicPtr::new(null_mut());
-/// Nanoseconds that a look at the clock takes.
+/// Cost of reading the clock, in nanoseconds.
 static CLOCK_COST: AtomicU64 = AtomicU64::new(0);
 
 thread_local! {
-    /// The layer that the thread is in, and since when.
+    /// The thread's current layer, and since when.
     static NOW_IN: Cell<Option<(Layer, u64)>> = const { Cell::new(None) };
 }
 
-/// Begins to add up in the file that `PORTOLAN_LAYERS` names, if it does. True then.
+/// Starts to sum up in the file named by `PORTOLAN_LAYERS`. Returns whether the measurement is on.
 pub(crate) fn start() -> bool {
     if IS_ON.load(Ordering::Acquire) {
-        // A child of fork goes on where its parent was.
+        // A child of fork continues with its parent's page.
         return true;
     }
     let Some(path) = &settings().layers else {
         return false;
     };
-    // Who asks for it sees that there is no file.
+    // Not reported: the user notices that the file is missing.
     let Ok(totals) = Totals::create(path) else {
         return false;
     };
@@ -87,7 +88,7 @@ fn cost_of_clock() -> u64 {
     (0..64).map(trial).min().unwrap_or_default()
 }
 
-/// In the layer until dropped, then in the one before again.
+/// Keeps the thread in a layer until dropped, which returns it to the previous one.
 #[must_use]
 pub(crate) struct Inside {
     before: Option<Layer>,
@@ -122,7 +123,7 @@ fn fire(layer: Layer) {
     }
 }
 
-/// What the stack says of its own steps, on the way in or on the way out.
+/// Enters the layer of a step of the stack, on the input or on the output path.
 pub(crate) fn on_step(step: Step) {
     let is_input = NOW_IN.get().is_some_and(|(layer, _)| {
         matches!(
@@ -138,7 +139,7 @@ pub(crate) fn on_step(step: Step) {
     });
 }
 
-/// From now on the thread is in that layer. Returns the one that it was in.
+/// Switches the thread to a layer. Returns the previous one.
 #[cold]
 fn change(layer: Layer) -> Layer {
     let now = clock::now().as_nanos();

@@ -1,5 +1,5 @@
-//! Rings of sessions that are mapped directly (ADR 20): one for one session at a time, with a notifier of its own. Which
-//! session has which is the server's to know: a frame names its slot, as on the channel's ring.
+//! Rings of directly mapped sessions (ADR 20): each serves one session at a time and has its own notifier. Only the
+//! server needs to know which session uses which ring: a frame names its slot, as on the channel's ring.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -10,7 +10,7 @@ use portolan_types::{Instant, Slot};
 
 use crate::channel::Lend;
 use crate::channel::accounts::Accounts;
-use crate::socket::table::InternalFd;
+use crate::descriptors::InternalFd;
 
 #[derive(Debug, Default)]
 pub(crate) struct Rings(Vec<OwnRing>);
@@ -23,7 +23,7 @@ pub(crate) struct OwnRing {
 }
 
 impl OwnRing {
-    /// Maps what the server sent; none if there is no memory for it.
+    /// Maps a ring that the server sent; `None` if there is not enough memory.
     pub(crate) fn map(ring: OwnedFd, doorbell: &OwnedFd, size: u32) -> Option<OwnRing> {
         let fd = InternalFd::new(ring);
         Some(OwnRing {
@@ -39,7 +39,7 @@ impl Rings {
         self.0.push(ring);
     }
 
-    /// Hands the next frames of each, at most `most` of them, to `deliver`.
+    /// Passes received frames to `deliver`, at most `most` from each ring.
     pub(crate) fn receive(&mut self, most: usize, mut deliver: impl FnMut(&RecordHeader, &[u8])) {
         for own in &mut self.0 {
             for _ in 0..most {
@@ -52,7 +52,7 @@ impl Rings {
         }
     }
 
-    /// As [`Rings::receive`], where some frames may stay in their ring.
+    /// As [`Rings::receive`], but some frames may stay in their ring.
     pub(crate) fn receive_lending(
         &mut self,
         most: usize,
@@ -84,8 +84,8 @@ impl Rings {
         self.0.iter().any(|own| !own.ring.is_empty())
     }
 
-    /// From now on the next frame of each notifies. False if there are frames to take first, and if so nothing is
-    /// said of those that follow.
+    /// Has the next frame of each ring notify. Returns false if frames are pending, and then leaves
+    /// the rings behind that one unchanged.
     pub(crate) fn fall_asleep(&mut self) -> bool {
         self.0.iter().all(|own| {
             own.doorbell.set(State::Asleep);
@@ -93,7 +93,7 @@ impl Rings {
         })
     }
 
-    /// Frames are looked for.
+    /// Marks all rings as being read.
     pub(crate) fn wake_up(&mut self, now: Instant) {
         for own in &self.0 {
             own.doorbell.note_look(now);
@@ -105,7 +105,7 @@ impl Rings {
         self.0.iter().map(|own| &own.doorbell)
     }
 
-    /// Readable when frames have come while asleep.
+    /// Readable when frames have arrived during sleep.
     pub(crate) fn fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.0.iter().map(|own| own.fd.as_fd())
     }

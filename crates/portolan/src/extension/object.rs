@@ -1,6 +1,6 @@
-//! From the object file that clang made to what the server is sent: the functions that the handler
-//! and the predicate reach, one behind the other; the maps that they name; and what joins them. A
-//! hostile file harms only the process that reads it; the server believes none of this.
+//! Converts the object file that clang made to the code that is sent to the server: the functions reachable
+//! from the handler and the predicate, one after the other; the maps that they name; and the relocations. A
+//! hostile file harms only the process that reads it; the server validates everything again.
 
 use std::collections::HashMap;
 
@@ -24,10 +24,10 @@ const LOAD_IMM64: u8 = 0x18;
 const CALL: u8 = 0x85;
 const CALL_FUNCTION: u8 = 1;
 
-/// More than the server takes of one.
+/// Above the server's limit.
 const LONGEST: u64 = 1 << 20;
 
-/// Why an object file is none of an extension.
+/// The reason why an object file is not an extension.
 #[derive(Debug, thiserror::Error)]
 pub enum ObjectError {
     #[error("not an object file of ELF: {0}")]
@@ -67,7 +67,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Code, ObjectError> {
     Ok(Code { direction, ..code })
 }
 
-/// The one handler, and which packets it is for.
+/// Returns the only handler, and its direction.
 fn handler_of(elf: &Elf<'_>) -> Result<(Function, Direction), ObjectError> {
     let received = only_function(elf, HANDLER, "PORTOLAN_HANDLER")?;
     let sent = only_function(elf, SEND_HANDLER, "PORTOLAN_SEND_HANDLER")?;
@@ -120,16 +120,16 @@ fn functions_in<'a>(
         })
 }
 
-/// The code as it is put together.
+/// The code during its assembly.
 struct Assembly<'a> {
     elf: &'a Elf<'a>,
     instructions: Vec<u64>,
     placed: HashMap<Function, u32>,
     maps: Vec<MapDefinition>,
-    /// Maps by where they are declared: a section, and an offset in that of declarations.
+    /// Maps by declaration: a section, and an offset, which is 0 for sections of variables.
     known: HashMap<(SectionIndex, u64), u16>,
     relocations: Vec<Relocation>,
-    /// Calls whose functions are not placed yet.
+    /// Calls to functions that are not placed yet.
     calls: Vec<(usize, Function)>,
 }
 
@@ -146,7 +146,7 @@ impl<'a> Assembly<'a> {
         }
     }
 
-    /// Adds a function, unless it is there; answers where it begins.
+    /// Adds a function, unless it is present already. Returns the index of its first instruction.
     fn place(&mut self, function: Function) -> Result<u32, ObjectError> {
         if let Some(&at) = self.placed.get(&function) {
             return Ok(at);
@@ -182,7 +182,7 @@ impl<'a> Assembly<'a> {
         Ok(first as u32)
     }
 
-    /// Resolves what a function that was placed at `first` refers to.
+    /// Resolves the references of a function that was placed at `first`.
     fn relocate(&mut self, function: Function, first: usize) -> Result<(), ObjectError> {
         let section = self.elf.section_by_index(function.section)?;
         let mut resolved = Vec::new();
@@ -232,7 +232,7 @@ impl<'a> Assembly<'a> {
         let addend = u64::from(immediate(word).cast_unsigned());
         let offset = symbol.address().saturating_add(addend);
         let relocation = self.find_map(at, section, name, offset)?;
-        // What the compiler left there is in the relocation now.
+        // The relocation contains the addend that the compiler left there.
         self.instructions[at] &= 0xffff_ffff;
         self.relocations.push(relocation);
         Ok(())
@@ -264,7 +264,7 @@ impl<'a> Assembly<'a> {
         Ok(())
     }
 
-    /// The map that a load is of: a declared one, or the one of a section of variables.
+    /// Returns the map that a load refers to: a declared one, or the one of a section of variables.
     fn find_map(
         &mut self,
         at: usize,
@@ -356,12 +356,12 @@ impl<'a> Assembly<'a> {
             key: 4,
             value: size as u32,
             entries: 1,
-            // Of .bss there are none.
+            // Empty for .bss.
             contents: section.data()?.to_vec(),
         })
     }
 
-    /// Places all that is called, and has the calls lead there.
+    /// Places all called functions, and sets the calls' targets.
     fn finish(mut self, handler: u32, predicate: Option<u32>) -> Result<Code, ObjectError> {
         let mut next = 0;
         while let Some(&(at, function)) = self.calls.get(next) {
@@ -403,7 +403,7 @@ mod tests {
     fn no_file_makes_the_reader_panic() {
         portolan_fuzz::check!(2000).for_each(|bytes| {
             let _ = parse(bytes);
-            // As far as possible like one of BPF's.
+            // As similar to a BPF object as possible.
             let mut like = [0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0].to_vec();
             like.extend([1, 0, 247, 0, 1, 0, 0, 0]);
             like.extend(bytes);

@@ -1,4 +1,4 @@
-//! A port for programs that have nothing but extensions.
+//! A port for programs that only install extensions.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
@@ -19,12 +19,12 @@ pub struct Port {
 }
 
 impl Port {
-    /// Takes a UDP port of Portolan's; one of the kernel's would not do.
+    /// Opens a UDP port of Portolan's; fails rather than use a kernel socket.
     pub fn open(local: SocketAddr) -> Result<Port, Refused> {
         Port::take(local, libc::SOCK_DGRAM)
     }
 
-    /// Takes a TCP port, and listens there.
+    /// Opens a TCP port, and listens on it.
     pub fn listen(local: SocketAddr) -> Result<Port, Refused> {
         let port = Port::take(local, libc::SOCK_STREAM)?;
         match posix::listen(port.fd, 0) {
@@ -69,12 +69,12 @@ impl Port {
         }
     }
 
-    /// As [`install`].
+    /// Installs an extension on this port, as [`install`].
     pub fn install(&self, name: &str, priority: u8, object: Object) -> Result<Extension, Refused> {
         install(&[self.fd], name, priority, object)
     }
 
-    /// Installs one for several ports.
+    /// Installs one extension on several ports.
     pub fn install_on(
         ports: &[Port],
         name: &str,
@@ -85,7 +85,7 @@ impl Port {
         install(&sockets, name, priority, object)
     }
 
-    /// Has what is sent be cut into datagrams of `size` bytes (`UDP_SEGMENT`); 0: not.
+    /// Has sent payloads cut into datagrams of `size` bytes (`UDP_SEGMENT`); 0 disables it.
     pub fn cut(&self, size: u16) -> Result<(), Errno> {
         self.set(libc::SOL_UDP, libc::UDP_SEGMENT, size.into())
     }
@@ -95,7 +95,7 @@ impl Port {
         self.set(libc::SOL_SOCKET, libc::SO_NO_CHECK, 1)
     }
 
-    /// [`Port::receive`] fails with `EAGAIN` if nothing has come for so long (`SO_RCVTIMEO`).
+    /// Has [`Port::receive`] fail with `EAGAIN` if nothing arrives for `time` (`SO_RCVTIMEO`).
     pub(super) fn receive_within(&self, time: Duration) -> Result<(), Errno> {
         let seconds = time.as_secs().to_ne_bytes();
         let rest = u64::from(time.subsec_micros()).to_ne_bytes();
@@ -117,12 +117,12 @@ impl Port {
         done(posix::send(self.fd, &pieces, Some(to), 0)).map(drop)
     }
 
-    /// Waits for the next datagram that extensions leave to their owner; answers how long it is.
+    /// Waits for the next datagram that extensions pass to the owner. Returns its length.
     pub fn receive(&self, buffer: &mut [u8]) -> Result<usize, Errno> {
         self.receive_from(buffer).map(|(length, _)| length)
     }
 
-    /// The same, and who sent it.
+    /// As [`Port::receive`], and returns the sender.
     pub fn receive_from(&self, buffer: &mut [u8]) -> Result<(usize, Option<SocketAddr>), Errno> {
         let received = done(posix::receive(self.fd, &mut [IoSliceMut::new(buffer)], 0))?;
         Ok((received.length, received.from))
@@ -131,12 +131,12 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // Nothing is left to be told of.
+        // Errors have no receiver here.
         let _ = posix::close(self.fd);
     }
 }
 
-/// The port is Portolan's: it is no more only when the server has gone.
+/// Converts an outcome: the port is Portolan's, so "not ours" means that the server is gone.
 fn done<T>(outcome: Outcome<T>) -> Result<T, Errno> {
     outcome.map_err(|error| error.errno_or(Errno::NETDOWN))
 }

@@ -1,7 +1,7 @@
-//! Handlers of UDP.PacketRecv in a thread of this program (PX §3.3): for what takes longer than a
-//! handler in the packet filter may, or needs more than its protection domain has. They get what
-//! handlers in the filter leave to the owner. Nothing limits how long they take; what comes meanwhile
-//! waits in the port's receive buffer.
+//! Handlers of UDP.PacketRecv in a thread of this program (PX §3.3): for work that takes longer
+//! than a handler in the packet filter may, or needs more than its protection domain has. They see
+//! the datagrams that handlers in the filter pass to the owner. Their run time is not limited;
+//! datagrams that arrive in the meantime wait in the port's receive buffer.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -19,39 +19,39 @@ use super::Port;
 use crate::process::Process;
 use crate::qos::Refused;
 
-/// What is passed waits for its owner, so many datagrams at most.
+/// Maximum number of passed datagrams that wait for their owner.
 const INBOX: usize = 1024;
 
-/// How soon a thread for which nothing comes sees that it is to end.
+/// Within this time an idle thread notices that it has to end.
 const LOOK_UP: Duration = Duration::from_millis(100);
 
-/// The longest there is.
+/// Longest datagram, in bytes.
 const LONGEST: usize = 1 << 16;
 
-/// What came, in the handlers' own copy: they see each other's edits.
+/// A datagram, in the handlers' own copy: each handler sees the edits of the previous ones.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Datagram {
-    /// Nobody if nothing has come.
+    /// `None` before the first datagram.
     pub from: Option<SocketAddr>,
     pub payload: Vec<u8>,
 }
 
-/// What a handler decides.
+/// A handler's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The next handler sees it; after the last one, the owner gets it.
+    /// The next handler sees it; after the last one, it is delivered to the owner.
     Pass,
-    /// It ends here.
+    /// It is discarded.
     Consume,
-    /// The payload, as it is by now, goes back to the sender.
+    /// The payload, as edited so far, is sent back to the sender.
     Reply,
-    /// The owner gets it, past the handlers that would follow.
+    /// It is delivered to the owner; the remaining handlers are skipped.
     Deliver,
 }
 
 type Handler = Box<dyn FnMut(&mut Datagram) -> Verdict + Send>;
 
-/// Handlers of one port, in the order in which they are called.
+/// Handlers of one port, in calling order.
 #[derive(Default)]
 pub struct Chain {
     handlers: Vec<Placed>,
@@ -64,7 +64,7 @@ struct Placed {
     account: Account,
 }
 
-/// What a handler did, and where the server looks for it.
+/// Statistics of a handler, and the row where the server reads them.
 #[derive(Default)]
 struct Account {
     place: Option<(&'static Process, u8)>,
@@ -72,7 +72,7 @@ struct Account {
 }
 
 impl Account {
-    /// Opens one for a handler that the server knows by that number.
+    /// Opens an account for a handler, by the number that the server gave it.
     fn open(number: u16, row: u8) -> Account {
         let account = Account {
             place: Process::running().map(|process| (process, row)),
@@ -100,7 +100,7 @@ impl Account {
         self.publish();
     }
 
-    /// The answer that was counted last could not be sent.
+    /// Recounts the last reply as one that could not be sent.
     fn note_refusal(&mut self) {
         let statistics = &mut self.said.statistics;
         statistics.replied -= 1;
@@ -115,17 +115,17 @@ impl Account {
     }
 }
 
-/// What a chain decided.
+/// A chain's decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Decision {
     verdict: Verdict,
-    /// Position of the handler that did not pass; none if all did.
+    /// Position of the handler that decided; `None` if all passed.
     by: Option<usize>,
 }
 
 impl Chain {
-    /// Of several handlers the one with the lowest priority comes first; of equals, the one that came
-    /// first.
+    /// Adds a handler. Handlers are called in ascending order of priority, those of equal priority
+    /// in the order in which they were added.
     #[must_use]
     pub fn with(
         self,
@@ -135,7 +135,7 @@ impl Chain {
         self.with_named("handler", priority, handler)
     }
 
-    /// The same, with the name that `portolan ext list` shows.
+    /// As [`Chain::with`], with the name that `portolan ext list` shows.
     #[must_use]
     pub fn with_named(
         mut self,
@@ -173,26 +173,26 @@ impl Chain {
     }
 }
 
-/// A port whose datagrams handlers in a thread see. The thread ends when this is dropped, and the
-/// port with it.
+/// A port whose datagrams are seen by handlers in a thread. Dropping this ends the thread and
+/// closes the port.
 pub struct Threaded {
     inbox: Receiver<Datagram>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
-    /// A forked child has not the thread.
+    /// Process of the thread: a forked child does not have it.
     owner: u32,
 }
 
 #[derive(Default)]
 struct Shared {
     is_over: AtomicBool,
-    /// Datagrams that the owner did not fetch in time, and answers that could not be sent.
+    /// Datagrams that the owner did not fetch in time, and replies that could not be sent.
     dropped: AtomicU64,
     refused: AtomicU64,
 }
 
 impl Port {
-    /// Has handlers in a thread of their own called for what comes. Signals are other threads' to handle.
+    /// Has a chain of handlers called for received datagrams, in a new thread with all signals blocked.
     pub fn handle_in_thread(self, mut chain: Chain) -> Result<Threaded, Refused> {
         let failed = |errno: Errno| Refused::new(errno, format!("no thread for handlers: {errno}"));
         self.receive_within(LOOK_UP).map_err(failed)?;
@@ -219,16 +219,16 @@ impl Port {
 }
 
 impl Threaded {
-    /// Waits for the next datagram that the handlers leave to the owner; nothing comes any more when the
-    /// server has gone.
+    /// Waits for the next datagram that the handlers pass to the owner. Returns `None` when the
+    /// server is gone.
     pub fn receive(&self) -> Option<Datagram> {
         self.inbox.recv().ok()
     }
 
-    /// The same, for as long as `timeout`.
+    /// As [`Threaded::receive`], at most as long as `timeout`.
     ///
     /// # Errors
-    /// `AGAIN`: nothing came in time. `CONNRESET`: the server has gone.
+    /// `AGAIN`: no datagram arrived in time. `CONNRESET`: the server is gone.
     pub fn receive_within(&self, timeout: Duration) -> Result<Datagram, Errno> {
         self.inbox
             .recv_timeout(timeout)
@@ -238,12 +238,12 @@ impl Threaded {
             })
     }
 
-    /// Datagrams that were lost because the owner did not fetch them.
+    /// Returns the number of datagrams that were lost because the owner did not fetch them.
     pub fn dropped(&self) -> u64 {
         self.shared.dropped.load(Ordering::Relaxed)
     }
 
-    /// Answers that could not be sent.
+    /// Returns the number of replies that could not be sent.
     pub fn refused(&self) -> u64 {
         self.shared.refused.load(Ordering::Relaxed)
     }
@@ -257,13 +257,13 @@ impl Drop for Threaded {
             && self.owner == std::process::id()
             && !is_own(&thread)
         {
-            // A handler that panicked has said so.
+            // A panic of a handler has been reported already.
             let _ = thread.join();
         }
     }
 }
 
-/// What the thread has.
+/// State of the handlers' thread.
 struct Work {
     port: Port,
     chain: Chain,
@@ -283,7 +283,7 @@ impl Work {
                     datagram.payload.extend_from_slice(&buffer[..length]);
                     self.handle(&mut datagram);
                 }
-                // Or an error about what was sent, which is nobody's here.
+                // Time-out, signal, or an ICMP error about an earlier reply, which is ignored here.
                 Err(Errno::AGAIN | Errno::INTR | Errno::CONNREFUSED | Errno::HOSTUNREACH) => {}
                 Err(_) => return,
             }

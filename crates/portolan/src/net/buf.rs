@@ -1,9 +1,9 @@
 //! Shared buffers: sending and receiving without the copy between the program and the stack (Maeda and Bershad, section 4.2).
 //!
-//! [`TcpStream::receive`] gives the program *pieces*: bytes that lie where the kernel put them. A program has them for
-//! as long as it likes, passes them to other threads, and gives them back by dropping them, in any order.
-//! [`TcpStream::reserve`] and [`TcpStream::send`] are the way out: a piece is filled by the program, becomes a part of the send
-//! buffer as it is, and goes to the device from there.
+//! [`TcpStream::receive`] returns *pieces*: received bytes in the memory where the kernel put them. A program
+//! may keep them for any time and pass them to other threads. It returns them by dropping them, in any order.
+//! [`TcpStream::reserve`] and [`TcpStream::send`] are for sending: the program fills a piece, which becomes a
+//! part of the send buffer without a copy, and the device reads the bytes from there.
 //!
 //! ```no_run
 //! use std::io::Write;
@@ -27,15 +27,17 @@
 //! ```
 //!
 //! # What is copied nevertheless
-//! A piece is always there; whether it was copied tells [`Piece::is_in_place`]. What comes in order while the program is in
-//! `receive`, in frames of at least 1 KiB, is not, as long as less than a quarter of the ring is lent. Copied are: what came before
-//! the first call and was put into the receive queue then, what comes out of order, datagrams (once, from the ring), and what comes from a program on the same host or by way of the
-//! server. [`moved`] counts both.
+//! `receive` returns pieces in every case; [`Piece::is_in_place`] tells whether the bytes were copied. They are not
+//! copied if they arrive in order while the program is in `receive`, in frames of at least 1 KiB, as long as less than
+//! a quarter of the ring is lent. Copied are: data that was put into the receive queue before the first call, data out
+//! of order, datagrams (once, from the ring), and data from a program on the same host or relayed by the server.
+//! [`moved`] counts both.
 //!
 //! # What a program can do with pieces
-//! Keep them: its window closes, so that it is sent no more on that connection; all others go on. Once pieces hold up half
-//! of the ring their memory is replaced by a copy, which nobody notices. Use them after the stream is closed or has gone to
-//! another process: they are its own. Use them after a `fork`: both processes have them. They cannot be given back twice.
+//! Keep them: the receive window of that connection closes; all other connections continue. Once pieces hold up half of
+//! the ring, their memory is replaced by a copy, transparently. Use them after the stream is closed or has moved to
+//! another process: they belong to the program. Use them after a `fork`: both processes have them. They cannot be
+//! returned twice.
 //!
 //! [`TcpStream::receive`]: super::TcpStream::receive
 //! [`TcpStream::reserve`]: super::TcpStream::reserve
@@ -47,32 +49,32 @@ use std::ops::{Deref, DerefMut};
 use crate::posix::Chunk;
 pub use crate::posix::{Moved, Piece, moved};
 
-/// A piece of a send buffer, which the program fills: `Write` adds bytes behind those that are there, and it is a slice of
-/// what it has. Filling it in place is [`Reserved::resize`], then writing to the slice.
+/// A piece of a send buffer, to be filled by the program. `Write` appends bytes; the piece dereferences to a
+/// slice of its contents. To fill it in place, call [`Reserved::resize`] and write to the slice.
 #[derive(Debug, Default)]
 pub struct Reserved(Chunk);
 
 impl Reserved {
-    /// Bytes that one has room for.
+    /// Capacity of a piece, in bytes.
     pub const CAPACITY: usize = Chunk::CAPACITY;
 
-    /// An empty one; of any stream.
+    /// Returns an empty piece, which any stream can send.
     pub fn new() -> Reserved {
         Reserved(Chunk::new())
     }
 
-    /// Bytes that may be added.
+    /// Returns how many bytes can be appended.
     pub fn room(&self) -> usize {
         self.0.room()
     }
 
-    /// Gives it `length` bytes, at most [`Reserved::CAPACITY`]: those that are added are zero.
+    /// Sets the length to `length` bytes, at most [`Reserved::CAPACITY`]. Added bytes are zero.
     pub fn resize(&mut self, length: usize) {
         self.0.resize(length);
     }
 
-    /// As [`Reserved::resize`], but the bytes that are added are what some piece of this process had before: to be written, all
-    /// of them, before they are sent. It spares filling them twice.
+    /// As [`Reserved::resize`], but added bytes have unspecified contents: remains of earlier
+    /// pieces of this process. Write all of them before sending. This avoids filling them twice.
     pub fn resize_unspecified(&mut self, length: usize) {
         self.0.resize_unspecified(length);
     }
@@ -100,7 +102,7 @@ impl DerefMut for Reserved {
     }
 }
 
-/// Takes as many bytes as there is room for: none when it is full.
+/// Appends as many bytes as there is room for: zero if the piece is full.
 impl Write for Reserved {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         Ok(self.0.extend(bytes))
@@ -111,12 +113,12 @@ impl Write for Reserved {
     }
 }
 
-/// Why a piece was not sent, or not all of it.
+/// The reason why a piece was not sent, or not completely.
 #[derive(Debug)]
 pub struct SendError {
-    /// What a write would have failed with.
+    /// The error that a write would have returned.
     pub error: io::Error,
-    /// What is left of the piece.
+    /// The unsent rest of the piece.
     pub unsent: Option<Reserved>,
 }
 

@@ -14,7 +14,7 @@ use crate::posix::{self, CallError, Chunk};
 pub struct UdpSocket(Handle<std::net::UdpSocket>);
 
 impl UdpSocket {
-    /// Binds to the first address of `address` that can be had. Port 0 is any free one.
+    /// Binds to the first address of `address` that is available. Port 0 means any free port.
     ///
     /// # Errors
     /// As [`std::net::UdpSocket::bind`]: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`. `NetworkDown` where
@@ -31,7 +31,7 @@ impl UdpSocket {
         Err(last.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
     }
 
-    /// From now on it sends to, and receives from, the first address of `address` that there is a route to.
+    /// Sets the peer for sending and receiving to the first address of `address` that has a route.
     ///
     /// # Errors
     /// `NetworkUnreachable`: there is no route.
@@ -46,26 +46,28 @@ impl UdpSocket {
         Err(last.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
     }
 
-    /// The address of this end.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.call(posix::local_address, |std| std.local_addr())
     }
 
-    /// The address that it is connected to.
+    /// Returns the address of the peer.
     ///
     /// # Errors
-    /// `NotConnected`: it is not.
+    /// `NotConnected`: the socket is not connected.
     pub fn peer_addr(&self) -> io::Result<SocketAddr> {
         self.0.call(posix::peer_address, |std| std.peer_addr())
     }
 
-    /// Sends a datagram to where it is connected to, from where the program has it: the tap's write gathers it there.
+    /// Sends a datagram to the connected peer. The tap's write gathers the bytes from the program's memory, without a
+    /// copy.
     ///
     /// # Errors
-    /// `NotConnected`; `InvalidInput`, or the system's `EMSGSIZE`: it is too long; what ICMP has told of an earlier one.
+    /// `NotConnected`; `InvalidInput` or `EMSGSIZE`: the datagram is too long; an error that ICMP reported for an
+    /// earlier datagram.
     pub fn send(&self, bytes: &[u8]) -> io::Result<usize> {
         self.0.call(
             |fd| posix::send(fd, &[IoSlice::new(bytes)], None, libc::MSG_NOSIGNAL),
@@ -76,7 +78,7 @@ impl UdpSocket {
     /// Sends a datagram to the first address of `address`, as [`UdpSocket::send`].
     ///
     /// # Errors
-    /// As of [`UdpSocket::send`]; `NetworkUnreachable`: there is no route.
+    /// As [`UdpSocket::send`]; `NetworkUnreachable`: there is no route.
     pub fn send_to(&self, bytes: &[u8], address: impl ToSocketAddrs) -> io::Result<usize> {
         let first = address.to_socket_addrs()?.next();
         let to = first.ok_or(io::ErrorKind::InvalidInput)?;
@@ -86,19 +88,19 @@ impl UdpSocket {
         )
     }
 
-    /// Receives a datagram; what the buffer has no room for is lost.
+    /// Receives a datagram. Bytes that do not fit into the buffer are lost.
     ///
     /// # Errors
-    /// `WouldBlock`: none came within the read time-out, or none is there and nothing may be waited for; what ICMP has told of an
-    /// earlier one, as `ConnectionRefused`.
+    /// `WouldBlock`: no datagram arrived within the read time-out, or none is pending on a non-blocking
+    /// socket; an error that ICMP reported for an earlier datagram, such as `ConnectionRefused`.
     pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
         self.receive_into(buffer).map(|(count, _)| count)
     }
 
-    /// As [`UdpSocket::recv`], with the sender's address.
+    /// As [`UdpSocket::recv`], and returns the sender's address.
     ///
     /// # Errors
-    /// As of [`UdpSocket::recv`].
+    /// As [`UdpSocket::recv`].
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
         let (count, from) = self.receive_into(buffer)?;
         match from {
@@ -119,17 +121,17 @@ impl UdpSocket {
         }
     }
 
-    /// Receives a datagram as a [piece](super::buf) of its own size, and the sender's address: copied once, from the ring,
-    /// where [`UdpSocket::recv`] copies twice.
+    /// Receives a datagram as a [piece](super::buf) of its size, and the sender's address. The
+    /// payload is copied once, from the ring; [`UdpSocket::recv`] copies it twice.
     ///
     /// # Errors
-    /// As of [`UdpSocket::recv`].
+    /// As [`UdpSocket::recv`].
     pub fn receive(&self) -> io::Result<(Piece, SocketAddr)> {
         let mut pieces = Vec::with_capacity(1);
         let taken = self
             .0
             .ours(|fd| match posix::receive_shared(fd, 1, &mut pieces) {
-                // The end of a wait on a socket that is shut.
+                // The socket was shut down during the wait.
                 Ok(taken) if taken.from.is_none() => {
                     Err(CallError::Errno(rustix::io::Errno::SHUTDOWN))
                 }
@@ -149,7 +151,7 @@ impl UdpSocket {
         Ok((Piece::of_chunk(chunk), from))
     }
 
-    /// How long receiving waits; none: forever.
+    /// Sets how long receiving waits; `None` means without limit.
     ///
     /// # Errors
     /// `InvalidInput`: a time-out of zero.
@@ -157,26 +159,26 @@ impl UdpSocket {
         self.0.set_time(libc::SO_RCVTIMEO, time)
     }
 
-    /// As [`UdpSocket::set_read_timeout`] has set it, to the microsecond.
+    /// Returns the time set by [`UdpSocket::set_read_timeout`], in whole microseconds.
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
         self.0.time_option(libc::SO_RCVTIMEO)
     }
 
-    /// Calls that would wait fail with `WouldBlock` instead.
+    /// Sets whether calls fail with `WouldBlock` instead of waiting.
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn set_nonblocking(&self, is_on: bool) -> io::Result<()> {
         self.0.set_nonblocking(is_on)
     }
 
-    /// Another handle of the same socket.
+    /// Returns another handle to the same socket.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// The process has no free descriptor.
     pub fn try_clone(&self) -> io::Result<UdpSocket> {
         self.0.duplicate().map(UdpSocket)
     }
@@ -184,7 +186,7 @@ impl UdpSocket {
     /// Takes the pending error (`SO_ERROR`).
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         self.0.take_error()
     }

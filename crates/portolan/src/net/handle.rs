@@ -1,5 +1,5 @@
-//! What all sockets of [`crate::net`] have in common: a descriptor, and the standard library's type on the same descriptor,
-//! which has the calls that are the kernel's.
+//! The common part of all sockets of [`crate::net`]: a descriptor, and the standard library's type
+//! on the same descriptor, which performs the calls that are left to the kernel.
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,12 +12,12 @@ use rustix::io::Errno;
 
 use crate::posix::{self, CallError, Outcome};
 
-/// A socket; `S` is the standard library's type.
+/// A socket. `S` is the standard library's type.
 #[derive(Debug)]
 pub(super) struct Handle<S: AsRawFd + IntoRawFd>(Option<S>);
 
 impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
-    /// A new socket for `address`, of Portolan's if it may be.
+    /// Opens a socket for `address`: one of Portolan's, or else the kernel's.
     pub(super) fn open(address: SocketAddr, kind: i32) -> io::Result<Handle<S>> {
         join_forks();
         let domain = match address {
@@ -39,12 +39,12 @@ impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
         }
     }
 
-    /// Takes a descriptor over that the library has opened.
+    /// Takes ownership of a descriptor that the library has opened.
     pub(super) fn of_number(fd: RawFd) -> io::Result<Handle<S>> {
         Ok(Handle(Some(S::from(descriptor::own(fd)?))))
     }
 
-    /// Takes a socket of the kernel's over.
+    /// Takes ownership of a kernel socket.
     pub(super) fn of_kernel(fd: OwnedFd) -> Handle<S> {
         Handle(Some(S::from(fd)))
     }
@@ -58,7 +58,7 @@ impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
         self.std().as_raw_fd()
     }
 
-    /// Has the library make a call; none: the kernel is to make it.
+    /// Makes a call through the library. Returns `None` if the kernel has to make it.
     pub(super) fn ours<T>(&self, call: impl FnOnce(RawFd) -> Outcome<T>) -> io::Result<Option<T>> {
         let _inside = posix::enter();
         match call(self.number()) {
@@ -68,7 +68,7 @@ impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
         }
     }
 
-    /// Has the library make a call, or else the kernel.
+    /// Makes a call through the library, or else through the kernel.
     pub(super) fn call<T>(
         &self,
         ours: impl FnOnce(RawFd) -> Outcome<T>,
@@ -114,7 +114,7 @@ impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
         Ok((errno != 0).then(|| io::Error::from_raw_os_error(errno)))
     }
 
-    /// An option that is an `int`.
+    /// Returns an option of type `int`.
     pub(super) fn number_option(&self, level: i32, name: i32) -> io::Result<i32> {
         let mut bytes = [0; 4];
         self.option(level, name, &mut bytes)?;
@@ -125,7 +125,7 @@ impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
         self.set_option(level, name, &value.to_ne_bytes())
     }
 
-    /// An option that is a time: none if it is not set.
+    /// Returns an option of type `timeval`; `None` if it is not set.
     pub(super) fn time_option(&self, name: i32) -> io::Result<Option<Duration>> {
         let mut bytes = [0; 16];
         self.option(libc::SOL_SOCKET, name, &mut bytes)?;
@@ -137,7 +137,7 @@ impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
         Ok((!time.is_zero()).then_some(time))
     }
 
-    /// As `std::net`, refuses a time-out of zero; less than a microsecond is one.
+    /// Sets a time-out option. As in `std::net`, zero is refused; less than a microsecond is rounded up to one.
     pub(super) fn set_time(&self, name: i32, time: Option<Duration>) -> io::Result<()> {
         if time.is_some_and(|time| time.is_zero()) {
             return Err(Errno::INVAL.into());
@@ -177,7 +177,7 @@ impl<S: AsRawFd + IntoRawFd> Drop for Handle<S> {
         };
         let _inside = posix::enter();
         match posix::close(socket.as_raw_fd()) {
-            // The kernel's: closed with it.
+            // A kernel socket: dropping it closes it.
             Err(CallError::NotOurs) => drop(socket),
             Ok(()) | Err(_) => {
                 let _ = socket.into_raw_fd();
@@ -186,7 +186,7 @@ impl<S: AsRawFd + IntoRawFd> Drop for Handle<S> {
     }
 }
 
-/// Forks and the end of the program are to find the library in order, as the preload library sees to it.
+/// Registers the library's handlers for `fork` and `exit`, as the preload library does.
 fn join_forks() {
     static JOINED: Once = Once::new();
     JOINED.call_once(|| {

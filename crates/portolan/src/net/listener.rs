@@ -8,7 +8,7 @@ use super::TcpStream;
 use super::handle::Handle;
 use crate::posix;
 
-/// Connections that may wait to be accepted; the kernel's `somaxconn` bounds it, too.
+/// Maximum number of connections that wait to be accepted; the kernel's `somaxconn` limits it, too.
 const BACKLOG: i32 = 4096;
 
 /// A TCP listener, as [`std::net::TcpListener`].
@@ -16,7 +16,7 @@ const BACKLOG: i32 = 4096;
 pub struct TcpListener(Handle<std::net::TcpListener>);
 
 impl TcpListener {
-    /// Listens at the first address of `address` that can be had, with `SO_REUSEADDR`. Port 0 is any free one.
+    /// Listens on the first address of `address` that is available, with `SO_REUSEADDR`. Port 0 means any free port.
     ///
     /// # Errors
     /// As [`std::net::TcpListener::bind`]: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`. `NetworkDown` where
@@ -43,10 +43,10 @@ impl TcpListener {
         Ok(TcpListener(handle))
     }
 
-    /// The address that it listens at.
+    /// Returns the address that the listener is bound to.
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.call(posix::local_address, |std| std.local_addr())
     }
@@ -54,8 +54,8 @@ impl TcpListener {
     /// Waits for the next connection.
     ///
     /// # Errors
-    /// `WouldBlock` where nothing may be waited for; `ConnectionAborted`: the peer has gone again, or the server has; the
-    /// process has no descriptor left.
+    /// `WouldBlock`: no connection is pending on a non-blocking listener. `ConnectionAborted`: the peer has
+    /// closed the connection again, or the server has stopped. The process has no free descriptor.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
         match self.0.ours(|fd| posix::accept(fd, libc::SOCK_CLOEXEC))? {
             Some((fd, peer)) => Ok((TcpStream::of(Handle::of_number(fd)?), peer)),
@@ -67,23 +67,23 @@ impl TcpListener {
         }
     }
 
-    /// Connections, one after the other, without an end.
+    /// Returns an iterator over accepted connections, which never ends.
     pub fn incoming(&self) -> Incoming<'_> {
         Incoming(self)
     }
 
-    /// Another handle of the same listener.
+    /// Returns another handle to the same listener.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// The process has no free descriptor.
     pub fn try_clone(&self) -> io::Result<TcpListener> {
         self.0.duplicate().map(TcpListener)
     }
 
-    /// `accept` fails with `WouldBlock` rather than to wait.
+    /// Sets whether `accept` fails with `WouldBlock` instead of waiting.
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn set_nonblocking(&self, is_on: bool) -> io::Result<()> {
         self.0.set_nonblocking(is_on)
     }
@@ -91,13 +91,13 @@ impl TcpListener {
     /// Takes the pending error (`SO_ERROR`).
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         self.0.take_error()
     }
 }
 
-/// What [`TcpListener::incoming`] gives.
+/// The iterator returned by [`TcpListener::incoming`].
 #[derive(Debug)]
 pub struct Incoming<'a>(&'a TcpListener);
 

@@ -9,7 +9,7 @@ use super::buf::{Piece, Reserved, SendError};
 use super::handle::Handle;
 use crate::posix::{self, Chunk, Outcome};
 
-/// A TCP connection, as [`std::net::TcpStream`]. It is closed when this is dropped.
+/// A TCP connection, as [`std::net::TcpStream`]. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct TcpStream(Handle<std::net::TcpStream>);
 
@@ -17,8 +17,8 @@ impl TcpStream {
     /// Connects to the first address of `address` that answers. Waits as long as the stack tries.
     ///
     /// # Errors
-    /// As [`std::net::TcpStream::connect`]: of the last address. `NetworkDown` where `PORTOLAN=require` and there is no
-    /// server.
+    /// As [`std::net::TcpStream::connect`], for the last address. `NetworkDown` where
+    /// `PORTOLAN=require` and there is no server.
     pub fn connect(address: impl ToSocketAddrs) -> io::Result<TcpStream> {
         let mut last = None;
         for address in address.to_socket_addrs()? {
@@ -35,7 +35,7 @@ impl TcpStream {
         TcpStream(handle)
     }
 
-    /// The peer's address.
+    /// Returns the peer's address.
     ///
     /// # Errors
     /// `NotConnected`: the connection has ended.
@@ -43,15 +43,15 @@ impl TcpStream {
         self.0.call(posix::peer_address, |std| std.peer_addr())
     }
 
-    /// The address of this end.
+    /// Returns the local address.
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.0.call(posix::local_address, |std| std.local_addr())
     }
 
-    /// Ends sending, receiving or both.
+    /// Shuts down sending, receiving or both.
     ///
     /// # Errors
     /// `NotConnected`: the connection has ended.
@@ -65,18 +65,18 @@ impl TcpStream {
             .call(|fd| posix::shutdown(fd, number), |std| std.shutdown(how))
     }
 
-    /// Another handle of the same connection, which ends with the last of them.
+    /// Returns another handle to the same connection, which is closed with the last one.
     ///
     /// # Errors
-    /// The process has no descriptor left.
+    /// The process has no free descriptor.
     pub fn try_clone(&self) -> io::Result<TcpStream> {
         self.0.duplicate().map(TcpStream)
     }
 
-    /// Reads, and leaves the bytes to be read again.
+    /// Reads bytes without removing them from the receive buffer.
     ///
     /// # Errors
-    /// As reading.
+    /// As for reading.
     pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut buffers = [IoSliceMut::new(buffer)];
         match self
@@ -88,7 +88,7 @@ impl TcpStream {
         }
     }
 
-    /// How long reading waits; none: forever.
+    /// Sets how long reading waits; `None` means without limit.
     ///
     /// # Errors
     /// `InvalidInput`: a time-out of zero.
@@ -96,15 +96,15 @@ impl TcpStream {
         self.0.set_time(libc::SO_RCVTIMEO, time)
     }
 
-    /// As [`TcpStream::set_read_timeout`] has set it, to the microsecond.
+    /// Returns the time set by [`TcpStream::set_read_timeout`], in whole microseconds.
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn read_timeout(&self) -> io::Result<Option<Duration>> {
         self.0.time_option(libc::SO_RCVTIMEO)
     }
 
-    /// How long writing waits for room in the send buffer; none: forever.
+    /// Sets how long writing waits for room in the send buffer; `None` means without limit.
     ///
     /// # Errors
     /// `InvalidInput`: a time-out of zero.
@@ -112,36 +112,36 @@ impl TcpStream {
         self.0.set_time(libc::SO_SNDTIMEO, time)
     }
 
-    /// As [`TcpStream::set_write_timeout`] has set it, to the microsecond.
+    /// Returns the time set by [`TcpStream::set_write_timeout`], in whole microseconds.
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn write_timeout(&self) -> io::Result<Option<Duration>> {
         self.0.time_option(libc::SO_SNDTIMEO)
     }
 
-    /// Small segments do not wait for acknowledgements (`TCP_NODELAY`).
+    /// Sets whether small segments are sent without waiting for acknowledgements (`TCP_NODELAY`).
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn set_nodelay(&self, is_on: bool) -> io::Result<()> {
         self.0
             .set_number(libc::IPPROTO_TCP, libc::TCP_NODELAY, i32::from(is_on))
     }
 
-    /// Is `TCP_NODELAY` set?
+    /// Returns whether `TCP_NODELAY` is set.
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn nodelay(&self) -> io::Result<bool> {
         let value = self.0.number_option(libc::IPPROTO_TCP, libc::TCP_NODELAY)?;
         Ok(value != 0)
     }
 
-    /// Calls that would wait fail with `WouldBlock` instead.
+    /// Sets whether calls fail with `WouldBlock` instead of waiting.
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn set_nonblocking(&self, is_on: bool) -> io::Result<()> {
         self.0.set_nonblocking(is_on)
     }
@@ -149,38 +149,38 @@ impl TcpStream {
     /// Takes the pending error (`SO_ERROR`).
     ///
     /// # Errors
-    /// None that is expected.
+    /// None is expected.
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         self.0.take_error()
     }
 
-    /// Bytes that the receive buffer may have (`SO_RCVBUF`). Linux doubles what is asked for, and so does Portolan. Its size
-    /// no longer follows the connection then.
+    /// Sets the size of the receive buffer in bytes (`SO_RCVBUF`). Portolan doubles the value, as
+    /// Linux does, and no longer adapts the size to the connection.
     ///
     /// # Errors
-    /// None that is expected: what is too large is cut.
+    /// None is expected: a value above the limit is reduced to it.
     pub fn set_receive_buffer(&self, bytes: u32) -> io::Result<()> {
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         self.0.set_number(libc::SOL_SOCKET, libc::SO_RCVBUF, bytes)
     }
 
-    /// Bytes that the send buffer may have (`SO_SNDBUF`); as [`TcpStream::set_receive_buffer`].
+    /// Sets the size of the send buffer in bytes (`SO_SNDBUF`); as [`TcpStream::set_receive_buffer`].
     ///
     /// # Errors
-    /// None that is expected: what is too large is cut.
+    /// None is expected: a value above the limit is reduced to it.
     pub fn set_send_buffer(&self, bytes: u32) -> io::Result<()> {
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         self.0.set_number(libc::SOL_SOCKET, libc::SO_SNDBUF, bytes)
     }
 
-    /// Receives what has come, or the next that comes, by [shared buffers](super::buf): adds pieces to `pieces`, in the
-    /// stream's order, and returns how many bytes they have. 0 bytes, and no piece: the peer has ended the stream.
+    /// Receives the pending data, or waits for the next, by [shared buffers](super::buf). Appends
+    /// pieces to `pieces`, in the stream's order, and returns their length in bytes. It is 0, and
+    /// no piece is added, if the peer has ended the stream.
     ///
-    /// Pieces are given back by being dropped, in any order. Until then their bytes count against the receive window, so
-    /// that who keeps them is sent no more.
-    ///
+    /// Pieces are returned by dropping them, in any order. Until then their bytes count against the
+    /// receive window, so that the peer of a program that keeps them stops sending.
     /// # Errors
-    /// As reading: `WouldBlock` after the read time-out or where nothing may be waited for, `ConnectionReset`, `TimedOut`.
+    /// As for reading: `WouldBlock` after the read time-out or on a non-blocking socket, `ConnectionReset`, `TimedOut`.
     pub fn receive(&self, pieces: &mut Vec<Piece>) -> io::Result<usize> {
         match self
             .0
@@ -202,17 +202,17 @@ impl TcpStream {
         Ok(length)
     }
 
-    /// An empty piece of a send buffer, to be filled and [sent](TcpStream::send).
+    /// Returns an empty piece of a send buffer, to be filled and [sent](TcpStream::send).
     pub fn reserve(&self) -> Reserved {
         Reserved::new()
     }
 
-    /// Sends what `reserved` was filled with, from where it lies, if that is at least 64 KiB; less is copied. Waits until it is
-    /// in the send buffer, which it may exceed. It may be sent by any stream.
+    /// Sends the contents of `reserved`: without a copy if they are at least 64 KiB, else copied. Waits until
+    /// they are in the send buffer, which they may exceed. Any stream may send the piece.
     ///
     /// # Errors
-    /// As writing: `WouldBlock` after the write time-out or where nothing may be waited for, `BrokenPipe`, `ConnectionReset`.
-    /// With the error comes what has not been sent.
+    /// As for writing: `WouldBlock` after the write time-out or on a non-blocking socket,
+    /// `BrokenPipe`, `ConnectionReset`. The error contains the unsent rest.
     pub fn send(&self, reserved: Reserved) -> Result<(), SendError> {
         let mut chunk = Some(reserved.into_chunk());
         let sent = match self.0.ours(|fd| posix::send_shared(fd, &mut chunk)) {
@@ -238,7 +238,7 @@ impl TcpStream {
     }
 }
 
-/// The bytes that a call has received.
+/// Receives, and returns only the number of bytes.
 pub(super) fn received(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Outcome<usize> {
     posix::receive(fd, buffers, flags).map(|received| received.length)
 }

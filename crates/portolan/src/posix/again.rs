@@ -1,6 +1,6 @@
-//! Sockets that outlive their server: the kernel listens for listeners meanwhile, and the next server is
-//! asked for what was open. Sessions keep their numbers, by which it knows the descriptor of a listener that several
-//! processes share: the first of them has it listen again, and the others get its descriptor.
+//! Sockets that outlive their server: in its absence the kernel listens for listeners, and the next server is
+//! asked to reopen the sockets. Sessions keep their numbers, by which the server recognises a listener that
+//! several processes share: the first process has it listen again, and the others get its descriptor.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
@@ -26,26 +26,27 @@ use super::fallback::{
 };
 use super::lifecycle::replace_fds;
 use super::socket_options::tell_priority;
-use crate::process::settings::{Mode, settings};
+use crate::descriptors::InternalFd;
 use crate::process::{Process, successor};
-use crate::socket::table::{self, File, InternalFd};
+use crate::settings::{Mode, settings};
+use crate::socket::table::{self, File};
 use crate::socket::{Setup, Socket, SocketPhase};
 use crate::wait::pollfd;
 
-/// Connections that the kernel has accepted while there was no server, and that are handed on.
+/// Maximum number of connections, accepted by the kernel while there was no server, that are handed over.
 const HANDED_ON: usize = 4096;
 
-/// Where a namespace has another, those ports are asked for as any program asks for them.
+/// In a namespace that has another limit, ports in between are requested like those of any program.
 const FIRST_UNPRIVILEGED: u16 = 1024;
 
-/// What has become of the sockets that a server before this one had.
+/// Whether the sockets of the previous server were reopened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
     All,
     Some,
 }
 
-/// Has the server know all sockets of this process that the one before it knew, connections aside.
+/// Reopens all sockets of this process that the previous server knew, except connections.
 pub(crate) fn open_again(process: &'static Process) -> Opened {
     let mut seen: Vec<Arc<Socket>> = Vec::new();
     let mut opened = Opened::All;
@@ -68,9 +69,14 @@ pub(crate) fn open_again(process: &'static Process) -> Opened {
     opened
 }
 
-/// Was it opened under a server before the one that this process is registered with?
+/// Was the socket opened under an earlier server than the one that this process is registered with?
 pub(super) fn is_of_before(process: &Process, socket: &Socket) -> bool {
     is_old(process, &socket.setup())
+}
+
+/// Does the server that this process is registered with know it, and is it there?
+pub(super) fn is_open(process: &Process, setup: &Setup) -> bool {
+    !process.control.is_lost() && setup.session.is_some() && !is_old(process, setup)
 }
 
 fn is_old(process: &Process, setup: &Setup) -> bool {
@@ -79,7 +85,7 @@ fn is_old(process: &Process, setup: &Setup) -> bool {
 
 // Without a server.
 
-/// The kernel listens, on the socket that the server has given for that or else on one of the process's own.
+/// Has the kernel listen, on the port token from the server or else on a kernel socket of this process.
 pub(super) fn stand_in(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     if setup.port_token.is_none() {
         setup.port_token = Some(own_token(listener, setup)?);
@@ -88,21 +94,21 @@ pub(super) fn stand_in(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(), 
     set_options(listener, token);
     listen(token, backlog(setup))?;
     put_descriptor(listener, token)?;
-    // Whoever shares it may have connections taken before.
+    // Another process that shares it may take connections first.
     descriptor::set_nonblocking(token, true)?;
     setup.silent_far = None;
     listener.set_stands_in(true);
     Ok(())
 }
 
-/// Of a listener that came here without one.
+/// Makes a token for a listener that came here without one.
 fn own_token(listener: &Socket, setup: &Setup) -> Result<InternalFd, Errno> {
     let local = setup.local.ok_or(Errno::INVAL)?;
     let kernel = new_kernel_socket(listener)?;
     set_options(listener, &kernel);
     sockopt::set_socket_reuseaddr(&kernel, true)?;
     if listener.is_shared() {
-        // Each of the processes that accept may have one.
+        // Each process that accepts may have one.
         sockopt::set_socket_reuseport(&kernel, true)?;
     }
     rustix::net::bind(&kernel, &listener.shown(local))?;
@@ -113,13 +119,13 @@ fn backlog(setup: &Setup) -> i32 {
     i32::try_from(setup.backlog).unwrap_or(i32::MAX)
 }
 
-/// `near` becomes the descriptor of a listener, which blocks or not as its program has said.
+/// Replaces the descriptor of a listener by `near`, and keeps its blocking mode.
 fn put_descriptor(listener: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
     replace_listener(listener, &near)?;
     descriptor::set_nonblocking(&near, listener.is_nonblocking())
 }
 
-/// Nobody comes before there is a server, and the descriptor says nothing.
+/// Replaces the descriptor by one that stays silent: no connection arrives until there is a server.
 pub(super) fn fall_silent(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     let (near, far) = socket_pair(PairKind::SeqPacket)?;
     put_descriptor(listener, &near)?;
@@ -128,7 +134,7 @@ pub(super) fn fall_silent(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(
     Ok(())
 }
 
-/// The next connection that the kernel has accepted for a listener without a server.
+/// Returns the next connection that the kernel has accepted for a listener without a server.
 pub(super) fn accept_from_kernel(
     fd: RawFd,
     listener: &Arc<Socket>,
@@ -144,9 +150,9 @@ pub(super) fn accept_from_kernel(
             let remote = remote.ok_or(Errno::CONNABORTED)?;
             Ok(Some((accept_kernel(connection, flags)?, remote)))
         }
-        // Another thread or process was faster.
+        // Lost the race to another thread or process.
         Err(Errno::AGAIN | Errno::CONNABORTED) => Ok(None),
-        // Another process has given it up, since there is a server.
+        // Another process has stopped listening on it, because there is a server.
         Err(Errno::INVAL) => {
             let mut setup = listener.setup();
             if listener.stands_in() {
@@ -162,13 +168,13 @@ pub(super) fn accept_from_kernel(
 
 // With the next one.
 
-/// Keeps a kernel socket on a listener's port, for the time when there is no server.
+/// Fetches a kernel socket on a listener's port, for the time when there is no server.
 pub(super) fn fetch_token(process: &Process, setup: &mut Setup) {
     let Some(session) = setup.session else { return };
     if setup.port_token.is_some() {
         return;
     }
-    // Without one the process listens by itself, if it may.
+    // Without one the process listens by a socket of its own, if it may.
     if let Ok((ReplyBody::PortToken, fds)) = process
         .control
         .call(RequestBody::PortToken { session }, &[])
@@ -177,7 +183,7 @@ pub(super) fn fetch_token(process: &Process, setup: &mut Setup) {
     }
 }
 
-/// Has a listener of the server before listen again. False if it is none.
+/// Has a listener of the previous server listen again. Returns false if it is not one.
 pub(super) fn open_listener(process: &'static Process, listener: &Arc<Socket>) -> Outcome<bool> {
     let mut setup = listener.setup();
     if listener.phase() != SocketPhase::Listening || !is_old(process, &setup) {
@@ -185,7 +191,7 @@ pub(super) fn open_listener(process: &'static Process, listener: &Arc<Socket>) -
     }
     let opened = listen_again(process, listener, &mut setup);
     if opened.is_err() && is_silent_for_want(listener, &setup) {
-        // The port stays this program's, and the next attempt may do better.
+        // This keeps the port, and the next attempt may succeed.
         let _ = stand_in(listener, &mut setup);
     }
     drop(setup);
@@ -193,7 +199,7 @@ pub(super) fn open_listener(process: &'static Process, listener: &Arc<Socket>) -
     opened.map(|()| true)
 }
 
-/// Has it given up what the kernel did for it?
+/// Has the kernel stopped listening for it, although it could?
 fn is_silent_for_want(listener: &Socket, setup: &Setup) -> bool {
     !listener.stands_in() && setup.port_token.is_some() && !is_required()
 }
@@ -241,8 +247,8 @@ fn listen_again(
     Ok(())
 }
 
-/// The kernel listens no longer, so that the server can; the socket that did shows the right to the port. Returns the
-/// connections that nobody has accepted.
+/// Has the kernel stop listening, so that the server can; the kernel socket proves the right to the
+/// port. Returns the connections that were not accepted yet.
 fn give_up_kernels(
     process: &Process,
     listener: &Socket,
@@ -256,12 +262,12 @@ fn give_up_kernels(
         if port >= FIRST_UNPRIVILEGED {
             return Ok(Vec::new());
         }
-        // Only what listens shows it.
+        // Only a listening socket proves it.
         if is_required() {
             socket_filter::nothing(token)?;
         }
         if listen(token, backlog(setup)).is_err() {
-            // The server does already, for another process of this program.
+            // The server listens already, for another process of this program.
             return Ok(Vec::new());
         }
     }
@@ -275,16 +281,16 @@ fn give_up_kernels(
             waiting.push((connection, remote));
         }
     }
-    // Another process of the program may have done so.
+    // Another process of the program may have done so already.
     let _ = shutdown(token, Shutdown::Read);
     let _ = socket_filter::lift(token);
     Ok(waiting)
 }
 
-/// Leaves connections of the kernel's on a listener's descriptor, as the server does. Who finds no room is reset.
+/// Passes connections of the kernel's on a listener's descriptor, as the server does. Those that do not fit are reset.
 fn hand_on(far: &OwnedFd, waiting: Vec<(OwnedFd, SocketAddr)>) {
     for (connection, remote) in waiting {
-        // As the server names peers.
+        // In the form in which the server names peers.
         let remote = portolan_types::canonical(remote);
         let event = encode(&DescriptorEvent::AcceptedKernel { remote });
         if unix::send(far, &event, &[connection.as_fd()]).is_err() {
@@ -298,11 +304,11 @@ enum Bound {
         local: SocketAddr,
         generation: Generation,
     },
-    /// Another process has brought it: its descriptor.
+    /// Another process has reopened it: its descriptor.
     Rejoined(OwnedFd),
 }
 
-/// Asks for the session's port by its number, with a new descriptor.
+/// Requests the session's port by the session's number, with a new descriptor.
 fn bind_again(
     process: &Process,
     socket: &Socket,
@@ -350,14 +356,14 @@ fn bind_again(
     }
 }
 
-/// A socket of TCP that is bound and does nothing yet.
+/// Reopens a TCP socket that is bound and not in use yet.
 fn bind_stream(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     let mut setup = socket.setup();
     if socket.phase() != SocketPhase::Idle || !is_old(process, &setup) {
         return Ok(());
     }
     if !setup.has_port() {
-        // It is as one that no server knows.
+        // As one that no server knows.
         setup.session = None;
         setup.carries_messages = false;
         return Ok(());
@@ -376,7 +382,7 @@ fn bind_stream(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     Ok(())
 }
 
-/// A socket of UDP with its port, its peer and its groups. What it has not read stays.
+/// Reopens a UDP socket with its port, its peer and its groups. Unread datagrams stay.
 fn bind_datagrams(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     if !is_of_before(process, socket) {
         return Ok(());
@@ -457,7 +463,7 @@ fn join_again(process: &Process, socket: &Socket, session: SessionId) {
             interface,
             source,
         };
-        // The program has been told that it is a member; there is no call left to tell otherwise.
+        // The program's call succeeded long ago, and no call is left to report a failure.
         let _ = process
             .control
             .call(RequestBody::Group { session, change }, &[]);

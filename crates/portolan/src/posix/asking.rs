@@ -1,5 +1,5 @@
-//! What the calls that go to the server have in common: how a socket's session is named, what an
-//! answer means, and how a session gets its slot.
+//! Common parts of calls that go to the server: how to name a socket's session, what a reply means,
+//! and how a session gets its slot.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
@@ -29,13 +29,13 @@ use crate::wait::unseen;
 pub(super) const UDP_RECEIVE_BUFFER: usize = 212_992;
 
 impl From<Lost> for CallError {
-    /// What calls report once the server has gone.
+    /// The error of calls after the server is gone.
     fn from(_: Lost) -> CallError {
         CallError::Errno(Errno::NETDOWN)
     }
 }
 
-/// Where slots are promised.
+/// A table of slots that can be promised.
 pub(super) trait Slots {
     fn reserve(&self) -> Slot;
     fn give_back(&self, slot: Slot);
@@ -51,7 +51,7 @@ impl Slots for Process {
     }
 }
 
-/// A slot that is promised to a session. Given back when the call ends without one, whatever the
+/// A slot that is promised to a session. It is released if the call ends without one, for whatever
 /// reason.
 pub(super) struct SlotReservation<'a, S: Slots> {
     slots: &'a S,
@@ -68,7 +68,7 @@ impl<S: Slots> SlotReservation<'_, S> {
         self.slot
     }
 
-    /// The session is here, or surely on its way.
+    /// Keeps the slot: the session is here, or certain to arrive.
     pub(super) fn keep(self) -> Slot {
         let slot = self.slot;
         std::mem::forget(self);
@@ -82,8 +82,8 @@ impl<S: Slots> Drop for SlotReservation<'_, S> {
     }
 }
 
-/// Asks the server about the socket's session. One that it does not know yet gets a pair of that kind, whose far end
-/// the server keeps. If the socket is to be the kernel's it is when this returns.
+/// Makes a request about the socket's session. For a session that is new to the server, a pair of that kind is made,
+/// whose far end the server keeps. If the reply makes it a kernel socket, it is one when this returns.
 pub(super) fn ask(
     process: &Process,
     fd: RawFd,
@@ -123,7 +123,7 @@ pub(super) fn ask(
 }
 
 impl Setup {
-    /// The connection failed, or the listener stopped; the server has given up a port that it had chosen itself.
+    /// The connection failed, or the listener stopped; the server has released a port that it had chosen itself.
     pub(super) fn give_up_unchosen_port(&mut self) {
         if !self.has_chosen_port {
             self.is_local_stale = true;
@@ -131,7 +131,7 @@ impl Setup {
         }
     }
 
-    /// From now on the session has that endpoint.
+    /// Sets the endpoint that the session has from now on.
     pub(super) fn set_local(&mut self, local: SocketAddr) {
         self.local = Some(local);
         self.is_local_stale = false;
@@ -142,8 +142,8 @@ impl Setup {
     }
 }
 
-/// Puts a session at its slot and makes the socket its face. The caller has the lock on `setup`, unless nobody else knows
-/// the socket. A session that comes too late, for a socket that was closed meanwhile, is closed too.
+/// Inserts a session at its slot and attaches it to the socket. The caller holds the lock on `setup`, unless the socket
+/// is not shared yet. A session that arrives too late, for a socket that was closed in between, is closed.
 pub(super) fn install(
     process: &'static Process,
     socket: &Arc<Socket>,
@@ -199,8 +199,8 @@ fn wants_ring(process: &Process, socket: &Socket) -> bool {
     chosen.unwrap_or(process.mapping()) == MappingChoice::Direct
 }
 
-/// What becomes of a call on a socket without a session. If the server has gone, the socket is the
-/// kernel's.
+/// Returns the error of a call on a socket without a session. If the server is gone, the socket
+/// becomes the kernel's.
 pub(super) fn denial(
     socket: &Arc<Socket>,
     setup: &Setup,
@@ -220,7 +220,7 @@ pub(super) fn refusal(answer: Result<(ReplyBody, Vec<OwnedFd>), Lost>) -> CallEr
     }
 }
 
-/// The server is trusted not to lie, but versions may differ: a bad capsule is a protocol error.
+/// The server is trusted, but versions may differ: a bad capsule is a protocol error.
 pub(super) fn open_capsule(
     capsule: Capsule,
     generation: Generation,
@@ -231,7 +231,7 @@ pub(super) fn open_capsule(
     Ok(session)
 }
 
-/// Unread bytes are read where they lie; their descriptor would be in the program's way.
+/// Unread bytes are read in place; their descriptor is closed, because it would be in the program's way.
 fn unpack(capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
     let (bytes, unread) = shm::unpack_capsule(capsule, fds).ok()?;
     let unread = match unread {

@@ -1,6 +1,6 @@
-//! Descriptors that this process did not open: inherited over `exec`, sent by another process, taken
-//! by `pidfd_getfd`. The server knows by the descriptor which session is behind it; the session
-//! itself comes with the first call that needs it.
+//! Descriptors that this process did not open: inherited over `exec`, received from another
+//! process, or taken by `pidfd_getfd`. The server knows the session behind each descriptor; the
+//! session itself is fetched by the first call that needs it.
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -13,12 +13,13 @@ use super::fallback::hand_to_kernel_epolls;
 use super::fork::own_memory;
 use super::lifecycle::forget;
 use super::migrate::{is_standard_stream, make_relayed};
+use crate::descriptors;
 use crate::process::Process;
 use crate::socket::options::Options;
 use crate::socket::table::{self, File};
 use crate::socket::{Family, Setup, Socket, SocketPhase, SocketState, UseHere};
 
-/// Looks for sockets among what the program has from the one before it.
+/// Looks for sockets among the descriptors inherited over `exec`.
 pub fn attach_inherited() {
     own_memory();
     for fd in descriptor::all_open() {
@@ -26,15 +27,15 @@ pub fn attach_inherited() {
     }
 }
 
-/// Takes up a descriptor that has just come, if it is one of Portolan's sockets.
+/// Registers a newly received descriptor, if it is one of Portolan's sockets.
 pub fn attach(fd: RawFd) {
     let Ok(near) = descriptor::borrow(fd) else {
         return;
     };
-    if !table::can_hold(fd) || !unix::is_pair_end(near) {
+    if !descriptors::can_hold(fd) || !unix::is_pair_end(near) {
         return;
     }
-    // What the number referred to before was closed by a call that no symbol shows.
+    // The former file of this number was closed by a call that the library does not see.
     forget(fd);
     let Some(probed) = probe(near) else { return };
     let socket = match known(probed.session) {
@@ -57,7 +58,7 @@ pub(super) fn probe(near: BorrowedFd<'_>) -> Option<Probed> {
     }
 }
 
-/// Another process that has the descriptor, too, may have called `listen` by now.
+/// Another process that shares the descriptor may have called `listen` in the meantime.
 pub(super) fn notice_listening(fd: RawFd, socket: &Arc<Socket>) {
     if socket.phase() != SocketPhase::Idle || !socket.is_shared() {
         return;
@@ -80,7 +81,7 @@ pub(super) fn notice_listening(fd: RawFd, socket: &Arc<Socket>) {
     }
 }
 
-/// Connections that wait to be accepted from a listener whose queue the server has.
+/// Returns how many connections wait to be accepted from a listener whose queue is at the server.
 pub(super) fn waiting_at_server(fd: RawFd) -> Option<u32> {
     match probe(descriptor::borrow(fd).ok()?)?.standing {
         ProbedState::Listening { waiting, .. } => Some(waiting),
@@ -88,8 +89,8 @@ pub(super) fn waiting_at_server(fd: RawFd) -> Option<u32> {
     }
 }
 
-/// Others are about to have the descriptor of a socket that is bound, or have it: who attaches it learns from the server
-/// what was set on it.
+/// Called when other processes have or will get the descriptor of a bound socket: they learn from
+/// the server which options were set on it.
 pub(super) fn describe_to_others(socket: &Socket) {
     let session = socket.setup().session;
     if let (SocketPhase::Idle, Protocol::Tcp) = (socket.phase(), socket.protocol)
@@ -100,12 +101,12 @@ pub(super) fn describe_to_others(socket: &Socket) {
             session,
             options_blob,
         };
-        // A server that has gone tells nobody anything.
+        // Without a server nobody can learn them.
         let _ = process.control.call(request, &[]);
     }
 }
 
-/// The session's socket, if the process has another descriptor of it.
+/// Returns the session's socket, if the process has another descriptor of it.
 fn known(session: SessionId) -> Option<Arc<Socket>> {
     table::all().into_iter().find_map(|(_, file)| match file {
         File::Socket(socket) => {

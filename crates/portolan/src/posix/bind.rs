@@ -1,4 +1,4 @@
-//! `bind`, asked for or implied.
+//! `bind`, explicit or implied.
 
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
@@ -27,14 +27,14 @@ pub fn bind(fd: RawFd, address: SocketAddr) -> Outcome<()> {
         Ok(_) if socket.family() == Family::V6 && address.is_ipv4() => {
             return Err(Errno::INVAL.into());
         }
-        // What connect calls unreachable, bind calls invalid.
+        // `connect` reports unreachable addresses, `bind` invalid ones.
         Err(Errno::NETUNREACH) => return Err(Errno::INVAL.into()),
         local => local?,
     };
     bind_as_asked(process, fd, &socket, local)
 }
 
-/// Binds to what the application chose.
+/// Binds to the application's address.
 pub(super) fn bind_as_asked(
     process: &'static Process,
     fd: RawFd,
@@ -52,7 +52,7 @@ pub(super) fn bind_as_asked(
     Ok(())
 }
 
-/// Takes the first free port of a range, from anywhere in it on (`IP_LOCAL_PORT_RANGE`).
+/// Takes a free port of a range (`IP_LOCAL_PORT_RANGE`), starting anywhere in it.
 fn bind_within(
     process: &'static Process,
     fd: RawFd,
@@ -105,7 +105,7 @@ fn bind_session(
     };
     let known = (&*setup, PairKind::SeqPacket);
     let answer = match ask(process, fd, socket, known, request) {
-        // A privileged port: the kernel says who may bind it.
+        // A privileged port: the kernel decides who may bind it.
         Err(CallError::Errno(Errno::ACCESS)) => {
             process.show_right_to(local)?;
             ask(process, fd, socket, known, request)
@@ -113,7 +113,7 @@ fn bind_session(
         answer => answer,
     };
     let reply = match answer {
-        // Only the kernel sends from what is not this host's.
+        // Only the kernel sends from addresses that are not this host's.
         Err(CallError::Errno(Errno::ADDRNOTAVAIL)) if binds_freely => {
             return Err(fall_back(socket, &setup, None));
         }
@@ -149,14 +149,14 @@ fn bind_session(
     Ok(())
 }
 
-/// An ephemeral port for a socket that sends before it was bound.
+/// Binds a socket that sends before it was bound to an ephemeral port.
 pub(super) fn bind_implicitly(
     process: &'static Process,
     fd: RawFd,
     socket: &Arc<Socket>,
 ) -> Outcome<()> {
     match bind_session(process, fd, socket, socket.unspecified()) {
-        // Another thread was faster.
+        // Lost the race to another thread.
         Err(CallError::Errno(Errno::INVAL)) if socket.phase() == SocketPhase::Cached => Ok(()),
         result => result,
     }

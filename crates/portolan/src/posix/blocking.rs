@@ -1,4 +1,4 @@
-//! Calls that wait for what they cannot do at once.
+//! Calls that wait if they cannot complete at once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,9 +19,9 @@ use crate::wait::{Sleep, Woken};
 pub(super) struct Call<'a> {
     pub(super) process: &'static Process,
     pub(super) socket: &'a Arc<Socket>,
-    /// As the application gave them: `MSG_DONTWAIT` may be among them.
+    /// As given by the application, including `MSG_DONTWAIT`.
     pub(super) flags: i32,
-    /// Which of the socket's time-outs holds.
+    /// Which of the socket's time-outs applies.
     pub(super) timeout: fn(&Options) -> Option<Duration>,
 }
 
@@ -30,17 +30,18 @@ impl Call<'_> {
         self.socket.is_nonblocking() || self.flags & libc::MSG_DONTWAIT != 0
     }
 
-    /// The lock for [`Call::complete`], unless who does not wait would get nothing anyhow.
+    /// Locks for [`Call::complete`]. Fails if the call must not wait and would receive nothing.
     pub(super) fn lock_to_receive(&self) -> Outcome<CoreGuard<'static>> {
         let mut core = self.process.lock();
-        match self.never_waits() && core.has_nothing_for(self.socket) {
-            true => Err(Errno::AGAIN.into()),
-            false => Ok(core),
+        if self.never_waits() && core.has_nothing_for(self.socket) {
+            Err(Errno::AGAIN.into())
+        } else {
+            Ok(core)
         }
     }
 
-    /// Makes attempts until one gives a result, the first with what has come by now. When it may
-    /// wait no longer, the result is what was done `so_far`, if anything was.
+    /// Makes attempts until one gives a result, the first after polling. If the call must not wait
+    /// any longer, it returns what was done `so_far`, if anything.
     pub(super) fn complete<T>(
         &self,
         mut core: CoreGuard<'_>,
@@ -54,7 +55,7 @@ impl Call<'_> {
             }
             let was_full = core.channel.is_full();
             core.poll_tx(now);
-            // If the session's way has room since the attempt, nobody will tell of it.
+            // If the session's transmit queue has got room since the attempt, nothing else would wake this thread.
             let Core { stack, channel, .. } = &mut *core;
             if result.is_some() || !was_full || !stack.has_room(self.socket.slot(), channel) {
                 return result;

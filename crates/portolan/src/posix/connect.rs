@@ -1,4 +1,4 @@
-//! `connect`: active opens, and fixing or forgetting a peer.
+//! `connect`: active opens, and setting or clearing a peer.
 
 use std::cell::RefCell;
 use std::net::SocketAddr;
@@ -30,7 +30,7 @@ use crate::wait::openings::Taker;
 use crate::wait::{Sleep, Woken, pollfd};
 
 thread_local! {
-    /// Where the outcome of an open is received; as long as the longest message.
+    /// Buffer for the outcome of an open; as long as the longest message.
     static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -40,7 +40,7 @@ pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Outcome<()> {
     match (socket.protocol, address) {
         (Protocol::Udp, Some(address)) => {
             let remote = socket.given(address).map_err(|errno| match address {
-                // What `sendto` calls unreachable.
+                // `sendto` reports it as unreachable.
                 SocketAddr::V4(_) if socket.family() == Family::V6 => Errno::AFNOSUPPORT,
                 _ => errno,
             })?;
@@ -140,7 +140,7 @@ fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
         return Ok(());
     };
     if !setup.is_bound {
-        // Linux gives the port up too.
+        // Linux releases the port, too.
         drop(setup);
         return reset_to_idle(process, fd, socket);
     }
@@ -184,7 +184,7 @@ fn connect_tcp(
     remote: SocketAddr,
 ) -> Outcome<()> {
     let taking = match socket.phase() {
-        // The open that an earlier call began has ended: this call tells how (connect(2)).
+        // The open that an earlier call began has ended: this call reports the outcome (connect(2)).
         SocketPhase::Idle if socket.take_news() => {
             let error = socket.take_error(None).unwrap_or(Errno::CONNABORTED);
             return Err(error.into());
@@ -200,7 +200,7 @@ fn connect_tcp(
             };
             match start_connect(process, fd, socket, remote, (early, taker))? {
                 Opening::Started { taking, .. } => taking,
-                // The first bytes take the SYN along.
+                // The SYN is sent with the first data.
                 Opening::Deferred => return Ok(()),
             }
         }
@@ -218,20 +218,20 @@ fn connect_tcp(
     wait_connected(taking, fd, deadline)
 }
 
-/// What became of an active open.
+/// The state of an active open.
 enum Opening<'a> {
-    /// It is under way, and so many bytes went with the SYN.
+    /// It is in progress, and `early` bytes went with the SYN.
     Started {
         early: usize,
-        /// If the caller is to take the outcome.
+        /// `Some` if the caller receives the outcome.
         taking: Option<TakesOutcome<'a>>,
     },
-    /// It waits for bytes that could go with the SYN (`TCP_FASTOPEN_CONNECT`).
+    /// It waits for data that can go with the SYN (`TCP_FASTOPEN_CONNECT`).
     Deferred,
 }
 
-/// `MSG_FASTOPEN`, or the first bytes of a deferred open: connects with as much of `text` as the
-/// SYN takes, and returns how much that was (Linux's `tcp_sendmsg_fastopen`).
+/// `MSG_FASTOPEN`, or the first data of a deferred open: connects with as much of `text` as fits
+/// the SYN. Returns how much that was (Linux's `tcp_sendmsg_fastopen`).
 pub(super) fn connect_with(
     process: &'static Process,
     fd: RawFd,
@@ -318,7 +318,7 @@ fn start_connect<'a>(
     }
 }
 
-/// Waits on the descriptor `fd` for the outcome that the caller is to take.
+/// Waits on the descriptor `fd` for the outcome that the caller receives.
 pub(super) fn wait_connected(
     taking: TakesOutcome<'_>,
     fd: RawFd,
@@ -352,7 +352,7 @@ pub(super) fn wait_connected(
     }
 }
 
-/// The calling thread polls the descriptor for the outcome itself, for as long as this lives.
+/// While this lives, the calling thread polls the descriptor for the outcome itself.
 pub(super) struct TakesOutcome<'a> {
     process: &'static Process,
     socket: &'a Arc<Socket>,
@@ -371,7 +371,7 @@ impl Drop for TakesOutcome<'_> {
     }
 }
 
-/// Takes the outcome of an active open from the descriptor, if it has come.
+/// Receives the outcome of an active open from the descriptor, if it has arrived.
 pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
     if socket.phase() != SocketPhase::Connecting {
         return;
@@ -382,7 +382,7 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
     };
     let session = setup.session;
     let receive = || table::with_number(socket, fd, |fd| receive_outcome(fd, session));
-    // The outcome may bring the session's memory, which is lost where no number is free for it.
+    // The outcome may carry the descriptor of the session's memory, which is lost if no number is free for it.
     let outcome = if descriptor::has_free_number() {
         receive()
     } else if table::with_number(socket, fd, has_outcome) == Some(true) {
@@ -400,7 +400,7 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
             setup.give_up_unchosen_port();
             socket.set_error(errno);
             let mut core = process.lock();
-            // The slot of one that was closed meanwhile is gone already.
+            // The slot of a socket that was closed in between is gone already.
             if socket.change(SocketState::Idle) == Ok(SocketState::Connecting { slot }) {
                 core.stack.remove(slot);
             }
@@ -409,7 +409,7 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
     }
 }
 
-/// Has the server left one on the descriptor?
+/// Has the server left an outcome on the descriptor?
 fn has_outcome(fd: RawFd) -> bool {
     let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     descriptor::borrow(fd).is_ok_and(|near| {
@@ -418,7 +418,7 @@ fn has_outcome(fd: RawFd) -> bool {
     })
 }
 
-/// The session, or the error that the server left on the descriptor; `None` if neither has come.
+/// Returns the session, or the error that the server left on the descriptor; `None` if neither has arrived.
 fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<NewSession, i32>> {
     let near = descriptor::borrow(fd).ok()?;
     MESSAGE.with_borrow_mut(|message| {

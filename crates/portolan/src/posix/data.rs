@@ -25,10 +25,10 @@ use crate::runtime::Core;
 use crate::socket::options::{Options, timestamping};
 use crate::socket::{Socket, SocketPhase};
 
-/// What `recvmsg` reports besides the bytes.
+/// What `recvmsg` returns besides the bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Received {
-    /// As the call returns it: with `MSG_TRUNC` the datagram's own length.
+    /// The return value of the call: with `MSG_TRUNC` the datagram's own length.
     pub length: usize,
     pub from: Option<SocketAddr>,
     /// `msg_flags`.
@@ -128,7 +128,7 @@ fn receive_tcp(
         if is_enough || (done > 0 && has_ended) {
             return Some(Ok(done));
         }
-        // The error of what came after the end is for `SO_ERROR` (Linux: `SOCK_DONE`).
+        // An error after the end of the stream is reported by `SO_ERROR` only (Linux: `SOCK_DONE`).
         if has_read_end {
             return Some(Ok(done));
         }
@@ -158,7 +158,7 @@ fn receive_tcp(
     })
 }
 
-/// What `TCP_INQ` tells: bytes that are left, and one more for the peer's end, so that a reader goes on to it.
+/// The value of `TCP_INQ`: bytes left, and one more for the peer's end, so that the reader reads it, too.
 fn left(stream: &dyn Stream) -> usize {
     let has_end = matches!(
         stream.state(),
@@ -167,8 +167,8 @@ fn left(stream: &dyn Stream) -> usize {
     stream.inquiry() + usize::from(has_end)
 }
 
-/// Moves bytes to `buffers`, behind the first `before` of them: how many, and whether a buffer that they were to go to
-/// cannot be written.
+/// Copies bytes to `buffers`, behind the first `before` of them. Returns how many, and whether a
+/// buffer that they should have gone to cannot be written.
 fn read_out(
     connection: &mut dyn Stream,
     now: Instant,
@@ -178,7 +178,7 @@ fn read_out(
 ) -> (usize, bool) {
     let _copy = layers::enter(Layer::Copy);
     let is_peek = flags & libc::MSG_PEEK != 0;
-    // With MSG_TRUNC bytes are dropped unseen (tcp(7)).
+    // With MSG_TRUNC bytes are dropped without a copy (tcp(7)).
     let is_drop = flags & libc::MSG_TRUNC != 0;
     let offset = if is_peek { start } else { 0 };
     let there = connection.readable().saturating_sub(offset);
@@ -208,7 +208,7 @@ fn read_out(
     (taken, false)
 }
 
-/// Can so many bytes be written behind the first `skip`, as far as the buffers have room?
+/// Can `bytes` bytes be written behind the first `skip`, as far as the buffers have room?
 fn may_be_filled(buffers: &mut [IoSliceMut<'_>], skip: usize, mut bytes: usize) -> bool {
     let mut is_good = true;
     scatter(buffers, skip, |piece| {
@@ -220,12 +220,12 @@ fn may_be_filled(buffers: &mut [IoSliceMut<'_>], skip: usize, mut bytes: usize) 
     is_good
 }
 
-/// What a call that has moved so many bytes returns rather than an error.
+/// The result of a call that has moved `bytes` bytes, which it returns rather than an error.
 fn some(bytes: usize) -> Option<usize> {
     (bytes > 0).then_some(bytes)
 }
 
-/// Data calls on a socket that connects wait until it is connected.
+/// Data calls on a connecting socket wait until it is connected.
 fn wait_opened(
     process: &'static Process,
     fd: RawFd,
@@ -242,7 +242,7 @@ fn wait_opened(
     })
 }
 
-/// The session has left this process: for the server, which relays it, or for good.
+/// Result of a call whose session has left this process: to be relayed by the server, or because it was closed.
 pub(super) fn gone<T>(socket: &Socket) -> Outcome<T> {
     match socket.phase() {
         SocketPhase::Relayed => Err(CallError::NotOurs),
@@ -251,8 +251,7 @@ pub(super) fn gone<T>(socket: &Socket) -> Outcome<T> {
     }
 }
 
-/// Calls `fill` for each piece of `buffers` behind the first `skip` bytes, until one is not
-/// filled.
+/// Calls `fill` for each piece of `buffers` behind the first `skip` bytes, until one is not filled.
 pub(super) fn scatter(
     buffers: &mut [IoSliceMut<'_>],
     mut skip: usize,
@@ -334,7 +333,7 @@ pub fn send_message(
     answer
 }
 
-/// Bytes that `send` would take from a stream now.
+/// Returns how many bytes `send` would accept on a stream now.
 pub fn send_space(fd: RawFd) -> Outcome<usize> {
     fn look(fd: RawFd) -> Outcome<usize> {
         let (socket, process) = find_here(fd)?;
@@ -350,11 +349,11 @@ pub fn send_space(fd: RawFd) -> Outcome<usize> {
     look(fd)
 }
 
-/// Bytes that a SYN could carry; what is beyond is sent once the connection stands.
+/// Bytes that a SYN could carry; the rest is sent once the connection is established.
 const EARLY_MAX: usize = 1460;
 
-/// Sends on a socket that is not connected: with `MSG_FASTOPEN`, or to where an open was deferred,
-/// this opens the connection.
+/// Sends on a socket that is not connected: with `MSG_FASTOPEN`, or after a deferred open, this
+/// opens the connection.
 fn send_first(
     process: &'static Process,
     fd: RawFd,
@@ -393,7 +392,7 @@ fn send_first(
     }
 }
 
-/// Watches the way of the last byte sent, if that is asked for.
+/// Tracks the last byte sent, if time stamps are requested.
 fn stamp_stream(process: &Process, socket: &Socket, control: &SendControl) {
     match control.timestamping {
         Some(_) => socket.start_stamping(),
@@ -459,7 +458,7 @@ fn send_tcp(
     call.complete(process.lock(), attempt, || some(done.get()))
 }
 
-/// The last byte of what was sent is more than the others.
+/// Marks the last byte sent as urgent, or as the end of a record.
 fn mark_end(stream: &mut dyn Stream, flags: i32) {
     if flags & libc::MSG_OOB != 0 {
         stream.mark_urgent();
@@ -481,17 +480,18 @@ fn may_be_sent(buffers: &[IoSlice<'_>], skip: usize, mut room: usize) -> bool {
     is_good
 }
 
-/// Refuses buffers that are taken whole and cannot be read.
+/// Refuses buffers that cannot be read, for calls that take all or nothing.
 pub(super) fn are_readable(buffers: &[IoSlice<'_>]) -> Result<(), Errno> {
     let is_good = |buffer: &IoSlice<'_>| memory::readable(buffer).len() == buffer.len();
-    match buffers.iter().all(is_good) {
-        true => Ok(()),
-        false => Err(Errno::FAULT),
+    if buffers.iter().all(is_good) {
+        Ok(())
+    } else {
+        Err(Errno::FAULT)
     }
 }
 
-/// Calls `take` for each piece of `buffers` behind the first `skip` bytes, until one is not
-/// taken whole.
+/// Calls `take` for each piece of `buffers` behind the first `skip` bytes, until one is not taken
+/// completely.
 fn gather(buffers: &[IoSlice<'_>], mut skip: usize, mut take: impl FnMut(&[u8]) -> usize) {
     for buffer in buffers {
         if skip >= buffer.len() {

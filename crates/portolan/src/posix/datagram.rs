@@ -1,4 +1,4 @@
-//! Sending and receiving datagrams, with what comes beside them.
+//! Sending and receiving datagrams, with their ancillary data.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -25,52 +25,52 @@ use crate::runtime::Core;
 use crate::socket::options::{Options, timestamping};
 use crate::socket::{Corked, Family, RECEIVE, SEND, Socket, SocketPhase};
 
-/// Ancillary data, as far as the socket's options ask for it.
+/// Ancillary data, as far as the socket's options request it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Control {
     /// When the packet filter saw the datagram, since the epoch (`SO_TIMESTAMP`).
     pub timestamp: Option<Duration>,
     /// The same for `SO_TIMESTAMPNS`.
     pub timestamp_ns: Option<Duration>,
-    /// The same for `SO_TIMESTAMPING`, or when a datagram was sent.
+    /// The same for `SO_TIMESTAMPING`, or the time when a datagram was sent.
     pub timestamping: Option<Duration>,
-    /// Where it came to (`IP_PKTINFO`).
+    /// Its destination (`IP_PKTINFO`).
     pub destination: Option<Destination>,
-    /// The same of IPv6 (`IPV6_RECVPKTINFO`).
+    /// The same for IPv6 (`IPV6_RECVPKTINFO`).
     pub v6_destination: Option<Destination>,
     /// Address and port that it was sent to (`IP_RECVORIGDSTADDR`, `IPV6_RECVORIGDSTADDR`).
     pub original: Option<SocketAddr>,
     pub v6_original: Option<SocketAddr>,
-    /// What the path to there takes (`IPV6_RECVPATHMTU`).
+    /// A destination and its path MTU (`IPV6_RECVPATHMTU`).
     pub path_mtu: Option<(SocketAddr, u32)>,
     /// Its time to live (`IP_RECVTTL`).
     pub hops: Option<u8>,
     /// Its type of service (`IP_RECVTOS`).
     pub service: Option<u8>,
-    /// The same of IPv6 (`IPV6_RECVHOPLIMIT`, `IPV6_RECVTCLASS`).
+    /// The same for IPv6 (`IPV6_RECVHOPLIMIT`, `IPV6_RECVTCLASS`).
     pub v6_hops: Option<u8>,
     pub v6_class: Option<u8>,
-    /// Bytes of each of the datagrams that are read as one (`UDP_GRO`).
+    /// Length of each of the datagrams that are read as one (`UDP_GRO`).
     pub segment: Option<u16>,
-    /// How many were lost before it (`SO_RXQ_OVFL`).
+    /// Number of datagrams lost before it (`SO_RXQ_OVFL`).
     pub dropped: Option<u32>,
     /// Bytes that a stream has left to read (`TCP_INQ`).
     pub rest: Option<usize>,
-    /// What the error queue says (`IP_RECVERR`).
+    /// The entry of the error queue (`IP_RECVERR`).
     pub error: Option<ExtendedError>,
 }
 
-/// The host's address and device that a datagram came to.
+/// The host's address and device that received a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destination {
     /// As in the datagram's header.
     pub address: IpAddr,
-    /// The host's own address behind it (`ipi_spec_dst`).
+    /// The host's own address for it (`ipi_spec_dst`).
     pub own: IpAddr,
     pub interface: u32,
 }
 
-/// `struct sock_extended_err`, and who sent the error.
+/// `struct sock_extended_err`, and the sender of the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExtendedError {
     pub errno: i32,
@@ -80,11 +80,11 @@ pub struct ExtendedError {
     pub info: u32,
     pub data: u32,
     pub offender: Option<IpAddr>,
-    /// Of an IPv6 socket: which level and address it is told with.
+    /// For an IPv6 socket; determines the level and the address family of the control message.
     pub is_v6: bool,
 }
 
-/// What a message that is sent asks for besides its bytes.
+/// What ancillary data requests for a sent message.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SendControl {
     /// `IP_PKTINFO`, `IPV6_PKTINFO`
@@ -100,16 +100,16 @@ pub struct SendControl {
     pub timestamping: Option<u32>,
 }
 
-/// The entry of `linux/errqueue.h` that is no error.
+/// The origin in `linux/errqueue.h` that is not an error.
 const ORIGIN_TIMESTAMPING: u8 = 4;
 
-/// Linux cuts a payload into no more datagrams than this (`UDP_MAX_SEGMENTS`).
+/// Maximum number of datagrams that a payload is cut into (Linux's `UDP_MAX_SEGMENTS`).
 const SEGMENTS_MAX: usize = 128;
 
-/// Linux does not look at what is longer than a datagram's length can say.
+/// Linux refuses a longer datagram without reading its bytes.
 const LENGTH_MAX: usize = 65_535;
 
-/// Bytes of the longest payload.
+/// Length of the longest payload.
 const PAYLOAD_MAX: usize = 65_507;
 
 pub(super) fn receive_udp(
@@ -150,7 +150,7 @@ pub(super) fn receive_udp(
     };
     let mut waits = false;
     let attempt = |core: &mut Core, _: Instant| {
-        // As Linux: what is shut ends a wait, but is no end of file for who does not wait.
+        // As on Linux: shutdown ends a wait, but is no end of file for a call that does not wait.
         let is_over = std::mem::replace(&mut waits, true) && socket.is_shut(RECEIVE);
         look(core).or_else(|| is_over.then(|| Ok(Received::default())))
     };
@@ -163,8 +163,8 @@ pub(super) fn receive_udp(
     call.complete(call.lock_to_receive()?, attempt, || None)
 }
 
-/// Nothing comes to a socket that has no port, and receiving gives it none. A thread that waits goes on
-/// where another one gives it one.
+/// A socket without a port receives nothing, and receiving does not bind it. A waiting thread
+/// continues when another thread binds the socket.
 pub(super) fn await_port(
     process: &'static Process,
     socket: &Arc<Socket>,
@@ -191,7 +191,7 @@ pub(super) fn await_port(
     call.complete(process.lock(), attempt, || None)
 }
 
-/// No datagram: a size that would have fitted.
+/// Returns a path MTU instead of a datagram.
 fn of_path(socket: &Socket, (to, mtu): (SocketAddr, u32)) -> Received {
     let to = socket.shown(SocketAddr::new(to.ip(), 0));
     Received {
@@ -204,7 +204,7 @@ fn of_path(socket: &Socket, (to, mtu): (SocketAddr, u32)) -> Received {
     }
 }
 
-/// Copies a datagram out; what does not fit is lost (udp(7)), and all of it where the buffers cannot be written.
+/// Copies a datagram out. Bytes that do not fit are lost (udp(7)), as is all of it if the buffers cannot be written.
 fn unload(
     socket: &Socket,
     routes: &Routes,
@@ -215,7 +215,7 @@ fn unload(
     let _copy = layers::enter(Layer::Copy);
     let (copied, _) = copy_out(&datagram.data[start..], buffers)?;
     let whole = datagram.data.len();
-    // A look that has room to spare is whole, wherever it began.
+    // A peek with room to spare is complete, wherever it began.
     let room: usize = buffers.iter().map(|buffer| buffer.len()).sum();
     let is_truncated = room <= whole - start && room < whole;
     Ok(Received {
@@ -264,7 +264,7 @@ fn control(socket: &Socket, routes: &Routes, datagram: &Datagram) -> Control {
     }
 }
 
-/// When the latest bytes came that a stream has.
+/// Arrival time of the latest bytes that a stream has.
 pub(super) fn times(socket: &Socket, received: Instant) -> Control {
     let wants = socket.options().wanted_control();
     let received = || since_epoch(received);
@@ -276,7 +276,7 @@ pub(super) fn times(socket: &Socket, received: Instant) -> Control {
     }
 }
 
-/// The clock of packets, as programs know it.
+/// Converts a time of the packets' clock to the programs' one.
 fn since_epoch(instant: Instant) -> Duration {
     let age = clock::now().since(instant);
     let now = SystemTime::now()
@@ -285,7 +285,7 @@ fn since_epoch(instant: Instant) -> Duration {
     now.saturating_sub(age)
 }
 
-/// Of a datagram to many, the address that an answer would come from.
+/// Returns the address that a reply to the datagram would come from, also if it was sent to many.
 fn own_address(socket: &Socket, routes: &Routes, datagram: &Datagram) -> IpAddr {
     if is_own(datagram.to.ip()) {
         return socket.shown(datagram.to).ip();
@@ -297,7 +297,7 @@ fn own_address(socket: &Socket, routes: &Routes, datagram: &Datagram) -> IpAddr 
     socket.shown(SocketAddr::new(own, 0)).ip()
 }
 
-/// Surely one host's: no group, and not the end of a network.
+/// Certainly an address of one host: no group, and no broadcast address.
 fn is_own(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(v4) => !v4.is_multicast() && v4.octets()[3] != 255,
@@ -342,7 +342,7 @@ fn receive_error(
     })
 }
 
-/// `MSG_ERRQUEUE` of a stream: what has become of bytes that were to be stamped.
+/// `MSG_ERRQUEUE` of a stream: time stamps of tracked bytes.
 pub(super) fn receive_stamp(process: &'static Process, socket: &Arc<Socket>) -> Outcome<Received> {
     process.lock().poll(clock::now());
     let stamp = socket.stamps().take().ok_or(Errno::AGAIN)?;
@@ -394,7 +394,7 @@ fn extended(socket: &Socket, error: &DatagramError) -> ExtendedError {
     }
 }
 
-/// Copies bytes out: how many, and whether there was room for fewer than there are.
+/// Copies bytes out. Returns how many, and whether some did not fit.
 fn copy_out(bytes: &[u8], buffers: &mut [IoSliceMut<'_>]) -> Result<(usize, bool), Errno> {
     let mut rest = bytes;
     let mut is_bad = false;
@@ -409,9 +409,10 @@ fn copy_out(bytes: &[u8], buffers: &mut [IoSliceMut<'_>]) -> Result<(usize, bool
         rest = later;
         now.len()
     });
-    match is_bad {
-        true => Err(Errno::FAULT),
-        false => Ok((bytes.len() - rest.len(), !rest.is_empty())),
+    if is_bad {
+        Err(Errno::FAULT)
+    } else {
+        Ok((bytes.len() - rest.len(), !rest.is_empty()))
     }
 }
 
@@ -471,7 +472,7 @@ pub(super) fn send_udp(
     Ok(sent)
 }
 
-/// As Linux: the route is judged before it shows that the socket is shut.
+/// As on Linux: the route is checked before the shutdown.
 fn refusal_of_shut(process: &Process, socket: &Socket, to: Option<SocketAddr>) -> Errno {
     let to = to.or_else(|| socket.setup().remote);
     let is_reached = |to: SocketAddr| {
@@ -504,7 +505,7 @@ fn sending(socket: &Socket, control: &SendControl) -> Sending {
     }
 }
 
-/// Adds to the datagram that is held back; the first piece says where it goes.
+/// Appends to the corked datagram; the first piece sets its destination.
 fn cork(
     process: &'static Process,
     socket: &Arc<Socket>,
@@ -528,7 +529,7 @@ fn cork(
     });
     let piece = join(buffers);
     if corked.data.len() + piece.len() > PAYLOAD_MAX {
-        // Linux drops what was held, too.
+        // Linux drops the corked data, too.
         datagrams.corked = None;
         return Err(Errno::MSGSIZE.into());
     }
@@ -536,7 +537,7 @@ fn cork(
     Ok(piece.len())
 }
 
-/// Sends what was held back.
+/// Sends the corked datagram.
 pub(super) fn uncork(process: &'static Process, socket: &Arc<Socket>, flags: i32) -> Outcome<()> {
     let Some(corked) = socket.datagrams().corked.take() else {
         return Ok(());
@@ -605,7 +606,7 @@ fn send_payload(
     }
 }
 
-/// A datagram was refused for its length: its program may want to know what would have fitted.
+/// A datagram was refused for its length: reports the path MTU to programs that request it.
 fn note_size(session: &mut UdpSession, to: Option<SocketAddr>, mtu: u32, now: Instant) {
     let Some(destination) = to.or(session.remote) else {
         return;
@@ -616,7 +617,7 @@ fn note_size(session: &mut UdpSession, to: Option<SocketAddr>, mtu: u32, now: In
     if !session.reports.of(destination.ip()) {
         return;
     }
-    // Linux names the port of the socket's own peer there, over IPv4.
+    // For IPv4, Linux names the port of the socket's own peer there.
     let port = match destination {
         SocketAddr::V4(_) => session.remote.map_or(0, |remote| remote.port()),
         SocketAddr::V6(v6) => v6.port(),
@@ -634,14 +635,14 @@ fn note_size(session: &mut UdpSession, to: Option<SocketAddr>, mtu: u32, now: In
     });
 }
 
-/// The flags of `SO_TIMESTAMPING` if what is sent is to be stamped.
+/// Returns the flags of `SO_TIMESTAMPING` if sent datagrams are to be stamped.
 fn stamps(socket: &Socket, control: &SendControl) -> Option<u32> {
     let of_socket = socket.options().timestamping();
     let wanted = control.timestamping.unwrap_or(of_socket);
     (wanted & timestamping::TX_SOFTWARE != 0).then_some(of_socket | wanted)
 }
 
-/// The datagram has gone to the device: now is when.
+/// Stamps a datagram that has just been passed to the device.
 fn stamp(process: &Process, socket: &Arc<Socket>, payload: [&[u8]; 2], flags: u32) {
     let number = {
         let mut datagrams = socket.datagrams();

@@ -1,4 +1,4 @@
-//! Listeners that are delegated to this process (ADR 15): beginning, accepting, ending.
+//! Listeners that are delegated to this process (ADR 15): start, accept, end.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
@@ -15,14 +15,14 @@ use rustix::io::Errno;
 use super::Outcome;
 use super::asking::{SlotReservation, install, refusal};
 use super::lifecycle::enter;
+use crate::descriptors::InternalFd;
 use crate::process::Process;
 use crate::runtime::NewSession;
-use crate::socket::table::InternalFd;
 use crate::socket::{Setup, Socket};
 
-/// Where a listener's segments come, or would come if its handshakes were delegated.
+/// The slot for a listener's segments, used if its handshakes are delegated.
 pub(super) enum ListenerSlot<'a> {
-    /// Of a listener that was not delegated when it became one, nor can be now.
+    /// The listener was not delegated when it started to listen, and cannot be now.
     Nowhere,
     Known(Slot),
     New(SlotReservation<'a, Process>),
@@ -47,7 +47,7 @@ impl ListenerSlot<'_> {
     }
 }
 
-/// What the server is asked for a socket that listens.
+/// Returns the request for a listening socket.
 pub(super) fn request(
     process: &Process,
     socket: &Socket,
@@ -58,7 +58,7 @@ pub(super) fn request(
     let mut options = socket.options().handshake();
     options.delivery = options.delivery.or(Some(process.delivery()));
     options.is_delegated = options.is_delegated.or(process.wants_delegation());
-    // Who shares the descriptor could not accept what is here.
+    // Other processes that share the descriptor could not accept connections that are held here.
     let slot = place.slot().filter(|_| !socket.is_shared());
     RequestBody::Listen {
         session,
@@ -69,8 +69,8 @@ pub(super) fn request(
     }
 }
 
-/// As the server has decided: the handshakes are this process's, or are not any more. `far` is what
-/// lies behind the listener's descriptor, if that is new.
+/// Follows the server's decision: the handshakes are this process's, or no longer. `far` is the far
+/// end of the listener's descriptor, if that is new.
 pub(super) fn heed(
     process: &'static Process,
     socket: &Socket,
@@ -97,7 +97,7 @@ pub(super) fn heed(
     }
 }
 
-/// Takes the connection of a delegated listener that has waited longest; none if nobody waits.
+/// Accepts the connection of a delegated listener that has waited longest; `None` if none waits.
 pub(super) fn accept(
     process: &'static Process,
     listener: &Socket,
@@ -106,7 +106,7 @@ pub(super) fn accept(
     let id = listener.setup().session.ok_or(Errno::INVAL)?;
     process.lock().take_announcement(id);
     let taken = accept_next(process, (listener, id), flags);
-    // Others may wait still, also where this one failed.
+    // Others may still wait, even if this one failed.
     process.lock().attend_delegations();
     taken
 }
@@ -130,7 +130,7 @@ fn accept_next(
     }
 }
 
-/// Makes a connection one of the server's book, and gives it its descriptor.
+/// Registers a connection with the server, and gives it its descriptor.
 fn claim(
     process: &'static Process,
     (listener, listening): (&Socket, SessionId),
@@ -171,7 +171,7 @@ fn claim(
             );
             Ok((enter(near, socket, flags)?, listener.shown(remote)))
         }
-        // The server is short of descriptors: it waits on.
+        // The server is short of descriptors: the connection keeps waiting.
         Ok((ReplyBody::Error { errno }, _)) if errno == libc::EMFILE => {
             let mut core = process.lock();
             core.return_delegated(clock::now(), listening, (slot, session));
@@ -186,8 +186,8 @@ fn claim(
     }
 }
 
-/// Has the server perform a listener's handshakes again, if they are this process's: somebody else
-/// may have the descriptor from now on, or wants the port.
+/// Returns a listener's handshakes to the server, if they are this process's: another process may
+/// have the descriptor from now on, or needs the port.
 pub(super) fn end(process: &Process, listener: SessionId) {
     let mut core = process.lock();
     if !core.delegations.has(listener) {
@@ -200,7 +200,7 @@ pub(super) fn end(process: &Process, listener: SessionId) {
         return;
     };
     for session in waiting {
-        // What cannot be sent is lost, as is a server that does not hear it.
+        // Connections that cannot be sent, or that a lost server does not receive, are lost.
         if let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) {
             let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
             let surrender = RequestBody::ReturnPending { listener, capsule };
@@ -212,7 +212,7 @@ pub(super) fn end(process: &Process, listener: SessionId) {
         .call(RequestBody::EndDelegation { listener }, &[]);
 }
 
-/// The same for all listeners of the process.
+/// Ends all delegations of the process.
 pub(super) fn end_all(process: &Process) {
     let listeners = process.lock().delegations.ids();
     for listener in listeners {
@@ -220,7 +220,7 @@ pub(super) fn end_all(process: &Process) {
     }
 }
 
-/// The same for the one that the server names. False if it is none of those.
+/// Ends the delegation that the server names. Returns false if it is not one.
 pub(super) fn end_named(process: &Process, id: SessionId) -> bool {
     let is_here = process.lock().delegations.has(id);
     if is_here {

@@ -1,4 +1,4 @@
-//! Sockets that become the kernel's, and descriptors whose events the kernel knows.
+//! Sockets that become the kernel's, and descriptors whose events the kernel reports.
 
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -20,9 +20,9 @@ use crate::socket::table::{self, File};
 use crate::socket::{Family, OUT, Setup, Socket, SocketPhase, SocketState, UseHere};
 use crate::wait::epoll::Epoll;
 
-/// Turns the socket into a kernel socket under all its descriptors: `kernel` if the server had one
-/// that holds its port, else a new one on the same address. Whatever was set on it is set again. The lock on `setup`
-/// keeps others out meanwhile. Says why the call goes no further: `NotOurs` if all went well.
+/// Makes the socket a kernel socket under all its descriptors: `kernel` if the server had one that
+/// holds its port, else a new one on the same address. All options are set again. The lock on
+/// `setup` keeps other threads out. Returns why the call ends here: `NotOurs` on success.
 pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<OwnedFd>) -> CallError {
     let became = become_kernel(socket, setup, kernel);
     wake_sleepers(socket);
@@ -32,8 +32,8 @@ pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<Owne
     }
 }
 
-/// As far as it can be, the socket is the kernel's from now on: one that has no session yet, or of
-/// UDP, with the port that it has and the datagrams that it has not read.
+/// Makes the socket the kernel's as far as possible: one without a session yet, or a UDP socket,
+/// with its port and its unread datagrams.
 pub(crate) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
     let setup = socket.setup();
     let kernel = match (socket.protocol, socket.phase(), setup.session) {
@@ -46,19 +46,19 @@ pub(crate) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
         (_, SocketPhase::Idle, None) => None,
         _ => return,
     };
-    // Without descriptors to be had it stays what it is.
+    // If no descriptors are available it stays as it is.
     let _ = become_kernel(socket, &setup, kernel);
     wake_sleepers(socket);
 }
 
-/// What they wait for comes from the kernel from now on.
+/// Wakes threads that wait for events, which the kernel reports from now on.
 pub(super) fn wake_sleepers(socket: &Socket) {
-    // They are signalled with the core held.
+    // They are signalled with the core locked.
     let _core = Process::running().map(Process::lock);
     socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
 }
 
-/// This process is about to close a UDP socket that others may have.
+/// Called before this process closes a UDP socket that others may share.
 pub(super) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
     let setup = socket.setup();
     if let (Protocol::Udp, SocketPhase::Cached, Some(session)) =
@@ -69,8 +69,8 @@ pub(super) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
     }
 }
 
-/// A UDP session that is here goes to the kernel: its socket on the same port, which has been given
-/// what is unread. The lock on `setup` keeps others out meanwhile.
+/// Moves a UDP session that is here to the kernel: returns the kernel socket on the same port,
+/// which has got the unread datagrams. The lock on `setup` keeps other threads out.
 pub(super) fn leave_session(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
     let kernel = share_port(fd, socket, session);
     if kernel.is_none() {
@@ -79,7 +79,7 @@ pub(super) fn leave_session(fd: RawFd, socket: &Socket, session: SessionId) -> O
     kernel
 }
 
-/// The kernel socket that holds a UDP session's port, for all who have the descriptor.
+/// Returns the kernel socket that holds a UDP session's port, for all processes that share the descriptor.
 fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
     socket.datagrams().kernel_socket = None;
     let near = descriptor::borrow(fd).ok()?;
@@ -91,7 +91,7 @@ fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd>
     };
     let answer = match (socket.state(), Process::running()) {
         (SocketState::Cached { slot }, Some(process)) => {
-            // Other calls on it wait for `setup` from now on. The session stays at its slot until it has been emptied.
+            // From now on other calls on it wait for `setup`. The session stays at its slot until it is empty.
             socket.become_unless_closed(SocketState::HeldElsewhere {
                 use_here: UseHere::Before,
             });
@@ -101,7 +101,7 @@ fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd>
                 .chain(memory.as_ref().map(AsFd::as_fd))
                 .collect();
             let answer = process.control.call(request(unread), &fds).ok();
-            // What came until the server had heard.
+            // Datagrams that arrived before the server had processed the request.
             let late = take_unread(process, slot);
             let mut core = process.lock();
             core.detach(slot);
@@ -110,7 +110,7 @@ fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd>
             if answer.is_some() && !late.is_empty() {
                 let (unread, memory) = pack_unread(late);
                 let fds: Vec<_> = memory.as_ref().map(AsFd::as_fd).into_iter().collect();
-                // A server that has gone has nothing to put them into.
+                // Without a server there is no socket to take them.
                 let _ = process
                     .control
                     .tell(RequestBody::Unread { session, unread }, &fds);
@@ -125,7 +125,7 @@ fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd>
     }
 }
 
-/// Takes the datagrams out of a session, those that still lie on the ring too.
+/// Takes the datagrams out of a session, including those still on the ring.
 fn take_unread(process: &Process, slot: Slot) -> Vec<UnreadDatagram> {
     let mut core = process.lock();
     core.take_in_all(clock::now());
@@ -136,7 +136,7 @@ fn take_unread(process: &Process, slot: Slot) -> Vec<UnreadDatagram> {
     datagrams.flat_map(single_datagrams).collect()
 }
 
-/// What a datagram consists of that was put together of several.
+/// Splits a coalesced datagram.
 fn single_datagrams(datagram: Datagram) -> Vec<UnreadDatagram> {
     let unread = |payload: &[u8]| UnreadDatagram {
         from: datagram.from,
@@ -152,7 +152,7 @@ fn single_datagrams(datagram: Datagram) -> Vec<UnreadDatagram> {
     }
 }
 
-/// A list that cannot be packed, for want of descriptors or memory, stays behind.
+/// A list that cannot be packed, for lack of descriptors or memory, is dropped.
 fn pack_unread(unread: Vec<UnreadDatagram>) -> (Blob, Option<OwnedFd>) {
     shm::pack(encode(&unread))
         .unwrap_or_else(|_| (Blob::Inline(encode(&Vec::<UnreadDatagram>::new())), None))
@@ -176,7 +176,7 @@ fn become_kernel(
     if let Some(number) = numbers.first() {
         owner::inherit_status(*number, &kernel)?;
     }
-    // Calls under way go on with the kernel's.
+    // Calls in progress continue with the kernel's.
     socket.become_unless_closed(SocketState::Relayed);
     for number in numbers {
         let is_cloexec = descriptor::is_close_on_exec(number).unwrap_or(false);
@@ -190,12 +190,12 @@ fn become_kernel(
 pub(super) fn set_options(socket: &Socket, kernel: impl AsFd) {
     let kernel = kernel.as_fd();
     for (level, name, value) in socket.options().all() {
-        // The kernel may refuse what it would have refused at once; the call is long over.
+        // The kernel may refuse an option, but the program's call has succeeded long ago.
         let _ = descriptor::set_socket_option(kernel, level, name, value);
     }
 }
 
-/// One of the socket's family and kind.
+/// Opens a kernel socket of the socket's family and kind.
 pub(super) fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
     let domain = match socket.family() {
         Family::V4 => libc::AF_INET,
@@ -227,7 +227,7 @@ fn enter_kernel_epoll(
 ) {
     let event = Some(kernel_event(socket, interest));
     let register = |operation| descriptor::epoll_control(epoll.fd(), operation, fd, event);
-    // Another process that shares the set may have been first.
+    // Another process that shares the set may have added it first.
     if register(libc::EPOLL_CTL_ADD).is_ok() || register(libc::EPOLL_CTL_MOD).is_ok() {
         socket.leave_to_kernel();
         epoll.kernel_member_added();
@@ -237,7 +237,7 @@ fn enter_kernel_epoll(
     }
 }
 
-/// The memberships of a listener in the kernel's sets, which end there when its descriptor is replaced.
+/// Takes the memberships of a listener in the kernel's sets, which end when its descriptor is replaced.
 fn take_from_kernel_epolls(
     listener: &Arc<Socket>,
 ) -> Vec<(Arc<Epoll>, (RawFd, libc::epoll_event))> {
@@ -257,17 +257,21 @@ fn take_from_kernel_epolls(
     taken
 }
 
-/// A listener's descriptor was replaced, and it listens no longer: its events are the library's again.
+/// Called when a listener's descriptor was replaced and it no longer listens: the library reports its events again.
 pub(super) fn return_from_kernel_epolls(socket: &Arc<Socket>) {
+    // It would not have listened without.
+    let Some(process) = Process::running() else {
+        return;
+    };
     for (epoll, (fd, interest)) in take_from_kernel_epolls(socket) {
         socket.join_epoll(&epoll, fd);
         // Sleepers of the set are signalled with the core held.
-        let _core = Process::running().map(Process::lock);
-        epoll.set(fd, socket, interest);
+        let mut core = process.lock();
+        epoll.set(&mut core, (fd, socket), interest);
     }
 }
 
-/// `near` becomes what a listener's descriptors refer to, in the kernel's sets, too.
+/// Replaces a listener's descriptors by `near`, in the kernel's sets, too.
 pub(super) fn replace_listener(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
     let memberships = take_from_kernel_epolls(socket);
     replace_fds(socket, near)?;
@@ -277,8 +281,8 @@ pub(super) fn replace_listener(socket: &Arc<Socket>, near: impl AsFd) -> Result<
     Ok(())
 }
 
-/// What the kernel's set is to look for. A listener's descriptor is always writable, a listening
-/// socket never.
+/// The events that the kernel's set waits for. A listener's descriptor is always writable, a
+/// listening socket never.
 pub(super) fn kernel_event(socket: &Socket, event: libc::epoll_event) -> libc::epoll_event {
     let ignored = match socket.phase() {
         SocketPhase::Listening => OUT,
@@ -290,7 +294,7 @@ pub(super) fn kernel_event(socket: &Socket, event: libc::epoll_event) -> libc::e
     }
 }
 
-/// A connection that came by the kernel's stack: from now on an ordinary kernel socket.
+/// Sets up a connection that came through the kernel's stack, as an ordinary kernel socket.
 pub(super) fn accept_kernel(socket: OwnedFd, flags: i32) -> Result<RawFd, Errno> {
     descriptor::set_nonblocking(socket.as_fd(), flags & libc::SOCK_NONBLOCK != 0)?;
     descriptor::set_close_on_exec(&socket, flags & libc::SOCK_CLOEXEC != 0)?;

@@ -9,18 +9,18 @@ use rustix::io::Errno;
 use super::fallback::new_kernel_socket;
 use super::migrate::obtain;
 use super::{CallError, Outcome, find};
+use crate::descriptors;
 use crate::process::Process;
-use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
 
 /// Is the next byte urgent? (`asm-generic/sockios.h`)
 const SIOCATMARK: u64 = 0x8905;
-/// Bytes that were never sent (`linux/sockios.h`).
+/// Bytes that were not sent yet (`linux/sockios.h`).
 const SIOCOUTQNSD: u64 = 0x894b;
 
-/// Notes what concerns us; the descriptor's own flags are the kernel's.
+/// Notes flags that concern the library; the descriptor's flags themselves are set by the kernel.
 pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Outcome<i32> {
-    if matches!(command, libc::F_SETOWN | F_SETOWN_EX | F_SETSIG) && table::is_ours(fd) {
+    if matches!(command, libc::F_SETOWN | F_SETOWN_EX | F_SETSIG) && descriptors::is_ours(fd) {
         note_owner();
     }
     if command == libc::F_SETFL
@@ -32,7 +32,7 @@ pub fn fcntl(fd: RawFd, command: i32, argument: usize) -> Outcome<i32> {
     Err(CallError::NotOurs)
 }
 
-/// Somebody is to get signals.
+/// Notes that a socket has an owner that gets signals.
 fn note_owner() {
     Socket::note_owner();
     if let Some(process) = Process::running() {
@@ -48,7 +48,7 @@ const F_SETSIG: i32 = 10;
 const FIOSETOWN: u64 = 0x8901;
 const SIOCSPGRP: u64 = 0x8902;
 
-/// Requests about the open file rather than the socket (`asm-generic/ioctls.h`, `sockios.h`).
+/// Requests about the open file, not the socket (`asm-generic/ioctls.h`, `sockios.h`).
 const OF_FILE: [u64; 9] = [
     libc::FIOCLEX,
     libc::FIONCLEX,
@@ -84,7 +84,7 @@ pub fn ioctl(fd: RawFd, request: u64, argument: usize) -> Outcome<i32> {
         _ => false,
     };
     if !is_known {
-        // Interfaces, routes, neighbours: the descriptor itself is of no Internet family.
+        // Interfaces, routes, neighbours: the descriptor itself is not of an Internet family.
         let kernel = new_kernel_socket(&socket)?;
         return Ok(descriptor::request(&kernel, request, argument)?);
     }

@@ -1,6 +1,6 @@
-//! `fork`, `exec`, descriptors that are given away, and the end of a program. Fork costs nothing: a
-//! session stays where it is, and the child asks for it when it needs it (ADR 8). What somebody gets
-//! who may know nothing of Portolan is relayed, as is what a program leaves behind when it ends.
+//! `fork`, `exec`, descriptors that are passed on, and the end of a program. Fork costs nothing: a session
+//! stays where it is, and the child requests it when it needs it (ADR 8). A session that passes to a process
+//! that may not know Portolan is relayed, as is one that a program leaves behind when it ends.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -14,6 +14,7 @@ use super::attach::describe_to_others;
 use super::delegate;
 use super::fallback::become_kernels;
 use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
+use crate::descriptors;
 use crate::process::Process;
 use crate::process::inside;
 use crate::process::successor;
@@ -21,7 +22,7 @@ use crate::socket::table::{self, File};
 use crate::socket::{Socket, SocketPhase, SocketState, UseHere};
 use crate::wait::Waiter;
 
-/// Another process is about to have the descriptors.
+/// Called before another process gets the descriptors.
 pub fn before_fork() {
     end_delegations();
     let _inside = inside::enter();
@@ -30,7 +31,7 @@ pub fn before_fork() {
     }
 }
 
-/// What waits to be accepted is in this process's memory: who gets the descriptor could not accept it.
+/// Connections that wait to be accepted are in this process's memory, where no other process could accept them.
 fn end_delegations() {
     if let Some(process) = Process::running()
         && !shares_memory()
@@ -41,10 +42,10 @@ fn end_delegations() {
     }
 }
 
-/// The last before a fork: no other thread is inside the library until it is done.
+/// The last step before a fork: keeps other threads out of the library until it is done.
 pub fn freeze() {
     inside::hold_others();
-    // The child does not have the rings, but what the program has of them.
+    // The child does not have the rings, but keeps the pieces that the program has of them.
     if let Some(process) = Process::running()
         && !inside::is_inside()
     {
@@ -56,7 +57,7 @@ pub fn after_fork_in_parent() {
     inside::let_others_go();
 }
 
-/// The child has no channel yet; it gets one with its first own session.
+/// The child has no channel yet; it gets one when it first needs a session of its own.
 pub fn after_fork_in_child() {
     pi::forget_number();
     let _inside = inside::forget_others();
@@ -70,21 +71,22 @@ pub fn after_fork_in_child() {
         match socket.phase() {
             SocketPhase::Cached => socket.become_unless_closed(away),
             SocketPhase::Connecting => socket.become_unless_closed(SocketState::Closed),
-            // Of one that the server does not know there will be two, if both open it.
+            // A socket that is new to the server becomes two sessions, if both processes open it.
             _ => {}
         }
     }
     forget_server();
 }
 
-/// Gives up the connection to the server, with all that came by it. Only for a process of one thread, without sockets.
+/// Closes the connection to the server, and everything that came with it. Only for a process with one thread and no
+/// sockets.
 pub(crate) fn part_with_server() {
     close_hidden();
     forget_server();
 }
 
 fn close_hidden() {
-    for fd in table::take_hidden() {
+    for fd in descriptors::take_hidden() {
         descriptor::close(fd);
     }
 }
@@ -100,11 +102,11 @@ fn forget_server() {
     Waiter::forget_mine();
 }
 
-/// The program ends by itself: its connections are closed in order when the last descriptors go,
-/// and what is still written to them until then arrives.
+/// Called when the program ends by itself: its connections are closed in order when the last
+/// descriptors are closed, and data written to them until then arrives.
 pub fn before_exit() {
-    // In a child of vfork the sessions are the parent's. A handler that could not wait may have
-    // interrupted a call with a lock held: then the server finds the descriptors gone, as after a kill.
+    // In a child of vfork the sessions are the parent's. A handler that could not be deferred may have
+    // interrupted a call that holds a lock: then the server sees the descriptors closed, as after a kill.
     if let Some(process) = Process::running()
         && !shares_memory()
         && !inside::is_inside()
@@ -127,13 +129,13 @@ pub fn before_exit() {
             };
             give_back(process, &socket, to);
         }
-        // The last that is counted of this process; the helper may not have come by for a while.
+        // The final statistics of this process; the background thread may not have published for a while.
         process.publish(&process.lock());
     }
 }
 
-/// Another program is about to take this one's place, with the descriptors that are not marked
-/// `FD_CLOEXEC`. True if sockets are among them.
+/// Called before another program replaces this one, with the descriptors that are not marked
+/// `FD_CLOEXEC`. Returns true if sockets are among them.
 pub fn before_exec() -> bool {
     if table::is_empty() {
         return false;
@@ -147,8 +149,8 @@ pub fn before_exec() -> bool {
     for (fd, socket) in &inherited {
         leave_to_kernel(*fd, socket);
     }
-    // What ends with this program ends in order; if there is no other program after all, it comes
-    // back with its next use.
+    // Sessions that end with this program end in order; if the exec fails, each comes back with its
+    // next use.
     if let Some(process) = Process::running() {
         for (_, socket) in closed {
             give_back(process, &socket, Destination::Park);
@@ -157,8 +159,8 @@ pub fn before_exec() -> bool {
     !inherited.is_empty()
 }
 
-/// A child of vfork has its own descriptors, and its parent's table. The sessions come back from the
-/// parent by its helper.
+/// A child of vfork has its own descriptors, and its parent's table. The parent's background thread
+/// returns the sessions.
 fn before_exec_of_borrower() -> bool {
     before_fork();
     let mut has_any = false;
@@ -176,7 +178,7 @@ fn before_exec_of_borrower() -> bool {
         has_any = true;
         if let ProbedState::Connected { .. } = probed.standing {
             let session = probed.session;
-            // One that is lost shows as the end of its descriptor.
+            // A lost session shows as the end of its descriptor.
             let reader = Reader::Other;
             let _ = ask(RequestBody::Relay { session, reader });
         }
@@ -188,14 +190,14 @@ fn is_inherited(fd: RawFd) -> bool {
     descriptor::is_close_on_exec(fd).is_ok_and(|closes| !closes)
 }
 
-/// The descriptor is about to be sent to somebody, who may not know Portolan.
+/// Called before the descriptor is sent to another process, which may not know Portolan.
 pub fn give_away(fd: RawFd) {
     if let Some(socket) = table::socket(fd) {
         hand_out(fd, &socket);
     }
 }
 
-/// The descriptor is about to be used by what no symbol of ours sees. True if that works.
+/// Called before the descriptor is used by calls that the library does not see. Returns whether that works.
 pub fn before_lending(fd: RawFd) -> bool {
     table::socket(fd).is_none_or(|socket| {
         if socket.protocol == Protocol::Tcp {
@@ -209,7 +211,7 @@ pub fn before_lending(fd: RawFd) -> bool {
     })
 }
 
-/// Somebody else gets the descriptor. Sessions to accept come on a listener's descriptor anyway.
+/// Called when another process gets the descriptor. Sessions to accept arrive on a listener's descriptor anyway.
 fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
     share_with_others(socket);
     if socket.protocol == Protocol::Tcp {
@@ -233,7 +235,7 @@ fn end_delegation_of(socket: &Socket) {
     }
 }
 
-/// This process will know nothing of its sockets any more.
+/// Called when this process will lose its knowledge of its sockets.
 fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) {
     share_with_others(socket);
     if socket.protocol == Protocol::Tcp {
@@ -242,9 +244,9 @@ fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) {
     become_kernels(fd, socket);
 }
 
-/// The server may be out of reach from now on, in another root directory: who has had to do with it registers before, since
-/// it may accept there, or open more (vsftpd's parents do, which have closed what they had). Without that connections that
-/// are elsewhere are relayed.
+/// The server may become unreachable, in another root directory. A process that has dealt with it
+/// registers before, since it may accept or open sockets there (vsftpd's parents do, which have
+/// closed theirs). If that fails, connections that are held elsewhere are relayed.
 pub fn before_chroot() {
     if shares_memory() {
         return;
@@ -259,8 +261,8 @@ pub fn before_chroot() {
     }
 }
 
-/// From now on the process may make only some system calls (seccomp(2)), and most likely not those that
-/// Portolan needs: what it has is used by plain reads and writes, and what it opens is the kernel's.
+/// Called before the process is confined to some system calls (seccomp(2)), most likely without those that
+/// Portolan needs: its sockets are used by plain reads and writes, and new ones are the kernel's.
 pub fn before_confinement() {
     if shares_memory() {
         return;
@@ -271,8 +273,8 @@ pub fn before_confinement() {
     Process::renounce();
 }
 
-/// Makes a call before which this process must have no threads but the program's: one that the kernel refuses to processes of
-/// several threads, that changes only what the calling thread has, or whose child takes libc's list of threads along.
+/// Makes a call with the library's own threads stopped: one that the kernel refuses to processes with several
+/// threads, that affects only the calling thread, or whose child inherits libc's list of threads.
 pub fn without_helper<T>(call: impl FnOnce() -> T) -> T {
     let stopped = match Process::running() {
         Some(process) if !shares_memory() && process.stop_helper() => Some(process),
@@ -292,7 +294,7 @@ pub fn without_helper<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// As [`without_helper`], for a call that may take the calling thread to another network namespace.
+/// As [`without_helper`], for a call that may move the calling thread to another network namespace.
 pub fn while_moving<T>(call: impl FnOnce() -> T) -> T {
     if shares_memory() {
         return call();
@@ -303,27 +305,27 @@ pub fn while_moving<T>(call: impl FnOnce() -> T) -> T {
     result
 }
 
-/// The child of the next fork will be in another network namespace.
+/// Called before a fork whose child will be in another network namespace.
 pub fn before_fork_to_namespace() {
     if !shares_memory() {
         Process::before_move();
     }
 }
 
-/// In that child.
+/// Called in that child.
 pub fn after_fork_to_namespace() {
     Process::after_move();
 }
 
-/// The process whose memory this is.
+/// The process that owns this memory.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// From now on this process is known from a child of vfork.
+/// Marks this process as the owner, as opposed to a child of vfork.
 pub(super) fn own_memory() {
     OWNER.store(own_id(), Ordering::Relaxed);
 }
 
-/// Is this a child of vfork? It has descriptors of its own, and the sockets in memory are its
+/// Is this a child of vfork? It has its own descriptors, and the sockets in memory are its
 /// parent's.
 pub fn shares_memory() -> bool {
     ![0, own_id()].contains(&OWNER.load(Ordering::Relaxed))

@@ -1,5 +1,5 @@
 //! Memberships of multicast groups, in the many forms that `setsockopt` has for them. The server
-//! joins on the kernel's socket; here is which datagrams the session then hears.
+//! joins on the kernel's socket; this module tracks which datagrams the session then receives.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use rustix::io::Errno;
 use super::asking::refusal;
 use super::fallback::new_kernel_socket;
 use super::{CallError, Outcome};
+use crate::descriptors::InternalFd;
 use crate::process::Process;
-use crate::socket::table::InternalFd;
 use crate::socket::{Socket, SocketPhase};
 
 /// linux/in.h: `MCAST_JOIN_GROUP` and the five that follow.
 const MCAST: std::ops::RangeInclusive<i32> = 42..=47;
 
-/// Takes a membership option; `None` if it is another.
+/// Handles a membership option; returns `None` if it is another option.
 pub(super) fn set_membership(
     process: &'static Process,
     socket: &Arc<Socket>,
@@ -44,7 +44,7 @@ pub(super) fn set_membership(
     Some(change.and_then(|change| make(process, socket, change)))
 }
 
-/// A stream hears no group, but Linux has the host join it all the same, unless it is asked by the oldest of the options.
+/// A stream receives nothing from groups, but Linux has the host join them all the same, except for the oldest options.
 fn set_on_stream(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Outcome<()> {
     let is_oldest = match level {
         IPPROTO_IP => matches!(name, 35 | 36),
@@ -76,7 +76,7 @@ fn make(process: &'static Process, socket: &Arc<Socket>, change: GroupChange) ->
     }
 }
 
-/// Before there is a port the change is only kept; what can be judged of it is judged now.
+/// Keeps a change until the socket has a port; it is checked as far as possible.
 fn note_early(process: &Process, socket: &Socket, change: GroupChange) -> Result<(), Errno> {
     let core = process.lock();
     let has_device = match change.interface {
@@ -91,7 +91,7 @@ fn note_early(process: &Process, socket: &Socket, change: GroupChange) -> Result
     let early = &mut datagrams.joined_early;
     let of_group =
         |known: &&GroupChange| known.group == change.group && known.interface == change.interface;
-    // What is told of single sources ends no membership here.
+    // Changes of single sources end no membership here.
     let is_member = early
         .iter()
         .filter(of_group)
@@ -105,11 +105,11 @@ fn note_early(process: &Process, socket: &Socket, change: GroupChange) -> Result
     Ok(())
 }
 
-/// The session has a port now.
+/// Makes the kept changes, when the session has a port.
 pub(super) fn join_early_groups(process: &'static Process, socket: &Arc<Socket>, id: SessionId) {
     let early = std::mem::take(&mut socket.datagrams().joined_early);
     for change in early {
-        // Whoever joined has been told that it worked: there is no call left to tell otherwise.
+        // The program's call has succeeded: no call is left to report a failure.
         let _ = tell_server(process, socket, id, change);
     }
 }
@@ -139,7 +139,7 @@ fn tell_server(
             interface,
             ..change
         };
-        // The kernel's membership has ended already; the filter's ends with this.
+        // The kernel's membership has ended already; this ends the filter's.
         let _ = process
             .control
             .call(RequestBody::Group { session, change }, &[]);
@@ -147,7 +147,7 @@ fn tell_server(
     Ok(())
 }
 
-/// True if the membership ended with its last source.
+/// Returns true if the membership ended with its last source.
 fn note(memberships: &mut Memberships, change: GroupChange, interface: u32) -> bool {
     let group = change.group;
     match (change.action, change.source) {
@@ -218,7 +218,7 @@ fn parse_mcast(level: i32, name: i32, value: Value<'_>) -> Result<GroupChange, E
     })
 }
 
-/// The device with that address; none given leaves the choice to the server.
+/// Returns the device with that address; 0 for none given, which leaves the choice to the server.
 pub(super) fn interface_of(process: &Process, address: IpAddr) -> Result<u32, Errno> {
     if address.is_unspecified() {
         return Ok(0);
@@ -227,13 +227,13 @@ pub(super) fn interface_of(process: &Process, address: IpAddr) -> Result<u32, Er
     core.routes.interface_with(address).ok_or(Errno::NODEV)
 }
 
-/// A device of the host.
+/// Checks that a device exists.
 fn known_interface(process: &Process, index: u32) -> Result<u32, Errno> {
     let is_known = process.lock().routes.has_interface(index);
     is_known.then_some(index).ok_or(Errno::NODEV)
 }
 
-/// `IPV6_MULTICAST_IF` may name a device that is there, or none.
+/// `IPV6_MULTICAST_IF` must name an existing device, or none.
 pub(super) fn check_interface(process: &Process, value: &[u8]) -> Result<(), Errno> {
     match Value(value).number(0)? {
         0 => Ok(()),
@@ -241,7 +241,7 @@ pub(super) fn check_interface(process: &Process, value: &[u8]) -> Result<(), Err
     }
 }
 
-/// `IP_MULTICAST_IF`: an address, `struct ip_mreq` or `struct ip_mreqn`; answers the last.
+/// `IP_MULTICAST_IF`: an address, `struct ip_mreq` or `struct ip_mreqn`; returns the latter.
 pub(super) fn sending_interface(process: &Process, value: &[u8]) -> Result<Vec<u8>, Errno> {
     let value = Value(value);
     let address = value.v4(4).or_else(|_| value.v4(0))?;
@@ -284,7 +284,7 @@ impl Value<'_> {
     /// `struct sockaddr_storage` of the level's family.
     fn address(self, at: usize, level: i32) -> Result<IpAddr, Errno> {
         let family = i32::from(u16::from_ne_bytes(self.field(at)?));
-        // All of it has to be there.
+        // All of it must be present.
         self.field::<128>(at)?;
         match (family, level) {
             (libc::AF_INET, IPPROTO_IP) => self.v4(at + 4),

@@ -1,7 +1,7 @@
-//! Sending through the kernel: a UDP session's kernel socket is the kernel socket that holds its port. By it go
-//! datagrams that Portolan's filter would not carry: to this host, by devices that are not managed, to
-//! others than the session's peer, from sockets that are bound to a group, to groups and broadcast
-//! addresses.
+//! Sending through the kernel: a UDP session's kernel socket is the one that holds its port. It
+//! sends datagrams that Portolan's filter would not carry: to this host, by devices that are not
+//! managed, to others than the session's peer, from sockets that are bound to a group, to groups
+//! and broadcast addresses.
 
 use std::io::IoSlice;
 use std::net::SocketAddr;
@@ -18,12 +18,12 @@ use rustix::io::Errno;
 use super::asking::refusal;
 use super::blocking::Call;
 use super::{CallError, Outcome, deadline_after, restarts};
+use crate::descriptors::InternalFd;
 use crate::process::Process;
-use crate::socket::table::InternalFd;
 use crate::socket::{Family, Socket, SocketPhase};
 use crate::wait::{Sleep, Woken, pollfd};
 
-/// Sends as the kernel would have done it all along; without an address to the session's peer.
+/// Sends through the kernel socket; without an address, to the session's peer.
 pub(super) fn send_by_kernel(
     call: &Call<'_>,
     payload: [&[u8]; 2],
@@ -62,7 +62,7 @@ pub(super) fn send_by_kernel(
             (socket.phase() != SocketPhase::Cached).then_some(())
         }) {
             Ok(Woken::Kernel) => {}
-            // Its session has gone to the kernel meanwhile, or is closed.
+            // Its session has moved to the kernel in the meantime, or is closed.
             Ok(Woken::Ready(())) => return Err(CallError::Moved),
             Ok(Woken::TimedOut) => return Err(Errno::AGAIN.into()),
             Err(Errno::INTR) if restarts(until) => {}
@@ -82,14 +82,14 @@ fn departure(socket: &Socket, to: Option<SocketAddr>, sending: &Sending) -> Depa
     }
 }
 
-/// What has become of a datagram.
+/// The outcome of sending a datagram.
 enum Sent {
     Whole(usize),
-    /// The kernel socket has no room for it: a copy of the kernel socket to wait on.
+    /// The kernel socket has no room for it: a copy of it to wait on.
     Full(InternalFd),
 }
 
-/// Asks the server for the kernel socket when it is first needed.
+/// Fetches the kernel socket from the server when it is first needed.
 fn with_kernel_socket(
     process: &'static Process,
     socket: &Arc<Socket>,
@@ -120,7 +120,7 @@ fn with_kernel_socket(
     }
 }
 
-/// Has the kernel socket do as the socket does.
+/// Repeats an option of the socket on its kernel socket.
 pub(super) fn repeat_on_kernel_socket(socket: &Socket, level: i32, name: i32) {
     let value = socket.options().get(socket.protocol, level, name);
     if let (Ok(value), Some(kernel_socket)) = (value, &socket.datagrams().kernel_socket) {
@@ -128,7 +128,7 @@ pub(super) fn repeat_on_kernel_socket(socket: &Socket, level: i32, name: i32) {
     }
 }
 
-/// What steers receiving is the server's to set.
+/// Options that affect receiving are set by the server.
 fn repeat_option(kernel_socket: impl std::os::fd::AsFd, level: i32, name: i32, value: &[u8]) {
     let steers_sending = match level {
         SOL_SOCKET => matches!(
@@ -156,7 +156,7 @@ fn repeat_option(kernel_socket: impl std::os::fd::AsFd, level: i32, name: i32, v
         _ => false,
     };
     if steers_sending {
-        // Refused where the kernel would have refused it from the program: nothing is lost.
+        // The kernel refuses what it would have refused to the program: nothing is lost.
         let _ = set_socket_option(kernel_socket, level, name, value);
     }
 }

@@ -1,4 +1,4 @@
-//! From `socket` to `close`, and the duplicates in between.
+//! From `socket` to `close`, and duplication.
 
 use std::os::fd::{AsFd, IntoRawFd, RawFd};
 use std::sync::Arc;
@@ -20,10 +20,11 @@ use super::fallback::{leave_to_sharers, return_from_kernel_epolls};
 use super::fork::shares_memory;
 use super::migrate::{Destination, OutgoingCapsule, give_back, is_standard_stream, make_relayed};
 use super::{CallError, Outcome, deadline_after, find_here};
+use crate::descriptors::{self, InternalFd};
 use crate::process::control::Lost;
 use crate::process::{Absent, Process};
 use crate::runtime::NewSession;
-use crate::socket::table::{self, File, InternalFd};
+use crate::socket::table::{self, File};
 use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState};
 use crate::wait::epoll::Epoll;
 use crate::wait::unseen;
@@ -48,7 +49,7 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Outcome<RawFd> {
         Absent::UseKernel => CallError::NotOurs,
         Absent::Refuse => CallError::Errno(Errno::NETDOWN),
     })?;
-    // It gets a peer once the server hears of it.
+    // It gets a peer once the server knows it.
     let near = unix::without_peer(kind)?;
     enter(near, Arc::new(Socket::new(family, protocol)), flags)
 }
@@ -64,7 +65,7 @@ pub(super) fn enter(near: std::os::fd::OwnedFd, socket: Arc<Socket>, flags: i32)
     }
     socket.set_nonblocking(is_nonblocking);
     let near = near.into_raw_fd();
-    if !table::can_hold(near) {
+    if !descriptors::can_hold(near) {
         descriptor::close(near);
         return Err(Errno::MFILE.into());
     }
@@ -80,7 +81,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Outcome<()> {
     }
     match socket.phase() {
         SocketPhase::Cached => {}
-        // Linux's `inet_shutdown` disconnects it; who waits for the outcome hears of a reset.
+        // Linux's `inet_shutdown` disconnects it; threads that wait for the outcome get a reset.
         SocketPhase::Connecting => {
             socket.set_error(libc::ECONNRESET);
             return reset_to_idle(process, fd, &socket);
@@ -90,7 +91,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Outcome<()> {
         SocketPhase::Listening => return stop_listening(process, fd, &socket),
         SocketPhase::Relayed => return Err(CallError::NotOurs),
         SocketPhase::Idle => {
-            // As Linux: the call fails, and poll shows what it was to do.
+            // As on Linux: the call fails, but poll reports the shutdown.
             socket.shut(directions(how));
             socket.notify(Events::PEER_CLOSED | Events::WRITABLE);
             return Err(Errno::NOTCONN.into());
@@ -107,7 +108,7 @@ pub fn shutdown(fd: RawFd, how: i32) -> Outcome<()> {
             SocketPhase::Cached => core.stack.udp(slot),
             _ => None,
         };
-        // As Linux: without a peer the call fails, and what it was to do is done.
+        // As on Linux: without a peer the call fails, but takes effect.
         let has_peer = session.is_some_and(|session| session.remote.is_some());
         return if has_peer {
             Ok(())
@@ -140,16 +141,16 @@ fn directions(how: i32) -> u8 {
     }
 }
 
-/// Is the connection over, as Linux sees it? There TIME-WAIT is no state of the socket.
+/// Is the connection over, as Linux sees it? There TIME-WAIT is not a state of the socket.
 pub(super) fn has_ended(stream: &dyn Stream) -> bool {
     matches!(stream.state(), StateName::Closed | StateName::TimeWait)
 }
 
-/// The listener is a socket again that nobody listens on; as Linux, it keeps a port that the application chose.
+/// Makes the listener an idle socket again; as on Linux, it keeps a port that the application chose.
 fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     let mut setup = socket.setup();
     let (SocketPhase::Listening, Some(session)) = (socket.phase(), setup.session) else {
-        // Another thread was faster.
+        // Lost the race to another thread.
         return Err(Errno::NOTCONN.into());
     };
     let (near, far) = process.control.replacing_pair(PairKind::SeqPacket)?;
@@ -175,7 +176,7 @@ fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
     Ok(())
 }
 
-/// Takes the socket back to where it was before it was connected or listened.
+/// Returns the socket to its state before it was connected or listened.
 pub(super) fn reset_to_idle(
     process: &'static Process,
     fd: RawFd,
@@ -188,7 +189,7 @@ pub(super) fn reset_to_idle(
         }
         local
     });
-    // An address of the application's own is kept.
+    // An address chosen by the application is kept.
     let bound = bound.filter(|local| local.port() != 0 || !local.ip().is_unspecified());
     socket.reopen();
     leave_session(
@@ -208,7 +209,7 @@ pub(super) fn reset_to_idle(
     }
 }
 
-/// A bound TCP socket that is about to connect goes by a pair that carries its bytes.
+/// Gives a bound TCP socket that is about to connect a pair that carries bytes, not messages.
 pub(super) fn carry_bytes(
     process: &Process,
     socket: &Arc<Socket>,
@@ -229,7 +230,7 @@ pub(super) fn carry_bytes(
     }
 }
 
-/// The server knows the socket no longer: it keeps the far end of the pair that it had until it sees its hang-up.
+/// Detaches the socket from the server, which keeps the far end of the former pair until that hangs up.
 fn begin_anew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     let kind = match socket.protocol {
         Protocol::Tcp => PairKind::Stream,
@@ -242,7 +243,7 @@ fn begin_anew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     Ok(())
 }
 
-/// `near` becomes what all the socket's numbers refer to.
+/// Makes all the socket's descriptors refer to `near`.
 pub(super) fn replace_fds(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
     let numbers = table::numbers_of(socket);
     if let Some(number) = numbers.first() {
@@ -251,7 +252,7 @@ pub(super) fn replace_fds(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), E
     put_at(near, numbers)
 }
 
-/// As [`replace_fds`], of a socket that had no peer until now; `fd` is one of its numbers.
+/// As [`replace_fds`], for a socket that had no peer until now; `fd` is one of its descriptors.
 pub(super) fn replace_first_fds(
     socket: &Arc<Socket>,
     fd: RawFd,
@@ -275,17 +276,17 @@ fn put_at(near: impl AsFd, numbers: Vec<RawFd>) -> Result<(), Errno> {
 }
 
 pub fn close(fd: RawFd) -> Outcome<()> {
-    if table::is_internal(fd) {
+    if descriptors::is_internal(fd) {
         return Err(CallError::Errno(Errno::BADF));
     }
-    if !table::is_ours(fd) || shares_memory() {
+    if !descriptors::is_ours(fd) || shares_memory() {
         return Err(CallError::NotOurs);
     }
     let listening = listening_behind(fd);
     forget(fd);
     descriptor::close(fd);
     if let (Some(session), Some(process)) = (listening, Process::running()) {
-        // If that was the last copy nobody listens any more when `close` returns.
+        // If that was the last copy, the port no longer listens when `close` returns.
         let _ = process.control.call(RequestBody::Release { session }, &[]);
     }
     Ok(())
@@ -296,9 +297,9 @@ fn listening_behind(fd: RawFd) -> Option<SessionId> {
     socket.setup().session
 }
 
-/// The number `fd` stops to refer to what it did, as by `dup2` onto it.
+/// Called when `fd` ceases to refer to its file, as by `dup2` onto it.
 pub fn forget(fd: RawFd) {
-    if !table::is_ours(fd) || shares_memory() {
+    if !descriptors::is_ours(fd) || shares_memory() {
         return;
     }
     if let (Some(socket), Some(process)) = (table::socket(fd), Process::running()) {
@@ -327,8 +328,8 @@ pub fn forget(fd: RawFd) {
     }
 }
 
-/// A connection that has come to stand without anybody's looking ends by FIN: so nobody leaves one whose outcome is under
-/// way. The server gives up an open that has none; where it gives up nothing, the outcome lies on the descriptor.
+/// An established connection that nobody has seen would end by a FIN; so an open whose outcome is pending must not be
+/// abandoned. The server cancels an open that has none; if it cancels nothing, the outcome is on the descriptor.
 fn settle_open(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
     complete_connect(process, fd, socket);
     let is_left = table::numbers_of(socket) == [fd] && !socket.is_shared();
@@ -350,8 +351,8 @@ fn leave_all(epoll: &Arc<Epoll>) {
     }
 }
 
-/// The process has one descriptor, or one call under way, less for the socket. With the last it
-/// is closed: then true.
+/// Called when the process has one descriptor, or one call in progress, less for the socket. Closes
+/// it with the last one, and then returns true.
 pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
     if !socket.drop_reference() {
         return false;
@@ -372,9 +373,10 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
             return true;
         }
         let linger = socket.options().linger();
-        let ending = match linger.is_some_and(|linger| linger.time.is_zero()) {
-            true => Ending::Abort,
-            false => Ending::Close,
+        let ending = if linger.is_some_and(|linger| linger.time.is_zero()) {
+            Ending::Abort
+        } else {
+            Ending::Close
         };
         if is_stream && let Some(linger) = linger.filter(|linger| !linger.time.is_zero()) {
             wait_lingering(process, socket, linger.time);
@@ -388,8 +390,8 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
     true
 }
 
-/// A close with `SO_LINGER` waits until the peer has acknowledged all that was sent and the FIN,
-/// or the time is over (socket(7)); also for a socket that never waits otherwise.
+/// A close with `SO_LINGER` waits until the peer has acknowledged all data and the FIN, or the time
+/// is over (socket(7)); also for a non-blocking socket.
 fn wait_lingering(process: &'static Process, socket: &Arc<Socket>, time: Duration) {
     let waiter = Waiter::mine();
     let slot = socket.slot();
@@ -402,7 +404,7 @@ fn wait_lingering(process: &'static Process, socket: &Arc<Socket>, time: Duratio
     core.poll_tx(now);
     drop(core);
     socket.watch(&waiter);
-    // A signal ends the wait; whatever is left is finished by the server.
+    // A signal ends the wait; the server finishes the rest.
     let _ = process.wait(Sleep::until(deadline_after(Some(time))), |core, _| {
         let stream = core.stream(slot);
         let is_over = stream.is_none_or(|stream| stream.is_flushed());
@@ -411,8 +413,8 @@ fn wait_lingering(process: &'static Process, socket: &Arc<Socket>, time: Duratio
     socket.unwatch(&waiter);
 }
 
-/// Calls on the socket go on although its last descriptor is about to be closed: the server must
-/// not see the far end hang up before they are done.
+/// Keeps the socket open for calls in progress although its last descriptor is about to be closed:
+/// the server must not see the hang-up before they return.
 fn keep_open(fd: RawFd, socket: &Arc<Socket>) {
     // Without a copy the calls end with the session.
     if let Ok(near) = descriptor::borrow(fd)
@@ -422,15 +424,16 @@ fn keep_open(fd: RawFd, socket: &Arc<Socket>) {
     }
 }
 
-/// How a session ends that its program has no more use for.
+/// How to end a session that its program no longer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ending {
     Close,
     Abort,
 }
 
-/// Takes the socket to a state without a session, and ends what it has here. What has no session here ends when the server
-/// sees the descriptor's last copy go. `listener` is its session if it may listen.
+/// Puts the socket into a state without a session, and ends its session if that is here. Otherwise the session ends
+/// when the server sees the last copy of the descriptor closed. `listener` is the socket's session if it may be
+/// listening.
 fn leave_session(
     process: &Process,
     socket: &Arc<Socket>,
@@ -466,14 +469,14 @@ fn leave_session(
     if let Some(session) = session
         && let Err(session) = finish(process, socket, session)
     {
-        // Without a server the session ends here, attended by the helper.
+        // Without a server the session ends here, served by the background thread.
         process.lock().keep_orphan(clock::now(), slot, session);
         return;
     }
     process.lock().stack.remove(slot);
 }
 
-/// Closes a session that came for a socket after its program had closed it.
+/// Closes a session that arrived for a socket after its program had closed it.
 pub(super) fn close_arrival(process: &Process, socket: &Arc<Socket>, arrival: NewSession) {
     let now = clock::now();
     match arrival {
@@ -485,7 +488,7 @@ pub(super) fn close_arrival(process: &Process, socket: &Arc<Socket>, arrival: Ne
             if let Session::Tcp(session) = &mut session {
                 session.connection.close(now);
             }
-            // A lost server has nothing to finish, and nothing has been sent here.
+            // A lost server has nothing to finish, and this process has sent nothing.
             let _ = finish(process, socket, session);
         }
     }
@@ -498,7 +501,7 @@ fn end_stream(stream: &mut dyn Stream, now: Instant, ending: Ending) {
     }
 }
 
-/// Has the server finish a session; it comes back if there is none that could.
+/// Has the server finish a session; returns it if there is no server.
 fn finish(process: &Process, socket: &Socket, session: Session) -> Result<(), Session> {
     match session {
         Session::Tcp(mut session) => match flush_to_close(process, &mut session) {
@@ -517,7 +520,7 @@ fn finish(process: &Process, socket: &Socket, session: Session) -> Result<(), Se
     }
 }
 
-/// A local session has its state where its next holder finds it. A lost server has nothing to finish.
+/// The state of a local session is where its next holder finds it. A lost server has nothing to finish.
 fn flush_local(process: &Process, session: SessionId) {
     let request = RequestBody::Flush {
         session,
@@ -528,10 +531,10 @@ fn flush_local(process: &Process, session: SessionId) {
     let _ = process.control.tell(request, &[]);
 }
 
-/// Without waiting for the server: what it could answer would change nothing.
+/// Does not wait for the server: its reply would change nothing.
 fn flush_to_close(process: &Process, session: &mut TcpSession) -> Result<(), Lost> {
     let Some(OutgoingCapsule { capsule, fds }) = OutgoingCapsule::of(session) else {
-        // The server will see the descriptor's end, and reset the connection.
+        // The server will see the descriptor closed, and reset the connection.
         return Ok(());
     };
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
@@ -547,12 +550,12 @@ fn flush_to_close(process: &Process, session: &mut TcpSession) -> Result<(), Los
     )
 }
 
-/// Where a duplicate goes.
+/// The number of a duplicate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Duplicate {
     /// The lowest free number from `min` on.
     Any { min: RawFd, cloexec: bool },
-    /// Exactly that number, whatever it was.
+    /// Exactly that number, even if it is in use.
     Onto { fd: RawFd, cloexec: bool },
 }
 
@@ -576,7 +579,7 @@ pub fn duplicate(fd: RawFd, to: Duplicate) -> Outcome<RawFd> {
             new.into_raw_fd()
         }
         Duplicate::Onto { fd: onto, cloexec } => {
-            if table::is_internal(onto) {
+            if descriptors::is_internal(onto) {
                 return Err(Errno::BUSY.into());
             }
             forget(onto);
@@ -584,7 +587,7 @@ pub fn duplicate(fd: RawFd, to: Duplicate) -> Outcome<RawFd> {
             onto
         }
     };
-    if !table::can_hold(new) {
+    if !descriptors::can_hold(new) {
         descriptor::close(new);
         return Err(Errno::MFILE.into());
     }

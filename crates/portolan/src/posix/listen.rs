@@ -24,11 +24,11 @@ use crate::process::{Absent, Process, successor};
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
 use crate::wait::{Sleep, Woken, outside, pollfd};
 
-/// How long after a listener's descriptor its control connection may hang up if its server was killed: a process that
-/// ends closes one after the other.
+/// How long after a listener's descriptor the control connection may hang up if the server was
+/// killed: a process that ends closes its descriptors one after the other.
 const EXIT: Duration = Duration::from_millis(100);
 
-/// Bytes of the longest message a listener's descriptor carries.
+/// Bytes of the longest message that a listener's descriptor carries.
 const ACCEPT_MESSAGE: usize = 4096;
 
 pub fn listen(fd: RawFd, backlog: i32) -> Outcome<()> {
@@ -36,12 +36,12 @@ pub fn listen(fd: RawFd, backlog: i32) -> Outcome<()> {
     if socket.protocol != Protocol::Tcp {
         return Err(Errno::OPNOTSUPP.into());
     }
-    // Linux takes a negative backlog for the largest.
+    // As on Linux, a negative backlog means the largest.
     let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
     let session = socket.setup().session;
     match (socket.phase(), session) {
         (SocketPhase::Idle, _) => {
-            // A port of its family's addresses, unless it has one.
+            // An ephemeral port, unless it has one.
             let has_port = socket.setup().has_port();
             if !has_port {
                 bind_implicitly(process, fd, &socket)?;
@@ -57,7 +57,7 @@ pub fn listen(fd: RawFd, backlog: i32) -> Outcome<()> {
     }
 }
 
-/// With another backlog, or other options.
+/// Listens with another backlog, or other options.
 pub(super) fn listen_anew(
     process: &'static Process,
     socket: &Socket,
@@ -75,17 +75,18 @@ pub(super) fn listen_anew(
     }
 }
 
-/// A listener's descriptor is one end of a message pair: each accepted session comes as one
-/// message, so the kernel lets any number of processes share the queue. A bound socket's is that already. Who performs the
-/// handshakes itself keeps the other end, too.
+/// A listener's descriptor is one end of a message pair: each accepted session arrives as one
+/// message, so that any number of processes can share the queue. A bound socket's descriptor is one
+/// already. A process that performs the handshakes itself keeps the far end, too.
 fn become_listener(process: &'static Process, socket: &Arc<Socket>, backlog: u32) -> Outcome<()> {
     let mut setup = socket.setup();
     let session = setup.session.map_or(SessionRef::New, SessionRef::Known);
     let place = ListenerSlot::new(process);
     let request = delegate::request(process, socket, session, backlog, &place);
-    let pair = match setup.carries_messages {
-        true => None,
-        false => Some(process.control.replacing_pair(PairKind::SeqPacket)?),
+    let pair = if setup.carries_messages {
+        None
+    } else {
+        Some(process.control.replacing_pair(PairKind::SeqPacket)?)
     };
     let ends = pair.as_ref().map(|(near, far)| [far.as_fd(), near.as_fd()]);
     let ends = ends.as_ref().map_or(&[][..], |ends| &ends[..]);
@@ -152,7 +153,7 @@ pub fn accept(fd: RawFd, flags: i32) -> Outcome<(RawFd, SocketAddr)> {
             Next::Nobody => {}
             Next::HungUp => {
                 outlive_server(&listener)?;
-                // It was told that somebody waits.
+                // The program was told that a connection waits.
                 if !has_waited && !listener.is_nonblocking() {
                     return Err(Errno::CONNABORTED.into());
                 }
@@ -171,7 +172,7 @@ fn wait_for_connection(
 ) -> Outcome<()> {
     let mut kernel = [pollfd(fd, libc::POLLIN)];
     let Some(process) = Process::running() else {
-        // Without a server only what comes by the kernel's stack does.
+        // Without a server only connections through the kernel's stack arrive.
         return match outside(|| wait::ppoll(&mut kernel, deadline, None)) {
             Ok(0) => Err(Errno::AGAIN.into()),
             Err(Errno::INTR) if restarts(deadline) => Ok(()),
@@ -195,22 +196,22 @@ fn wait_for_connection(
     }
 }
 
-/// What the listener's descriptor brings.
+/// The next event of the listener's descriptor.
 enum Next {
     Connection((RawFd, SocketAddr)),
     Nobody,
-    /// Nothing will come any more.
+    /// No more connections will arrive.
     HungUp,
 }
 
-/// Sessions that ended meanwhile are passed over.
+/// Accepts the next session. Sessions that have ended in the meantime are skipped.
 fn try_accept(fd: RawFd, listener: &Arc<Socket>, flags: i32) -> Outcome<Next> {
     // A forked worker registers with its first accept.
     let Ok(process) = Process::start() else {
         return next_without_server(fd, listener);
     };
     match accept_from(process, fd, listener, flags) {
-        // The server went while it was asked.
+        // The server went away during the request.
         Err(CallError::Errno(Errno::NETDOWN)) if process.control.is_lost() => Ok(Next::HungUp),
         next => next,
     }
@@ -223,14 +224,15 @@ fn next_without_server(fd: RawFd, listener: &Socket) -> Outcome<Next> {
     let mut near = [pollfd(fd, 0)];
     wait::ppoll(&mut near, Some(Instant::ZERO), None)?;
     let is_lost = Process::running().is_some() || near[0].revents & libc::POLLHUP != 0;
-    match is_lost {
-        true => Ok(Next::HungUp),
-        // It does not let this process in.
-        false => Err(Errno::NETDOWN.into()),
+    if is_lost {
+        Ok(Next::HungUp)
+    } else {
+        // The server does not admit this process.
+        Err(Errno::NETDOWN.into())
     }
 }
 
-/// Has a listener's descriptor been replaced by one that nobody writes to?
+/// Has a listener's descriptor been replaced by one that stays silent?
 fn is_silent(setup: &Setup) -> bool {
     setup.silent_far.is_some()
 }
@@ -244,12 +246,12 @@ fn accept_from(
     let near = descriptor::borrow(fd)?;
     let mut buffer = [0; ACCEPT_MESSAGE];
     loop {
-        // As on Linux the number comes first: what a message brings that has none is lost.
+        // As on Linux the number is checked first: a descriptor that arrives without a free number is lost.
         descriptor::close(rustix::io::fcntl_dupfd_cloexec(near, 0)?.into_raw_fd());
         let received = match unix::receive(near, &mut buffer) {
             Ok(received) => received,
             Err(ReceiveError::Blocked) => return Ok(Next::Nobody),
-            // A process that inherited it from one which the server before had known.
+            // This process has inherited the listener of a server before the current one.
             Err(ReceiveError::Closed)
                 if !process.control.is_lost() && again::is_of_before(process, listener) =>
             {
@@ -265,7 +267,7 @@ fn accept_from(
             Err(ReceiveError::Failed(errno)) => return Err(errno.into()),
         };
         if received.is_short {
-            // Another thread was faster.
+            // Another thread took the number first.
             return Err(Errno::MFILE.into());
         }
         let event = portolan_proto::decode(&buffer[..received.length]);
@@ -292,7 +294,7 @@ fn accept_from(
                     ..Setup::default()
                 };
                 let taken = match caching {
-                    // Without room for what comes with it, its first use may have some.
+                    // Without room for the session's descriptors, it is fetched by its first use.
                     Caching::WithAccept if process.control.has_room() => {
                         cache(process, listener, session, setup)
                     }
@@ -317,16 +319,18 @@ fn accept_from(
     }
 }
 
-/// The server has gone, and the listener's queue with it: the kernel listens from now on, if it may and can. Else nobody
-/// comes before there is another, and the descriptor says nothing.
+/// The server is gone, and the listener's queue with it: the kernel listens from now on, if allowed and
+/// possible. Otherwise no connection arrives before there is another server, and the descriptor stays silent.
 fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
     let mut setup = listener.setup();
-    if listener.phase() != SocketPhase::Listening || listener.stands_in() {
+    let process = Process::running();
+    // The next server may have it already.
+    let listens = process.is_some_and(|process| again::is_open(process, &setup));
+    if listener.phase() != SocketPhase::Listening || listener.stands_in() || listens {
         // Another thread was faster.
         return Ok(());
     }
     successor::watch();
-    let process = Process::running();
     if let (Some(process), Some(session)) = (process, setup.session) {
         process.lock().abort_delegation(clock::now(), session);
     }
@@ -336,27 +340,27 @@ fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
         wake_sleepers(listener);
         return Ok(());
     }
-    // Whoever still has the old descriptor finds out by itself.
+    // Other holders of the old descriptor detect it by themselves.
     if !is_silent(&setup) {
         again::fall_silent(listener, &mut setup)?;
     }
     Ok(())
 }
 
-/// Leaves an accepted session with the server until somebody uses it.
+/// Leaves an accepted session with the server until its first use.
 fn leave(process: &Process, session: SessionId) -> Outcome<()> {
     let accepted = RequestBody::Accepted { session };
     Ok(process.control.tell(accepted, &[])?)
 }
 
-/// Has the server hand over an accepted session.
+/// Fetches an accepted session from the server.
 fn cache(
     process: &'static Process,
     listener: &Socket,
     session: SessionId,
     setup: Setup,
 ) -> Outcome<Arc<Socket>> {
-    // Nobody else can have one that was never accepted: it is not relayed.
+    // A session that was never accepted has no other user: it is not relayed.
     let (session, slot, _) = fetch(process, session, &[])?.ok_or(Errno::PROTO)?;
     let socket = Arc::new(Socket::accepted(listener, setup));
     install(process, &socket, slot, session);

@@ -1,5 +1,5 @@
-//! Sessions that come and go (ADR 8): asked for by the first call that needs them, given back when
-//! another process that shares the descriptor asks.
+//! Migration of sessions (ADR 8): they are requested by the first call that needs them, and
+//! returned when another process that shares the descriptor requests them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -25,11 +25,11 @@ use crate::runtime::{Core, NewSession};
 use crate::socket::table::{self, File};
 use crate::socket::{Setup, Socket, SocketPhase, SocketState, UseHere};
 
-/// A child of fork that still uses its session after so long asks for it, and for a channel.
+/// A child of fork that still uses its session after this time requests it, and a channel.
 const RELAYED_FIRST: Duration = Duration::from_millis(10);
 
-/// Asks the server for a session that it or another process holds: the session, the slot that waits
-/// for it, and what the last holder said of the socket; `None` if the server relays it.
+/// Requests a session from the server that it or another process holds. Returns the session, the slot
+/// reserved for it, and the socket's options from the last holder; `None` if the server relays it.
 pub(super) fn fetch(
     process: &'static Process,
     session: SessionId,
@@ -62,7 +62,7 @@ pub(super) fn fetch(
     }
 }
 
-/// Brings a session here that is away, or learns that it is relayed.
+/// Fetches a session that is held elsewhere, or learns that it is relayed.
 pub(super) fn obtain(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if socket.phase() != SocketPhase::HeldElsewhere {
         return Ok(());
@@ -98,9 +98,9 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Out
     }
 }
 
-/// A relayed session comes back if nobody else has the descriptor any more; `NotOurs` if it does not.
-/// Asked at ever longer intervals, by programs of one thread: another could be waiting in the kernel for
-/// what would never come there.
+/// Requests a relayed session back, which succeeds if no other process has the descriptor any more; fails
+/// with `NotOurs` if it does not. It is requested at increasing intervals, and only by programs with one
+/// thread: another thread could be waiting in the kernel for events that would no longer arrive there.
 pub(super) fn reclaim(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if !socket.may_reclaim(clock::now()) || socket.is_with_kernel() || is_standard(socket) {
         return Err(CallError::NotOurs);
@@ -122,7 +122,7 @@ pub(super) fn reclaim(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     }
 }
 
-/// Is it a standard stream? libc reads and writes those by calls that no symbol shows.
+/// Is it a standard stream? libc reads and writes these by calls that the library does not see.
 fn is_standard(socket: &Arc<Socket>) -> bool {
     table::numbers_of(socket)
         .into_iter()
@@ -133,32 +133,32 @@ pub(super) fn is_standard_stream(fd: RawFd) -> bool {
     (0..=2).contains(&fd)
 }
 
-/// Has the server relay a session, so that whoever has the descriptor can use it.
+/// Has the server relay a session, so that every holder of the descriptor can use it.
 pub(super) fn make_relayed(fd: RawFd, socket: &Arc<Socket>) {
     bring_options(fd, socket);
     match (socket.phase(), Process::running()) {
         (SocketPhase::Cached, Some(process)) => give_back(process, socket, Destination::Relay),
         (SocketPhase::HeldElsewhere, _) => {
-            // One that is lost shows as the end of its descriptor.
+            // A lost session shows as the end of its descriptor.
             let _ = have_relayed(fd, socket);
         }
         _ => {}
     }
 }
 
-/// What was set on an untouched session is with nobody else yet: it comes here first, to go with its
+/// Options set on an unused session are only here: the session is fetched first, to leave with its
 /// options.
 fn bring_options(fd: RawFd, socket: &Arc<Socket>) {
     if socket.accepted_unused()
         && !socket.options().is_empty()
         && let Some(process) = here()
     {
-        // If it does not come the server relays it as it is.
+        // If it cannot be fetched the server relays it as it is.
         let _ = fetch_away(process, fd, socket);
     }
 }
 
-/// The same for somebody else. Here the session is away, unless its events are waited for.
+/// As [`make_relayed`], for another process. Here the session becomes held elsewhere, unless its events are watched.
 pub(super) fn relay_for_others(fd: RawFd, socket: &Arc<Socket>) {
     if socket.is_watched() {
         return make_relayed(fd, socket);
@@ -169,7 +169,7 @@ pub(super) fn relay_for_others(fd: RawFd, socket: &Arc<Socket>) {
         (SocketPhase::HeldElsewhere, _) => {
             let (session, reader) = (socket.setup().session, Reader::Other);
             if let (Some(session), Ok(near)) = (session, descriptor::borrow(fd)) {
-                // One that is lost shows as the end of its descriptor.
+                // A lost session shows as the end of its descriptor.
                 let _ = Process::ask(RequestBody::Relay { session, reader }, near);
             }
         }
@@ -177,7 +177,7 @@ pub(super) fn relay_for_others(fd: RawFd, socket: &Arc<Socket>) {
     }
 }
 
-/// What is away is relayed from now on, or lost; a UDP socket is the kernel's. Needs no channel.
+/// Has a session that is held elsewhere relayed, or finds it lost; a UDP socket becomes the kernel's. Needs no channel.
 pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if socket.protocol == Protocol::Udp {
         if socket.phase() == SocketPhase::HeldElsewhere {
@@ -197,7 +197,7 @@ pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     }
 }
 
-/// Does the server relay the session from now on, for this process?
+/// Has the server relay the session for this process. Returns whether it does.
 fn has_relayed(fd: RawFd, socket: &Arc<Socket>, session: SessionId) -> Result<bool, Errno> {
     let reader = Reader::Sender;
     let request = RequestBody::Relay { session, reader };
@@ -209,7 +209,7 @@ fn has_relayed(fd: RawFd, socket: &Arc<Socket>, session: SessionId) -> Result<bo
     Ok(is_relayed)
 }
 
-/// In a child of fork without a channel: the call goes on in the kernel (`NotOurs`) if the server relays the session.
+/// In a child of fork without a channel: the call continues in the kernel (`NotOurs`) if the server relays the session.
 pub(super) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if socket.protocol != Protocol::Tcp
         || !socket.options().are_of_listeners()
@@ -221,43 +221,43 @@ pub(super) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
         return Ok(());
     };
     if !has_relayed(fd, socket, session)? {
-        // Whoever asks for the session learns why.
+        // Requesting the session will show why.
         return Ok(());
     }
     socket.note_first_relay(clock::now() + RELAYED_FIRST);
     Err(CallError::NotOurs)
 }
 
-/// The session is lost: whoever waits for it hears of its end.
+/// Marks the session as lost, and wakes threads that wait for it.
 pub(super) fn lose(socket: &Arc<Socket>) {
-    // Sleepers are signalled with the core held.
+    // Waiters are signalled with the core locked.
     let _core = Process::running().map(Process::lock);
     socket.become_unless_closed(SocketState::Closed);
     socket.notify(Events::CLOSED);
 }
 
-/// Its calls go to the kernel from now on, and its events come from there.
+/// Marks the socket as relayed: its calls go to the kernel, and its events come from there.
 fn become_relayed(process: Option<&'static Process>, socket: &Arc<Socket>) {
-    // Sleepers are signalled with the core held.
+    // Waiters are signalled with the core locked.
     let _core = process.map(Process::lock);
     socket.become_unless_closed(SocketState::Relayed);
     hand_to_kernel_epolls(socket);
     socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
 }
 
-/// Where a session goes from here.
+/// Where a session migrates to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Destination {
     /// To the server, which moves its data through the descriptor.
     Relay,
-    /// To the server, which relays it for somebody else, until a process asks that may have it.
+    /// To the server, which relays it for another process, until a process requests it that may have it.
     Others,
-    /// To the server, for the next process that asks.
+    /// To the server, for the next process that requests it.
     Park,
 }
 
-/// What comes for a session that leaves goes to the server from now on, and all that has come is in it. It sends
-/// nothing more from here: its row is not this process's any more.
+/// Prepares a session to leave: its frames go to the server from now on, and all frames that arrived before
+/// are processed. It sends nothing more from here, since its row is no longer this process's.
 fn depart<'a>(process: &'a Process, setup: &Setup, slot: Slot) -> CoreGuard<'a> {
     let mut core = process.lock();
     let (Some(session), false) = (setup.session, core.is_local(slot)) else {
@@ -266,7 +266,7 @@ fn depart<'a>(process: &'a Process, setup: &Setup, slot: Slot) -> CoreGuard<'a> 
     core.poll(clock::now());
     core.stack.suspend_tx(slot);
     drop(core);
-    // If the server does not want to wait for it, some of its packets go the long way round.
+    // If the server cannot wait for it, some packets take a detour.
     let _ = process
         .control
         .call(RequestBody::BeginFlush { session }, &[]);
@@ -275,20 +275,20 @@ fn depart<'a>(process: &'a Process, setup: &Setup, slot: Slot) -> CoreGuard<'a> 
     core
 }
 
-/// It cannot be packed, for want of descriptors or memory, and goes on here.
+/// The session cannot be packed, for lack of descriptors or memory, and stays here.
 fn stay(core: &mut Core, setup: &Setup, slot: Slot) {
     core.stack.resume_tx(slot);
     let stay = |session| RequestBody::AbortFlush { session };
     core.outbox.extend(setup.session.map(stay));
 }
 
-/// Returns a TCP session that is here. If the server does not take it, it is lost.
+/// Returns a TCP session that is here. If the server does not accept it, it is lost.
 pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination) {
     let slot_here = || match socket.state() {
         SocketState::Cached { slot } if socket.protocol == Protocol::Tcp => Some(slot),
         _ => None,
     };
-    // In a child of fork the lock on a socket that is not here may be held forever.
+    // In a child of fork the lock of a socket that is not here may be held forever.
     if slot_here().is_none() {
         return;
     }
@@ -296,7 +296,7 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     let Some(slot) = slot_here() else { return };
     let mut core = depart(process, &setup, slot);
     if slot_here() != Some(slot) {
-        // It was closed meanwhile, and its session with it.
+        // It was closed in between, and its session with it.
         return;
     }
     let Some((id, outgoing)) = pack(&mut core, slot) else {
@@ -312,8 +312,8 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
         Destination::Others => (AfterFlush::Relay(Reader::Other), away),
         Destination::Park => (AfterFlush::Park, away),
     };
-    // What other threads write to a relayed descriptor waits there; who asks for a session that is
-    // away waits for `setup`.
+    // Data that other threads write to a relayed descriptor waits there; threads that request a
+    // session held elsewhere wait for `setup`.
     socket.become_unless_closed(state);
     drop(core);
     let fds: Vec<_> = outgoing.fds.iter().map(AsFd::as_fd).collect();
@@ -324,7 +324,7 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
         options_blob: socket.options_blob(),
     };
     let moved = process.control.call(request, &fds);
-    // Sleepers are signalled with the core held.
+    // Waiters are signalled with the core locked.
     let _core = process.lock();
     if !matches!(moved, Ok((ReplyBody::Done, _))) {
         socket.set_error(libc::ECONNABORTED);
@@ -337,8 +337,8 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     drop(setup);
 }
 
-/// What has arrived and nobody has read goes to the next holder in a memory of its own, which nobody copies, if
-/// it is much. If that is not possible it goes in the capsule.
+/// Puts much unread data into memory of its own, which the next holder reads without a copy. If
+/// that is not possible it goes in the capsule.
 fn set_aside(connection: &mut Connection) {
     let length = connection.arrived();
     let is_worth_it = length >= shm::WORTH_SETTING_ASIDE || connection.handoff().is_some();
@@ -354,7 +354,7 @@ pub(super) struct OutgoingCapsule {
 }
 
 impl OutgoingCapsule {
-    /// One of a local session: all is in its memory.
+    /// The capsule of a local session: all its state is in shared memory.
     pub(super) fn empty() -> OutgoingCapsule {
         OutgoingCapsule {
             capsule: Blob::Inline(Vec::new()).into(),
@@ -376,7 +376,7 @@ impl OutgoingCapsule {
     }
 }
 
-/// The session at `slot` on its way from here.
+/// Packs the session at `slot`.
 fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, OutgoingCapsule)> {
     if let Some(id) = core.take_local(slot, |_| {}) {
         return Some((id, OutgoingCapsule::empty()));
@@ -386,8 +386,8 @@ fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, OutgoingCapsule)> {
     Some((session.id, OutgoingCapsule::of(session)?))
 }
 
-/// Gives a session to the process that the server wants it for; one of UDP to the kernel. Where threads wait for its events
-/// it has to be relayed: they would hear nothing of it elsewhere.
+/// Returns a session that the server recalls for another process; a UDP session goes to the kernel.
+/// If threads wait for its events it must be relayed: they would get none from elsewhere.
 pub(crate) fn yield_session(process: &Process, id: SessionId) {
     if delegate::end_named(process, id) {
         return;

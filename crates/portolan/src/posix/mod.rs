@@ -1,6 +1,6 @@
-//! BSD socket calls on descriptor numbers. Each says [`CallError::NotOurs`] if the kernel should
-//! have the call: for descriptors that are not Portolan's, and for sockets that the server relays
-//! or that fell back.
+//! BSD socket calls on descriptor numbers. Each fails with [`CallError::NotOurs`] if the kernel has
+//! to make the call: for descriptors that are not Portolan's, and for sockets that the server
+//! relays or that fell back.
 
 mod addresses;
 mod again;
@@ -64,23 +64,24 @@ use portolan_sys::thread;
 use portolan_types::Instant;
 use rustix::io::Errno;
 
+use crate::descriptors;
 use crate::process::Process;
-use crate::process::settings::settings;
+use crate::settings::settings;
 use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
 use crate::wait::Waiter;
 
-/// What became of a call.
+/// The result of a call.
 pub type Outcome<T> = Result<T, CallError>;
 
-/// Why the library has not completed a call.
+/// The reason why the library has not completed a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallError {
     Errno(Errno),
-    /// The kernel's own call is to be made instead.
+    /// The kernel's own call has to be made instead.
     NotOurs,
-    /// The session went to another process in between, and the call can be made again: [`retry_if_moved`] does. To the
-    /// program a call that cannot be repeated is as if interrupted.
+    /// The session moved to another process in between, and the call can be repeated:
+    /// [`retry_if_moved`] does. A program sees a call that cannot be repeated as interrupted.
     Moved,
 }
 
@@ -91,7 +92,7 @@ impl From<Errno> for CallError {
 }
 
 impl CallError {
-    /// As `errno` says it; `absent` where the library has nothing to do with the descriptor.
+    /// Converts to an error number; `absent` if the library has nothing to do with the descriptor.
     pub fn errno_or(self, absent: Errno) -> Errno {
         match self {
             CallError::Errno(errno) => errno,
@@ -103,42 +104,42 @@ impl CallError {
 
 /// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.
 pub fn is_ours(fd: RawFd) -> bool {
-    table::is_ours(fd)
+    descriptors::is_ours(fd)
 }
 
-/// Is the descriptor one that the library uses itself? Programs are to leave it alone.
+/// Is the descriptor used by the library itself? Programs must not use it.
 pub fn is_internal(fd: RawFd) -> bool {
-    table::is_internal(fd)
+    descriptors::is_internal(fd)
 }
 
-/// Reads what the environment asks for, before the program can change it.
+/// Reads the settings from the environment, before the program can change it.
 pub fn read_settings() {
     settings();
 }
 
-/// Does Portolan serve this process? It is looked for now if that was not done yet. What could
-/// carry sockets past it (io_uring) is closed then.
+/// Does Portolan serve this process? Looks for a server if that was not done yet. Interfaces that
+/// could bypass Portolan's sockets (io_uring) are closed then.
 pub fn is_active() -> bool {
     Process::start().is_ok()
 }
 
-/// Has the program a single thread? The library's own is none of the program's.
+/// Does the program have a single thread? The library's own do not count.
 pub fn has_one_thread() -> bool {
     Process::running().map_or_else(|| thread::count() <= 1, Process::has_one_thread)
 }
 
-/// The socket behind a descriptor, and this process.
+/// Returns the socket behind a descriptor, and this process.
 fn find(fd: RawFd) -> Outcome<(Arc<Socket>, &'static Process)> {
     let socket = table::socket(fd).ok_or(CallError::NotOurs)?;
     Ok((socket, here().ok_or(CallError::NotOurs)?))
 }
 
-/// This process, registered now if it is a child of fork.
+/// Returns this process; a child of fork registers first.
 fn here() -> Option<&'static Process> {
     Process::running().or_else(|| Process::start().ok())
 }
 
-/// As [`find`], for calls that need the session: one that is away is asked for.
+/// As [`find`], for calls that need the session: one that is held elsewhere is fetched.
 fn find_here(fd: RawFd) -> Outcome<(Arc<Socket>, &'static Process)> {
     bring_here(fd, table::socket(fd).ok_or(CallError::NotOurs)?)
 }
@@ -147,7 +148,7 @@ fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Outcome<(Arc<Socket>, &'static 
     match here() {
         Some(process) => {
             if socket.end_first_relay() {
-                // Where it cannot be had the call has to do with a relay.
+                // If it cannot be had the call has to use a relay.
                 let _ = migrate::reclaim(fd, &socket);
             }
             migrate::obtain(process, fd, &socket)?;
@@ -160,10 +161,10 @@ fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Outcome<(Arc<Socket>, &'static 
     }
 }
 
-/// As [`find_here`], for calls that move data: a session that is relayed is asked for again, and one that the server is
-/// to keep goes there. A child of fork has the session relayed for as long as it sends little: many children answer once,
-/// and are gone before a channel is worth its while; `transfer` is asked for only then. Who receives is to hear of a
-/// reset, which a relay cannot tell.
+/// As [`find_here`], for calls that move data: a relayed session is requested again, and one that
+/// the server has to relay goes there. A child of fork has the session relayed as long as it sends
+/// little: many children send one reply and exit, for which a channel does not pay; `transfer` is
+/// evaluated only then. A receiver must learn of a reset, which a relay cannot report.
 fn find_to_use(
     fd: RawFd,
     transfer: impl Fn() -> Transfer,
@@ -189,16 +190,16 @@ fn find_to_use(
     bring_here(fd, socket)
 }
 
-/// What a call that moves data asks for.
+/// The kind of a call that moves data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Transfer {
-    /// To send a little, in the way that the kernel's own call does it on a relayed descriptor.
+    /// Sends little, in a way that the kernel's own call on a relayed descriptor would, too.
     Brief,
     Any,
 }
 
 impl Transfer {
-    /// More than that is worth a channel.
+    /// More than this is worth a channel.
     const BRIEF_MAX: usize = 16 << 10;
 
     fn sending(buffers: &[IoSlice<'_>], flags: i32, control: &SendControl) -> Transfer {
@@ -213,7 +214,7 @@ impl Transfer {
     }
 }
 
-/// Makes a call again for as long as the session moves away under it.
+/// Repeats a call as long as the session moves away during it.
 fn retry_if_moved<T>(mut call: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     loop {
         match call() {
@@ -223,7 +224,7 @@ fn retry_if_moved<T>(mut call: impl FnMut() -> Outcome<T>) -> Outcome<T> {
     }
 }
 
-/// The calling thread watches sockets for as long as this lives.
+/// While this lives, the calling thread watches sockets.
 struct Watching<'a> {
     sockets: Vec<&'a Arc<Socket>>,
     waiter: Arc<Waiter>,
@@ -233,7 +234,7 @@ impl<'a> Watching<'a> {
     fn new(sockets: Vec<&'a Arc<Socket>>) -> Result<Watching<'a>, Errno> {
         let waiter = Waiter::mine();
         for socket in &sockets {
-            // As in the kernel, a call under way keeps the socket open.
+            // As in the kernel, a call in progress keeps the socket open.
             socket.add_reference();
             socket.watch(&waiter);
         }
@@ -250,13 +251,13 @@ impl Drop for Watching<'_> {
     }
 }
 
-/// Does Linux begin a call again that a signal has interrupted? Not one with a time-out, nor if a
-/// handler does without (signal(7), "Interruption of system calls").
+/// Does Linux restart a call that a signal has interrupted? Not one with a time-out, nor if a
+/// handler lacks `SA_RESTART` (signal(7), "Interruption of system calls").
 fn restarts(deadline: Option<Instant>) -> bool {
     deadline.is_none() && crate::process::inside::handlers_restart()
 }
 
-/// `SO_RCVTIMEO` and friends, from now on.
+/// Returns the deadline of `SO_RCVTIMEO` and similar time-outs, from now on.
 fn deadline_after(timeout: Option<std::time::Duration>) -> Option<Instant> {
     timeout.map(|timeout| portolan_sys::clock::now() + timeout)
 }

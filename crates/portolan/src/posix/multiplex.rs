@@ -1,4 +1,4 @@
-//! `poll` and `epoll` over sockets of ours and kernel descriptors together.
+//! `poll` and `epoll` over Portolan's sockets and kernel descriptors together.
 
 use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::Arc;
@@ -11,22 +11,23 @@ use super::attach::notice_listening;
 use super::fallback::kernel_event;
 use super::migrate::obtain;
 use super::{CallError, Outcome, Watching, deadline_after, find_here, here};
+use crate::descriptors;
 use crate::process::Process;
 use crate::socket::table::{self, File};
 use crate::socket::{ERR, HUP, Socket, SocketPhase};
 use crate::wait::epoll::{Epoll, Polled};
 use crate::wait::{Sleep, Waiter, Woken, pollfd};
 
-/// Who knows the events of a descriptor.
+/// Who reports the events of a descriptor.
 enum Source {
     /// The session here.
     Library(Arc<Socket>),
-    /// The kernel, which also takes the descriptor for writable.
+    /// The kernel, which also reports the descriptor as writable.
     Listener,
     Kernel,
 }
 
-/// What a listening socket never is.
+/// Events that a listening socket never has.
 const OUTPUT: i16 = libc::POLLOUT | libc::POLLWRNORM | libc::POLLWRBAND;
 
 fn notice_listening_on(fd: RawFd) {
@@ -57,12 +58,12 @@ pub fn poll(
     timeout: Option<Duration>,
     mask: Option<&libc::sigset_t>,
 ) -> Outcome<usize> {
-    if !fds.iter().any(|fd| table::is_ours(fd.fd)) {
+    if !fds.iter().any(|fd| descriptors::is_ours(fd.fd)) {
         return Err(CallError::NotOurs);
     }
     let Some(process) = here() else {
         for fd in fds.iter() {
-            // A session that is lost shows as the end of its descriptor.
+            // A lost session shows as the end of its descriptor.
             let _ = find_here(fd.fd);
         }
         return Err(CallError::NotOurs);
@@ -77,7 +78,7 @@ pub fn poll(
     }
 }
 
-/// `None` if what woke it was nothing to report.
+/// Returns `None` if it was woken without anything to report.
 fn poll_once(
     process: &'static Process,
     fds: &mut [libc::pollfd],
@@ -145,7 +146,7 @@ fn poll_once(
     Ok(is_over.then_some(count))
 }
 
-/// Lets the kernel tell of sets that are watched themselves what is so now.
+/// Brings the kernel's view of watched sets up to date.
 fn settle(process: &Process, sets: &[Arc<Epoll>]) -> Result<(), Errno> {
     let mut core = process.lock();
     core.poll_rx(clock::now());
@@ -155,7 +156,7 @@ fn settle(process: &Process, sets: &[Arc<Epoll>]) -> Result<(), Errno> {
     })
 }
 
-/// Enters what the kernel said of its descriptors.
+/// Enters the kernel's results for its descriptors.
 fn enter_kernels(fds: &mut [libc::pollfd], sources: &[Source], kernel: &[libc::pollfd]) {
     let theirs = fds.iter_mut().zip(sources);
     let theirs = theirs.filter(|(_, source)| !matches!(source, Source::Library(_)));
@@ -174,7 +175,7 @@ pub fn epoll_create(flags: i32) -> Outcome<RawFd> {
         Ok(set) => set.into_raw_fd(),
         Err(errno) => return Err(CallError::Errno(errno)),
     };
-    if table::can_hold(set) {
+    if descriptors::can_hold(set) {
         table::insert(set, File::Epoll(Arc::new(Epoll::new(set))));
     }
     Ok(set)
@@ -200,7 +201,7 @@ fn control(
 ) -> Outcome<()> {
     let process = here();
     notice_listening_on(fd);
-    // A session that is lost shows as an event.
+    // A lost session shows as an event.
     let _ = find_here(fd);
     let (socket, process) = match (source_of(fd), process) {
         (Source::Library(socket), Some(process)) => (socket, process),
@@ -222,15 +223,19 @@ fn control(
                 socket.join_epoll(epoll, fd);
             }
             // Sleepers of the set are signalled with the core held.
-            let _core = process.lock();
-            epoll.set(fd, &socket, event);
+            let mut core = process.lock();
+            if socket.readiness(&mut core) & event.events != 0 {
+                // It is told of after those that became ready before.
+                core.look_at_locals(clock::now());
+            }
+            epoll.set(&mut core, (fd, &socket), event);
             Ok(())
         }
         _ => Err(Errno::INVAL.into()),
     }
 }
 
-/// What may go with `EPOLLEXCLUSIVE`, which is for the first time only (epoll_ctl(2)).
+/// Checks what may be combined with `EPOLLEXCLUSIVE`, which is allowed only in the first call (epoll_ctl(2)).
 fn check_exclusive(epoll: &Epoll, operation: i32, fd: RawFd, wanted: u32) -> Result<(), Errno> {
     const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
     let ways = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET | libc::EPOLLWAKEUP;
@@ -272,7 +277,7 @@ fn kernel_control(
             epoll.note_listener(fd, &socket, interest);
         }
     }
-    // Sleepers are signalled with the core held.
+    // Sleepers are signalled with the core locked.
     let _core = Process::running().map(Process::lock);
     match operation {
         libc::EPOLL_CTL_ADD => epoll.kernel_member_added(),
@@ -282,7 +287,7 @@ fn kernel_control(
     Ok(())
 }
 
-/// What becomes of a member that is polled itself, or is to be; `None` if it is the kernel's set's affair.
+/// Handles a member that is polled separately, or should be; `None` if the kernel's set handles it.
 fn control_polled(
     epoll: &Epoll,
     operation: i32,
@@ -290,17 +295,17 @@ fn control_polled(
     event: Option<libc::epoll_event>,
 ) -> Option<Outcome<()>> {
     let is_polled = epoll.polls(fd);
-    let fits = event.is_some_and(|event| Polled::fits(event.events)) && !table::is_ours(fd);
+    let fits = event.is_some_and(|event| Polled::fits(event.events)) && !descriptors::is_ours(fd);
     if !is_polled && !fits {
         return None;
     }
-    // Sleepers are signalled with the core held.
+    // Sleepers are signalled with the core locked.
     let _core = Process::running().map(Process::lock);
     let in_kernel = |operation, event| descriptor::epoll_control(epoll.fd(), operation, fd, event);
     let done = match (operation, event) {
         (libc::EPOLL_CTL_ADD, _) if is_polled => Err(Errno::EXIST),
         (libc::EPOLL_CTL_ADD, Some(event)) => {
-            // The kernel says whether it can be a member at all.
+            // The kernel decides whether it can be a member at all.
             in_kernel(libc::EPOLL_CTL_ADD, Some(event))
                 .and_then(|()| in_kernel(libc::EPOLL_CTL_DEL, None))
                 .map(|()| epoll.set_polled(fd, event))
@@ -352,7 +357,7 @@ pub fn epoll_wait(
     }
 }
 
-/// `None` if what woke it was nothing to report.
+/// Returns `None` if it was woken without anything to report.
 fn wait_once(
     process: &'static Process,
     epoll: &Arc<Epoll>,
@@ -364,9 +369,10 @@ fn wait_once(
         let _ = obtain(process, fd, &socket);
     }
     let has_kernel_members = epoll.has_kernel_members();
-    let mut kernel = match has_kernel_members {
-        true => vec![pollfd(epoll.fd(), libc::POLLIN)],
-        false => Vec::new(),
+    let mut kernel = if has_kernel_members {
+        vec![pollfd(epoll.fd(), libc::POLLIN)]
+    } else {
+        Vec::new()
     };
     let polled = epoll.polled();
     kernel.extend(polled.iter().map(Polled::pollfd));
@@ -429,7 +435,7 @@ fn ask_kernel(epoll: &Epoll, events: &mut [libc::epoll_event]) -> Result<usize, 
     Ok(count)
 }
 
-/// The calling thread sleeps on an epoll set for as long as this lives.
+/// While this lives, the calling thread sleeps on an epoll set.
 struct Sleeping<'a> {
     epoll: &'a Epoll,
     waiter: Arc<Waiter>,

@@ -1,4 +1,4 @@
-//! Receiving and sending by shared buffers: without the copy between the program and the stack (MB §4.2).
+//! Receiving and sending by shared buffers, without a copy between the program and the stack (MB §4.2).
 
 use std::cell::RefCell;
 use std::fmt;
@@ -27,22 +27,22 @@ use crate::runtime::lending::Returned;
 use crate::socket::options::Options;
 use crate::socket::{Socket, SocketPhase};
 
-/// Bytes that went through shared buffers in this process.
+/// Bytes moved through shared buffers in this process.
 static RECEIVED_IN_PLACE: AtomicU64 = AtomicU64::new(0);
 static RECEIVED_COPIED: AtomicU64 = AtomicU64::new(0);
 static SENT_IN_PLACE: AtomicU64 = AtomicU64::new(0);
 static SENT_COPIED: AtomicU64 = AtomicU64::new(0);
 
-/// The part of a receive buffer that may have been given back without its session knowing.
+/// The part of a receive buffer that may be returned without telling its session.
 const NOTABLE_PART: usize = 4;
 
-/// What this process has moved by shared buffers so far, in bytes.
+/// Bytes that this process has moved through shared buffers so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Moved {
     /// Read by the program where the kernel put them.
     pub received_in_place: u64,
     pub received_copied: u64,
-    /// Handed to the device from where the program wrote them.
+    /// Passed to the device from where the program wrote them.
     pub sent_in_place: u64,
     pub sent_copied: u64,
 }
@@ -61,10 +61,10 @@ fn count(counter: &AtomicU64, bytes: usize) {
     counter.fetch_add(bytes as u64, Ordering::Relaxed);
 }
 
-/// Received bytes, which the program has until this is dropped.
+/// Received bytes, which the program keeps until this is dropped.
 pub struct Piece {
     bytes: Bytes,
-    /// Dropped after the bytes: the ring has their space before the peer hears of a larger window.
+    /// Dropped after the bytes: the ring gets their space before the peer sees a larger window.
     _account: Option<Account>,
 }
 
@@ -75,12 +75,12 @@ enum Bytes {
 }
 
 impl Piece {
-    /// Do they lie where the kernel put them?
+    /// Are the bytes where the kernel put them?
     pub fn is_in_place(&self) -> bool {
         matches!(&self.bytes, Bytes::Lent(loan) if loan.is_in_place())
     }
 
-    /// Of bytes that the kernel's own socket has given.
+    /// Wraps bytes that were received from a kernel socket.
     pub(crate) fn of_chunk(chunk: Chunk) -> Piece {
         Piece::copied(Bytes::Chunk(chunk))
     }
@@ -95,9 +95,10 @@ impl Piece {
     }
 
     fn lent(loan: Loan, account: Account) -> Piece {
-        let counter = match loan.is_in_place() {
-            true => &RECEIVED_IN_PLACE,
-            false => &RECEIVED_COPIED,
+        let counter = if loan.is_in_place() {
+            &RECEIVED_IN_PLACE
+        } else {
+            &RECEIVED_COPIED
         };
         count(counter, loan.len());
         Piece {
@@ -126,12 +127,12 @@ impl Deref for Piece {
     }
 }
 
-/// Where lent bytes count against a window.
+/// The window that lent bytes count against.
 struct Account {
     process: &'static Process,
     session: Session,
     returned: Arc<Returned>,
-    /// So many bytes are a part of the window that its session must know of.
+    /// This many bytes are a part of the window that the session must know of.
     notable: usize,
     bytes: usize,
 }
@@ -166,17 +167,17 @@ impl Drop for Account {
 /// A session of packets, while it is here.
 type Session = (Slot, Generation);
 
-/// What a call has received.
+/// The result of a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Taken {
-    /// Bytes; none at the end of a stream.
+    /// Number of bytes; 0 at the end of a stream.
     pub length: usize,
-    /// Of a datagram.
+    /// For a datagram.
     pub from: Option<SocketAddr>,
 }
 
-/// Receives what is there, or the next that comes, without copying it where that can be. Adds pieces to `pieces`, `most` at
-/// most, for a datagram one.
+/// Receives pending data, or waits for the next, without a copy where possible. Adds at most `most`
+/// pieces to `pieces`; one for a datagram.
 pub fn receive_shared(fd: RawFd, most: usize, pieces: &mut Vec<Piece>) -> Outcome<Taken> {
     let _call = layers::enter(Layer::Call);
     retry_if_moved(|| {
@@ -192,7 +193,7 @@ pub fn receive_shared(fd: RawFd, most: usize, pieces: &mut Vec<Piece>) -> Outcom
     })
 }
 
-/// As `recv` does it, into memory of the library's.
+/// Receives like `recv`, into memory of the library's.
 fn take_copy(
     process: &'static Process,
     fd: RawFd,
@@ -227,9 +228,10 @@ fn take_stream(
     };
     let mut core = call.lock_to_receive()?;
     let slot = socket.slot();
-    let of_packets = match core.is_local(slot) {
-        true => None,
-        false => core.stack.tcp(slot).map(|found| found.generation),
+    let of_packets = if core.is_local(slot) {
+        None
+    } else {
+        core.stack.tcp(slot).map(|found| found.generation)
     };
     let Some(generation) = of_packets else {
         drop(core);
@@ -261,7 +263,7 @@ fn take_stream(
     Ok(Taken { length, from: None })
 }
 
-/// The session hears of what its program has given back since its last call.
+/// Tells the session which bytes its program has returned since its last call.
 fn settle_returned(core: &mut Core, slot: Slot) {
     let Core { lending, stack, .. } = core;
     if let (Some(returned), Some(session)) = (lending.returned(slot), stack.tcp(slot)) {
@@ -272,8 +274,8 @@ fn settle_returned(core: &mut Core, slot: Slot) {
     }
 }
 
-/// Takes what there is, in the stream's order: of the receive queue what came before all that has stayed, and that. Returns
-/// how many bytes.
+/// Takes pending data in the stream's order: the part of the receive queue that precedes the
+/// retained payload, and the latter. Returns the number of bytes.
 fn take(
     core: &mut Core,
     now: Instant,
@@ -291,9 +293,10 @@ fn take(
         return 0;
     };
     let connection = &mut found.connection;
-    let unread = match stayed.is_empty() {
-        true => connection.readable(),
-        false => stayed.behind,
+    let unread = if stayed.is_empty() {
+        connection.readable()
+    } else {
+        stayed.behind
     };
     let read = read_out(connection, now, unread, (most, pieces));
     stayed.behind -= read.min(stayed.behind);
@@ -321,7 +324,7 @@ fn take(
     pieces[first..].iter().map(|piece| piece.len()).sum()
 }
 
-/// Copies `length` bytes of the receive queue, or as many as there are. Returns how many.
+/// Copies up to `length` bytes of the receive queue. Returns how many.
 fn read_out(
     connection: &mut Connection,
     now: Instant,
@@ -380,8 +383,8 @@ fn take_datagram(
     Ok(taken)
 }
 
-/// Sends a chunk from where it lies, if that can be, by waiting for room: none is left in `chunk` then. What could not be sent
-/// stays there.
+/// Sends a chunk without a copy where possible, waiting for room; `chunk` is `None` then. Unsent
+/// bytes stay in `chunk`.
 pub fn send_shared(fd: RawFd, chunk: &mut Option<Chunk>) -> Outcome<()> {
     let _call = layers::enter(Layer::Call);
     let placed = retry_if_moved(|| {
@@ -394,13 +397,14 @@ pub fn send_shared(fd: RawFd, chunk: &mut Option<Chunk>) -> Outcome<()> {
             _ => Ok(false),
         }
     });
-    match placed? {
-        true => Ok(()),
-        false => send_copy(fd, chunk),
+    if placed? {
+        Ok(())
+    } else {
+        send_copy(fd, chunk)
     }
 }
 
-/// True: it has been taken.
+/// Returns true if the chunk was accepted.
 fn give(
     process: &'static Process,
     socket: &Arc<Socket>,
@@ -456,7 +460,7 @@ fn give(
     Ok(true)
 }
 
-/// As `send` does it. Bytes that have gone are gone from the chunk.
+/// Sends like `send`. Sent bytes are removed from the chunk.
 fn send_copy(fd: RawFd, chunk: &mut Option<Chunk>) -> Outcome<()> {
     while let Some(rest) = chunk {
         if rest.bytes().is_empty() {

@@ -30,7 +30,7 @@ use crate::socket::{Family, Socket, SocketPhase};
 
 pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()> {
     let (socket, process) = match find(fd) {
-        // It comes with its options, to whoever needs it first.
+        // The session keeps its options here until its first user fetches it.
         Ok((socket, process)) if socket.accepted_unused() && !socket.is_shared() => {
             (socket, process)
         }
@@ -115,7 +115,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()>
         }
     }
     if core.is_local(slot) {
-        // There may be more room now, here or for the peer.
+        // There may be more room now, here or at the peer.
         core.touch(slot);
     } else if core.stack.get_mut(slot).is_some() {
         core.stack.forget_path(slot);
@@ -125,14 +125,14 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()>
     Ok(())
 }
 
-/// The socket becomes the kernel's for the sake of an option, if it still can.
-/// The server has the frames of the session leave with its priority. A server that has gone changes nothing any more.
+/// Has the server send the session's frames with its priority. Without a server this has no effect.
 pub(super) fn tell_priority(process: &Process, socket: &Socket, session: SessionId) {
     let priority = socket.options().priority();
     let request = RequestBody::Prioritize { session, priority };
     let _ = process.control.call(request, &[]);
 }
 
+/// Makes the socket the kernel's because of an option, if that is still possible.
 fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) -> CallError {
     become_kernels(fd, socket);
     match table::socket(fd) {
@@ -141,8 +141,8 @@ fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) -> CallError {
     }
 }
 
-/// With `SOF_TIMESTAMPING_OPT_ID` stamps tell bytes by their number, from where the peer's
-/// acknowledgements stand when it is first set.
+/// With `SOF_TIMESTAMPING_OPT_ID` stamps identify bytes by number, counted from the acknowledged
+/// sequence number when the flag is first set.
 fn count_bytes(process: &Process, socket: &Socket, value: &[u8]) -> Result<(), Errno> {
     socket.start_stamping();
     let Some(flags) = value.first_chunk().map(|flags| u32::from_ne_bytes(*flags)) else {
@@ -159,7 +159,7 @@ fn count_bytes(process: &Process, socket: &Socket, value: &[u8]) -> Result<(), E
     Ok(())
 }
 
-/// `IPV6_ADDRFORM`, of a socket that is connected with a peer of IPv4.
+/// `IPV6_ADDRFORM`, for a socket connected to an IPv4 peer.
 fn become_v4(
     process: &'static Process,
     fd: RawFd,
@@ -189,7 +189,7 @@ fn become_v4(
     Ok(())
 }
 
-/// What Linux takes only before a socket is connected, or only afterwards.
+/// Refuses options that Linux accepts only before a socket is connected, or only afterwards.
 fn check_phase(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(), Errno> {
     let is_zero = value.iter().take(4).all(|byte| *byte == 0);
     let phase = socket.phase();
@@ -203,7 +203,7 @@ fn check_phase(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(
     if refused { Err(Errno::INVAL) } else { Ok(()) }
 }
 
-/// `TCP_QUICKACK` acts once: it is no state of the socket (tcp(7)).
+/// `TCP_QUICKACK` acts once: it is not a state of the socket (tcp(7)).
 pub(super) fn apply_quickack(socket: &Socket, stream: &mut dyn Stream) {
     match socket.options().quickack() {
         Some(true) => stream.ack_quickly(),
@@ -212,8 +212,8 @@ pub(super) fn apply_quickack(socket: &Socket, stream: &mut dyn Stream) {
     }
 }
 
-/// Options of a listener have changed: the server heeds some of them for the connections to come,
-/// and other processes may come by the descriptor.
+/// Reports changed options of a listener to the server: some apply to future connections, and other
+/// processes may get the descriptor.
 fn tell_of_options(process: &'static Process, socket: &Socket) -> Outcome<()> {
     let setup = socket.setup();
     let Some(session) = setup.session else {
@@ -228,10 +228,10 @@ const SO_PEERPIDFD: i32 = 77;
 /// `linux/netfilter_ipv4.h`, `linux/netfilter_ipv6/ip6_tables.h`.
 const SO_ORIGINAL_DST: i32 = 80;
 
-/// `struct ucred` of a peer that is no process of this host: 0 and twice -1.
+/// `struct ucred` of a peer that is not a process of this host: 0 and twice -1.
 const NOBODY: [u8; 12] = [0, 0, 0, 0, 255, 255, 255, 255, 255, 255, 255, 255];
 
-/// Writes at most `value.len()` bytes and says how many.
+/// Writes at most `value.len()` bytes. Returns how many.
 pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Outcome<usize> {
     let (socket, process) = find_here(fd)?;
     complete_connect(process, fd, &socket);
@@ -239,7 +239,7 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Outcome
         return Err(Errno::OPNOTSUPP.into());
     }
     let found = match (level, name) {
-        // The descriptor's own, as unlike any other's as a socket's would be.
+        // The descriptor's own value is as unique as a socket's would be.
         (SOL_SOCKET, libc::SO_COOKIE | libc::SO_NETNS_COOKIE) => return Err(CallError::NotOurs),
         (SOL_SOCKET, libc::SO_PEERGROUPS | SO_PEERPIDFD) => return Err(Errno::NODATA.into()),
         (SOL_SOCKET, libc::SO_PEERCRED) => Some(NOBODY.to_vec()),
@@ -263,7 +263,7 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Outcome
         (IPPROTO_IP, libc::IP_MTU) | (IPPROTO_IPV6, libc::IPV6_MTU) => {
             Some(path_mtu(process, &socket)?.to_ne_bytes().to_vec())
         }
-        // Only a socket of IPv4 hears all its groups unless it says otherwise.
+        // Only an IPv4 socket receives from all its groups by default.
         (IPPROTO_IP, libc::IP_MULTICAST_ALL)
             if socket.family() == Family::V6 && !socket.options().is_set(level, name) =>
         {
@@ -276,7 +276,7 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Outcome
             Some(libc::AF_INET6.to_ne_bytes().to_vec())
         }
         (IPPROTO_IPV6, libc::IPV6_PATHMTU) => Some(known_path(process, &socket)?),
-        // The two families disagree: UDP over IPv4 says that it is not supported.
+        // The two families differ: UDP over IPv4 reports that it is not supported.
         (IPPROTO_TCP, _) if socket.protocol == Protocol::Udp && socket.family() == Family::V6 => {
             return Err(Errno::NOPROTOOPT.into());
         }
@@ -295,7 +295,7 @@ pub fn get_option(fd: RawFd, level: i32, name: i32, value: &mut [u8]) -> Outcome
     Ok(length)
 }
 
-/// What follows from the socket itself rather than from what was set.
+/// Returns options that follow from the socket itself, not from values that were set.
 fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
     let number = match name {
         libc::SO_ERROR => {
@@ -320,7 +320,7 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
     Some(number.to_ne_bytes().to_vec())
 }
 
-/// What moves the session's window now; before there is a session, what will.
+/// Returns the session's congestion control; before there is a session, the one it will have.
 fn congestion(process: &Process, socket: &Socket) -> Vec<u8> {
     let chosen = socket.options().congestion();
     let mut core = process.lock();
@@ -333,7 +333,7 @@ fn congestion(process: &Process, socket: &Socket) -> Vec<u8> {
     name
 }
 
-/// `TCP_CC_INFO`: nothing, but for BBR, as on Linux.
+/// `TCP_CC_INFO`: empty, except for BBR, as on Linux.
 fn congestion_info(process: &Process, socket: &Socket) -> Vec<u8> {
     let chosen = socket.options().congestion();
     let mut core = process.lock();
@@ -347,7 +347,7 @@ fn congestion_info(process: &Process, socket: &Socket) -> Vec<u8> {
     info.map_or_else(Vec::new, tcp_info::of_bbr)
 }
 
-/// A rate as an `unsigned long` if there is room for one, else as an `unsigned int`.
+/// Returns a rate as an `unsigned long` if there is room for one, else as an `unsigned int`.
 fn shown_rate(rate: &[u8], room: usize) -> Vec<u8> {
     match rate.first_chunk() {
         Some(long) if room < 8 => {
@@ -366,7 +366,7 @@ fn path_mtu(process: &Process, socket: &Socket) -> Result<u32, Errno> {
     let core = process.lock();
     let mtu = core.stack.path_mtu(remote.ip(), &core.routes);
     let mtu = mtu.ok_or(Errno::NOTCONN)?;
-    // No packet of IPv4 is longer, whatever the loopback device takes.
+    // No IPv4 packet is longer, whatever the loopback device accepts.
     Ok(if remote.is_ipv4() {
         mtu.min(0xffff)
     } else {
@@ -374,7 +374,7 @@ fn path_mtu(process: &Process, socket: &Socket) -> Result<u32, Errno> {
     })
 }
 
-/// `struct ip6_mtuinfo`, whose address says nothing here.
+/// `struct ip6_mtuinfo`, whose address is left empty here.
 fn known_path(process: &Process, socket: &Socket) -> Result<Vec<u8>, Errno> {
     let mtu = path_mtu(process, socket)?;
     let mut bytes = vec![0; 28];

@@ -1,5 +1,5 @@
-//! `struct tcp_info` as Linux 6.1 lays it out (`include/uapi/linux/tcp.h`). Counts of segments are
-//! made from bytes: the engine keeps no list of packets.
+//! `struct tcp_info` in the layout of Linux 6.1 (`include/uapi/linux/tcp.h`). Numbers of segments
+//! are computed from bytes: the engine keeps no list of packets.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use portolan_types::Instant;
 
 use crate::socket::SocketPhase;
 
-/// Bytes of the structure; callers get what fits their buffer.
+/// Length of the structure in bytes; callers get as much as fits their buffer.
 const LENGTH: usize = 232;
 
 /// `TCPI_OPT_…`.
@@ -25,20 +25,20 @@ const DISORDER: u8 = 1;
 const RECOVERY: u8 = 3;
 const LOSS: u8 = 4;
 
-/// What Linux shows before anything is known.
+/// Linux's value before the threshold is known.
 const NO_THRESHOLD: u32 = 0x7fff_ffff;
 
-/// No window reaches this: the engine's threshold before a loss lies above.
+/// No window reaches this: the engine's initial threshold is above it.
 const UNSET_THRESHOLD: u32 = 1 << 29;
 
-/// `TCP_TIMEOUT_INIT`, half of which is the first variation of a round trip: microseconds.
+/// `TCP_TIMEOUT_INIT` in microseconds; half of it is the initial variation of the round-trip time.
 const FIRST_RTO: u32 = 1_000_000;
 /// `TCP_MSS_DEFAULT`, `TCP_INIT_CWND` and `tcp_reordering`.
 const FIRST_MSS: u32 = 536;
 const FIRST_WINDOW: u32 = 10;
 const FIRST_REORDERING: u32 = 3;
 
-/// What a socket without a connection shows; the backlog, and how many wait, are a listener's.
+/// The values of a socket without a connection; `backlog` and `waiting` are a listener's.
 pub(super) fn of_phase(
     phase: SocketPhase,
     (backlog, waiting): (u32, u32),
@@ -56,7 +56,7 @@ pub(super) fn of_phase(
     };
     put(80, FIRST_WINDOW);
     put(88, FIRST_REORDERING);
-    // No rate is bounded.
+    // No rate is limited.
     for at in [104, 108, 112, 116] {
         put(at, u32::MAX);
     }
@@ -68,7 +68,7 @@ pub(super) fn of_phase(
     put(8, FIRST_RTO);
     put(16, FIRST_MSS);
     put(24, u32::from(phase == SocketPhase::Connecting));
-    // When data was sent last, and came, and an acknowledgement: never.
+    // Times since the last data sent, data received, and acknowledgement: never.
     for at in [44, 52, 56] {
         put(at, millis(now.since(Instant::ZERO)));
     }
@@ -89,7 +89,7 @@ pub(super) fn of_bbr(figures: BbrInfo) -> Vec<u8> {
         .collect()
 }
 
-/// The connection's own figures; `path_mtu` is the route's, `max_pacing` the application's.
+/// The connection's values; `path_mtu` is the route's, `max_pacing` the application's.
 pub(super) fn of_connection(
     connection: &dyn Stream,
     path_mtu: u32,
@@ -166,8 +166,8 @@ fn put_path(info: &mut Writer, figures: &TcpInfo, again: u32, path_mtu: u32, now
     info.word(narrow(figures.retransmits));
 }
 
-/// Pacing as Linux computes it, also where nothing paces: twice the window per round trip in slow
-/// start, 1.2 times afterwards.
+/// The pacing rate as Linux computes it, even if nothing is paced: twice the window per round trip
+/// in slow start, 1.2 times afterwards.
 fn put_rates(info: &mut Writer, figures: &TcpInfo, max_pacing: u64) {
     let rate = figures.srtt.map_or(u64::MAX, |srtt| {
         let ratio = if figures.cwnd < figures.ssthresh / 2 {
@@ -207,7 +207,8 @@ fn put_counts(info: &mut Writer, figures: &TcpInfo, now: Instant) {
     info.word(figures.send_window);
 }
 
-/// What was delivered in one round trip at most, while no flight was large enough to tell more.
+/// A lower bound of the delivery rate, while no flight was large enough to measure it: the bytes delivered in one round
+/// trip.
 fn least_rate(figures: &TcpInfo) -> u64 {
     let Some(srtt) = figures.srtt else { return 0 };
     let bytes = u64::from(figures.cwnd).min(figures.bytes_acknowledged);
@@ -251,7 +252,7 @@ fn millis(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
-/// Fills the structure from the front.
+/// Writes the structure from its start.
 struct Writer {
     bytes: Vec<u8>,
     at: usize,

@@ -1,8 +1,8 @@
-//! Threads that are to end where they wait (`pthread_cancel`). The waits of libc's own calls are ended by libc; those of
-//! the library are ended here, and the call that waited ends the thread once it has left the library.
+//! Thread cancellation (`pthread_cancel`). libc ends the waits of its own calls; those of the
+//! library are ended here, and the call that waited ends the thread once it has left the library.
 //!
-//! What the library calls of libc may end threads, too (`getrandom` does): so, in programs that cancel any, a thread in
-//! the library has that switched off.
+//! Functions of libc that the library calls may be cancellation points, too (`getrandom` is): in
+//! programs that cancel threads, cancellation is disabled for a thread while it is in the library.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,39 +14,39 @@ use crate::process::Process;
 use crate::process::inside;
 use crate::wait::Waiter;
 
-/// Was there ever one? Others need not look.
+/// Set before the first cancellation. Until then no check is needed.
 static HAS_ANY: AtomicBool = AtomicBool::new(false);
 
-/// Threads that were cancelled and did not wait here since, by the kernel's numbers: libc gives a thread the name of one
-/// that has ended.
+/// Threads that were cancelled and have not waited here since, by the kernel's thread IDs: libc
+/// reuses the name of a thread that has ended.
 static CANCELLED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
-/// Who may sleep, by thread.
+/// Waiters of threads that may sleep, by thread ID.
 static SLEEPERS: Mutex<Vec<(i32, Weak<Waiter>)>> = Mutex::new(Vec::new());
 
 thread_local! {
-    /// It may be cancelled, but for its being here.
+    /// The library has disabled cancellation, which the thread had enabled.
     static IS_HELD: Cell<bool> = const { Cell::new(false) };
     static IS_SHELTERED: Cell<bool> = const { Cell::new(false) };
     static IS_ENDED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The calling thread sleeps by this waiter from now on.
+/// Registers the waiter by which the calling thread sleeps.
 pub(crate) fn note(waiter: &Arc<Waiter>) {
     let mut sleepers = held(&SLEEPERS);
     sleepers.retain(|(_, waiter)| waiter.strong_count() > 0);
     sleepers.push((thread::number(), Arc::downgrade(waiter)));
 }
 
-/// A thread is about to be cancelled.
+/// Called before a thread is cancelled.
 pub fn expect() {
     HAS_ANY.store(true, Ordering::SeqCst);
 }
 
-/// `thread` was cancelled: a wait of its ends.
+/// Called after `thread` was cancelled: ends its wait.
 pub fn cancelled(thread: i32) {
     held(&CANCELLED).push(thread);
-    // Sleepers are signalled with the core held.
+    // Waiters are signalled with the core locked.
     let Some(process) = Process::running() else {
         return;
     };
@@ -58,21 +58,21 @@ pub fn cancelled(thread: i32) {
     }
 }
 
-/// The calling thread is in the library.
+/// Disables cancellation for the calling thread, which is in the library.
 pub fn hold() {
     if HAS_ANY.load(Ordering::Relaxed) && !IS_HELD.get() && thread::forbid_cancel() {
         IS_HELD.set(true);
     }
 }
 
-/// It has left the library.
+/// Enables it again, when the thread leaves the library.
 fn release() {
     if IS_HELD.replace(false) {
         thread::allow_cancel();
     }
 }
 
-/// Is the calling thread to end rather than wait?
+/// Must the calling thread end instead of waiting?
 pub(crate) fn is_wanted() -> bool {
     if !HAS_ANY.load(Ordering::Acquire) || IS_SHELTERED.get() {
         return false;
@@ -87,14 +87,14 @@ pub(crate) fn is_wanted() -> bool {
     is_wanted
 }
 
-/// The calling thread is not cancelled until this is dropped.
+/// Until this is dropped, waits of the calling thread are no cancellation points.
 #[must_use]
 pub struct CancelDisabled {
-    /// Within another: a lock of the library's waits by such a call, too.
+    /// State to restore: these values nest, since the library's locks wait by such a call, too.
     was_sheltered: bool,
 }
 
-/// The call under way is none that threads are cancelled in.
+/// Marks the current call as one that is no cancellation point.
 pub fn shelter() -> CancelDisabled {
     CancelDisabled {
         was_sheltered: IS_SHELTERED.replace(true),
@@ -107,7 +107,7 @@ impl Drop for CancelDisabled {
     }
 }
 
-/// Is the calling thread to end? Not while it is still in the library.
+/// Must the calling thread end? Never true while it is still in the library.
 pub fn take_end() -> bool {
     if !HAS_ANY.load(Ordering::Relaxed) || inside::is_inside() {
         return false;

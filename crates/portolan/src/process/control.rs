@@ -1,8 +1,8 @@
-//! The connection to the server: one request, one reply, one caller at a time.
+//! The connection to the server: one request and its reply at a time.
 //!
-//! Replies bring descriptors, and what a message brings when no number is free is lost. So a few
-//! numbers are kept (`Reserve`), and a request whose reply could not be received is not sent: a
-//! program that is short of descriptors gets `EMFILE` for that call, and loses nothing.
+//! Replies carry descriptors, and a descriptor that arrives when no number is free is lost. Therefore a few
+//! numbers are reserved (`Reserve`), and a request whose reply could not be received is not sent: a program
+//! that is short of descriptors gets `EMFILE` for that call, and loses nothing.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::Path;
@@ -19,19 +19,19 @@ use portolan_types::Instant;
 use rustix::io::{DupFlags, Errno};
 use rustix::process::{Resource, getrlimit};
 
+use crate::descriptors::{self, InternalFd};
 use crate::process::limit::{self, Raised};
-use crate::socket::table::{self, InternalFd};
 use crate::wait::pollfd;
 
 pub(crate) struct Control {
-    /// Its number stays; what it refers to is another connection after a restart of the server.
+    /// Its descriptor number is constant; after a restart of the server it refers to another connection.
     connection: Connection,
     exchange: Mutex<Exchange>,
     standing: Standing,
 }
 
-/// Which of the connections this is, and whether it is lost: the failure of a call says nothing of the connection that
-/// has taken the place of the call's own.
+/// Number of the current connection, and whether it is lost: a failed call on an earlier connection
+/// must not mark its successor as lost.
 #[derive(Debug, Default)]
 struct Standing(AtomicU32);
 
@@ -46,16 +46,16 @@ impl Standing {
         self.0.load(Ordering::Acquire)
     }
 
-    /// The connection that stood so is lost.
+    /// Marks the connection that was current at `seen` as lost.
     fn lose(&self, seen: u32) {
         let lost = seen | Standing::LOST;
-        // Another thread was faster, or it has been replaced.
+        // Lost the race to another thread, or the connection was replaced.
         let _ = self
             .0
             .compare_exchange(seen, lost, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// There is another connection.
+    /// Notes a new connection.
     fn renew(&self) {
         let renewed = (self.now() | Standing::LOST).wrapping_add(1);
         self.0.store(renewed, Ordering::Release);
@@ -68,8 +68,8 @@ struct Exchange {
     reserve: Reserve,
 }
 
-/// Numbers of descriptors that are there for what a message brings: above the limit, which is raised for that moment, or,
-/// where it cannot be, copies of the connection, which are closed while the message is received.
+/// Reserved descriptor numbers for received descriptors: those above the limit, which is raised for that
+/// moment, or, where it cannot be, copies of the connection, which are closed while the message is received.
 #[derive(Default)]
 struct Reserve {
     copies: Vec<InternalFd>,
@@ -77,10 +77,10 @@ struct Reserve {
 }
 
 impl Reserve {
-    /// As many as any reply brings but `Welcome`, or as a pair takes.
+    /// The most descriptors of any reply but `Welcome`, and of a socket pair.
     const SIZE: usize = 2;
 
-    /// Takes numbers until there are enough that may be used; false if there are too few.
+    /// Reserves enough usable numbers. Returns false if there are too few.
     fn fill(&mut self, connection: BorrowedFd<'_>) -> bool {
         if limit::may_raise() {
             self.copies.clear();
@@ -91,7 +91,7 @@ impl Reserve {
             |copy: &InternalFd| u64::from(copy.as_fd().as_raw_fd().unsigned_abs()) < limit;
         self.copies.retain(is_usable);
         while self.copies.len() < Reserve::SIZE {
-            match table::hidden_copy(connection, limit) {
+            match descriptors::hidden_copy(connection, limit) {
                 Ok(copy) => self.copies.push(copy),
                 Err(_) => return false,
             }
@@ -99,7 +99,7 @@ impl Reserve {
         true
     }
 
-    /// Frees the numbers; [`Reserve::close`] is to follow.
+    /// Frees the numbers; [`Reserve::close`] must follow.
     fn open(&mut self) {
         if self.copies.len() < Reserve::SIZE {
             self.raised = limit::raise();
@@ -114,19 +114,19 @@ impl Reserve {
     }
 }
 
-/// The server has gone, or said something that is no reply.
+/// The server is gone, or sent something that is not a reply.
 #[derive(Debug)]
 pub(crate) struct Lost;
 
 impl Control {
     pub(crate) fn connect(path: &Path) -> Result<Control, ConnectError> {
         let connection = Connection::connect(path)?;
-        Ok(Control::over(Connection::from(table::hide(
+        Ok(Control::over(Connection::from(descriptors::hide(
             connection.into(),
         ))))
     }
 
-    /// One that is closed again at once.
+    /// Opens a connection for a short time, without hiding its descriptor.
     pub(crate) fn connect_briefly(path: &Path) -> Result<Control, ConnectError> {
         Connection::connect(path).map(Control::over)
     }
@@ -143,10 +143,10 @@ impl Control {
         }
     }
 
-    /// Goes on by the connection of `other`, which nobody has used since it was made.
+    /// Switches to the connection of `other`, which must be unused so far.
     pub(crate) fn renew(&self, other: &Control) -> Result<(), Errno> {
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        table::renumber(other.as_fd(), self.as_fd())?;
+        descriptors::renumber(other.as_fd(), self.as_fd())?;
         // Copies of the connection that is lost.
         exchange.reserve.copies.clear();
         let others = other.exchange.lock();
@@ -163,12 +163,12 @@ impl Control {
         self.standing.is_lost()
     }
 
-    /// Notices that the server has hung up; costs a system call.
+    /// Checks whether the server has hung up; costs a system call.
     pub(crate) fn has_hung_up(&self) -> bool {
         self.hangs_up_by(Instant::ZERO)
     }
 
-    /// The same, or that it does so until then.
+    /// As [`Control::has_hung_up`], but waits for a hang-up until `deadline`.
     pub(crate) fn hangs_up_by(&self, deadline: Instant) -> bool {
         let seen = self.standing.now();
         let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), 0)];
@@ -179,13 +179,13 @@ impl Control {
         self.is_lost()
     }
 
-    /// Is there room for what a reply may bring? Takes it if it is free.
+    /// Is there room for the descriptors of a reply? Reserves it if possible.
     pub(crate) fn has_room(&self) -> bool {
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         exchange.reserve.fill(self.as_fd())
     }
 
-    /// Has `act` find numbers free, as far as there are any.
+    /// Calls `act` with the reserved numbers freed, as far as there are any.
     pub(crate) fn with_room<T>(&self, act: impl FnOnce() -> T) -> T {
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
         exchange.reserve.fill(self.as_fd());
@@ -195,7 +195,8 @@ impl Control {
         result
     }
 
-    /// A pair whose near end is to take a socket's number, and whose far end is closed soon: it takes none.
+    /// Opens a socket pair whose near end will replace a socket's descriptor, and whose far end is closed soon: it
+    /// takes no number.
     pub(crate) fn replacing_pair(&self, kind: PairKind) -> Result<(OwnedFd, OwnedFd), Errno> {
         match socket_pair(kind) {
             Err(Errno::MFILE) => self.with_room(|| socket_pair(kind)),
@@ -203,8 +204,8 @@ impl Control {
         }
     }
 
-    /// A pair whose far end is closed soon: where numbers are short it takes one for its near end only, the lowest that
-    /// is free.
+    /// Opens a socket pair whose far end is closed soon. If numbers are short, only its near end
+    /// takes one, the lowest free one.
     pub(crate) fn brief_pair(&self, kind: PairKind) -> Result<(OwnedFd, OwnedFd), Errno> {
         match socket_pair(kind) {
             Err(Errno::MFILE) => {
@@ -218,7 +219,7 @@ impl Control {
         }
     }
 
-    /// Sends a request and waits for its reply. `ReplyBody::Error` comes back as `Ok`.
+    /// Sends a request and waits for its reply. `ReplyBody::Error` is returned as `Ok`.
     pub(crate) fn call(
         &self,
         body: RequestBody,
@@ -253,7 +254,7 @@ impl Control {
         }
         loop {
             if brings_fds {
-                // Others take numbers meanwhile: the reserve is open for a moment only.
+                // Other threads may take freed numbers: the reserve is open for a moment only.
                 self.wait_until(libc::POLLIN)?;
                 exchange.reserve.open();
             }
@@ -280,7 +281,7 @@ impl Control {
         }
     }
 
-    /// Sends a request that wants no reply.
+    /// Sends a request that has no reply.
     pub(crate) fn tell(&self, body: RequestBody, fds: &[BorrowedFd<'_>]) -> Result<(), Lost> {
         let seen = self.standing.now();
         if self.is_lost() {
@@ -293,8 +294,8 @@ impl Control {
         sent.map(drop)
     }
 
-    /// The inner error is of this message alone, as `ETOOMANYREFS` where too many descriptors are on
-    /// their way.
+    /// The inner error concerns this message alone, such as `ETOOMANYREFS` if too many descriptors
+    /// are in flight.
     fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<Result<(), Errno>, Lost> {
         let bytes = portolan_proto::encode(request);
         loop {
@@ -307,7 +308,7 @@ impl Control {
         }
     }
 
-    /// The server answers at once or is gone, so a signal does not end this wait.
+    /// The server answers at once or is gone, so that signals need not end this wait.
     fn wait_until(&self, events: i16) -> Result<(), Lost> {
         let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), events)];
         match wait::ppoll(&mut fds, None, None) {
@@ -317,7 +318,7 @@ impl Control {
     }
 }
 
-/// May the reply bring descriptors?
+/// May the reply carry descriptors?
 fn brings_fds(body: &RequestBody) -> bool {
     needs_fds(body)
         || matches!(
@@ -328,7 +329,7 @@ fn brings_fds(body: &RequestBody) -> bool {
         )
 }
 
-/// Is it worth nothing without them, or does it move what they bring?
+/// Is the reply useless without its descriptors, or does it move what they refer to?
 fn needs_fds(body: &RequestBody) -> bool {
     matches!(
         body,

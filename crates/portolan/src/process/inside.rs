@@ -1,9 +1,9 @@
-//! Which threads are inside the library, where they may hold locks. A signal's handler, which may call what it likes of
-//! the library (POSIX, "Signal Actions"), waits until its thread is outside (ADR 24); one that cannot wait and ends the
-//! program must not wait for the locks. While one thread forks no other is inside, since the child would find its locks
-//! held, and what they guard half done, forever.
+//! Which threads are inside the library, where they may hold locks. A signal handler may call any function of
+//! the library (POSIX, "Signal Actions"): it is deferred until its thread is outside (ADR 24). One that
+//! cannot be deferred and ends the program must not wait for the locks. While one thread forks, no other is
+//! inside: the child would find its locks held forever, and the data they guard half changed.
 //!
-//! Under the preload library an allocator may come here while it starts: nothing is allocated.
+//! Nothing here allocates: under the preload library an allocator may call in while it starts.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, compiler_fence};
@@ -13,12 +13,12 @@ use std::time::Duration;
 use portolan_sys::clock;
 use portolan_sys::signals::{self, Mask, SignalInfo};
 
-/// How long a fork waits for threads that are inside. One may wait there for the server's answer.
+/// How long a fork waits for threads that are inside, which may be waiting for the server's reply.
 const PATIENCE: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
-/// How many threads are inside, in parts that do not share a cache line. A thread counts in one of
-/// them, which it may share.
+/// Number of threads inside, in counters that do not share a cache line. Each thread uses one of
+/// them, possibly together with others.
 static COUNTS: [Count; 128] = [const { Count(AtomicU32::new(0)) }; 128];
 
 #[repr(align(64))]
@@ -35,24 +35,25 @@ thread_local! {
     static HELD: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 
-/// What is kept of each thread. All of it lies together: from a shared library each look at a thread-local is a call.
+/// State of a thread, in one variable: in a shared library each access to a thread-local is a call.
 struct Thread {
     is_inside: Cell<bool>,
-    /// The thread waits at `FORK`, which are calls that come here, or forks.
+    /// The thread forks, or waits for `FORK`; the calls that this takes may come back here.
     is_at_fork: Cell<bool>,
     /// Is there a signal in `deferred`?
     has_deferred: Cell<bool>,
     deferred: Cell<Option<Deferred>>,
-    /// Does the kernel begin the call again that handlers have interrupted, which were deferred to its last sleep?
+    /// Whether handlers that were deferred until the last sleep let the kernel restart the call; `None` if there were
+    /// none.
     begins_again: Cell<Option<bool>>,
-    /// Where the thread counts.
+    /// The counter that this thread uses.
     count: Cell<Option<&'static Count>>,
 }
 
-/// A signal waits until the thread is outside.
+/// A signal that waits until the thread is outside.
 #[derive(Clone, Copy)]
 struct Deferred {
-    /// What the program had blocked: more is while the signal waits.
+    /// The program's own signal mask; more is blocked while the signal waits.
     before: Mask,
     restarts: bool,
 }
@@ -78,7 +79,7 @@ impl Thread {
         })
     }
 
-    /// Waits while another thread forks. Either sees the other first.
+    /// Counts the thread as inside. Waits while another thread forks: of the two, at least one sees the other.
     fn count_in(&self) {
         let count = self.count();
         self.is_inside.set(true);
@@ -92,11 +93,11 @@ impl Thread {
         }
     }
 
-    /// Answers what was deferred, whose handler has run.
+    /// Counts the thread as outside. Returns the deferred signal, whose handler has run.
     fn go_out(&self) -> Option<Deferred> {
         self.count().0.fetch_sub(1, Ordering::Release);
         self.is_inside.set(false);
-        // What interrupts this thread sees it so from here on.
+        // Signal handlers of this thread see it outside from here on.
         compiler_fence(Ordering::SeqCst);
         self.let_through()
     }
@@ -110,7 +111,7 @@ impl Thread {
         Some(deferred)
     }
 
-    /// Answers what was deferred, whose handler has run.
+    /// Returns the deferred signal, whose handler has run.
     fn go(&self, to: Whereabouts) -> Option<Deferred> {
         match (self.is_at_fork.get(), to, self.is_inside.get()) {
             (false, Whereabouts::Inside, false) => {
@@ -123,15 +124,16 @@ impl Thread {
     }
 
     fn whereabouts(&self) -> Whereabouts {
-        match self.is_inside.get() {
-            true => Whereabouts::Inside,
-            false => Whereabouts::Outside,
+        if self.is_inside.get() {
+            Whereabouts::Inside
+        } else {
+            Whereabouts::Outside
         }
     }
 }
 
-/// Is the handler of a signal to return at once, since it has interrupted the library? Then the signal comes once more
-/// when the thread is outside, and no other before.
+/// Returns whether the handler of a signal must return at once, because it has interrupted the
+/// library. The signal is then raised again when the thread is outside, before any other.
 pub fn defer(arrival: &SignalInfo) -> bool {
     THREAD.with(|thread| {
         if !thread.is_inside.get() && !thread.is_at_fork.get() {
@@ -149,7 +151,7 @@ pub fn defer(arrival: &SignalInfo) -> bool {
     })
 }
 
-/// Has the last sleep been interrupted by handlers with `SA_RESTART` only, as far as can be told?
+/// Did only handlers with `SA_RESTART` interrupt the last sleep, as far as can be told?
 pub(crate) fn handlers_restart() -> bool {
     THREAD.with(|thread| {
         thread.begins_again.get().unwrap_or_else(|| {
@@ -165,13 +167,13 @@ enum Whereabouts {
     Outside,
 }
 
-/// The thread has come in, or gone out for a while, until this is dropped.
+/// Restores the thread's previous whereabouts when dropped.
 #[must_use]
 pub struct LibraryGuard {
     before: Whereabouts,
 }
 
-/// The thread comes into the library.
+/// Marks the thread as inside the library.
 pub fn enter() -> LibraryGuard {
     THREAD.with(|thread| {
         let before = thread.whereabouts();
@@ -180,7 +182,7 @@ pub fn enter() -> LibraryGuard {
     })
 }
 
-/// The thread sleeps, or becomes another program, without a lock.
+/// Marks the thread as outside, for a sleep or an exec, without locks held.
 pub fn leave() -> ExitGuard {
     THREAD.with(|thread| {
         let before = thread.whereabouts();
@@ -211,8 +213,8 @@ impl Drop for LibraryGuard {
     }
 }
 
-/// Before a fork: waits until all other threads are outside, and keeps them there. Until they may go on, handlers
-/// wait as if this thread were inside. Not for a handler that has interrupted the library.
+/// Called before a fork: waits until all other threads are outside, and keeps them there. Until it lets them go,
+/// handlers are deferred as if this thread were inside. Does nothing for a handler that has interrupted the library.
 pub(crate) fn hold_others() {
     if is_inside() {
         return;
@@ -229,7 +231,7 @@ pub(crate) fn hold_others() {
     HELD.replace(Some(held));
 }
 
-/// After the fork, in the parent.
+/// Called after the fork, in the parent.
 pub(crate) fn let_others_go() {
     end_fork();
     THREAD.with(|thread| {
@@ -239,7 +241,8 @@ pub(crate) fn let_others_go() {
     });
 }
 
-/// After the fork, in the child: there are no others. The thread is inside until what it inherited is in order.
+/// Called after the fork, in the child, which has no other threads. The thread is inside until its inherited state is
+/// in order.
 pub(crate) fn forget_others() -> LibraryGuard {
     for count in &COUNTS {
         count.0.store(0, Ordering::Relaxed);
@@ -296,7 +299,7 @@ mod tests {
                 }
             });
             note(&of_second, "forked");
-            // Long enough for a thread that nothing keeps out.
+            // Long enough for a thread that is not kept out.
             thread::sleep(Duration::from_millis(50));
             note(&of_second, "done");
             let_others_go();

@@ -1,12 +1,12 @@
-//! The limit on the numbers of descriptors (`RLIMIT_NOFILE`). What the library has of its own is to take none from the
-//! program: numbers above the soft limit do not count, and stay once they are taken. So it is raised for moments, as
-//! far as the hard limit allows.
+//! The limit on the numbers of descriptors (`RLIMIT_NOFILE`). The library's own descriptors must
+//! not use up the program's: descriptors numbered above the soft limit do not count against it, and
+//! stay valid. Therefore the limit is raised briefly, as far as the hard limit allows.
 
 use std::sync::{Mutex, PoisonError};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Who has raised the limit, of all threads.
+/// Threads that currently have the limit raised.
 struct Raises {
     count: u32,
     before: Rlimit,
@@ -20,15 +20,15 @@ static RAISES: Mutex<Raises> = Mutex::new(Raises {
     },
 });
 
-/// While this lives the limit is higher than the program knows it.
+/// Keeps the limit above the one that the program has set.
 #[must_use = "dropped, the limit is what it was"]
 pub(crate) struct Raised(());
 
-/// By how much it is raised, as far as the hard limit allows, and by how much at least.
+/// By how much the limit is raised if the hard limit allows, and the minimum.
 const ROOM: u64 = 4096;
 const LEAST: u64 = 64;
 
-/// None if the hard limit leaves too little room.
+/// Raises the limit. Returns `None` if the hard limit leaves too little room.
 pub(crate) fn raise() -> Option<Raised> {
     let mut raises = RAISES.lock().unwrap_or_else(PoisonError::into_inner);
     let limits = getrlimit(Resource::Nofile);
@@ -54,8 +54,8 @@ fn raised(limits: Rlimit) -> Option<u64> {
     (most.checked_sub(current)? >= LEAST).then(|| most.min(current.saturating_add(ROOM)))
 }
 
-/// Does `act` with the limit raised, and tells it the limit that the program has. None if that is ample, or cannot be
-/// raised.
+/// Calls `act` with the limit raised, and passes it the program's limit. Returns `None` if that is
+/// at least `ample`, or cannot be raised.
 pub(crate) fn above<T>(ample: u64, act: impl FnOnce(u64) -> T) -> Option<T> {
     let limits = getrlimit(Resource::Nofile);
     let limit = limits.current.filter(|&limit| limit < ample)?;
@@ -70,7 +70,7 @@ impl Drop for Raised {
         let mut raises = RAISES.lock().unwrap_or_else(PoisonError::into_inner);
         raises.count -= 1;
         if raises.count == 0 {
-            // It was set before.
+            // It was set before, so that it cannot fail.
             let _ = setrlimit(Resource::Nofile, raises.before);
         }
     }

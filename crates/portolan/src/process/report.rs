@@ -1,4 +1,4 @@
-//! TcpInfo of the sessions held here, as `portolan ss` shows them.
+//! Statistics rows of the sessions held here, as `portolan ss` shows them.
 
 use std::time::Duration;
 

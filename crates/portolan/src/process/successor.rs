@@ -1,6 +1,6 @@
-//! Looks for the server that takes the place of one that has gone, on a thread of its own, which there is only until then.
-//! Nothing else may: who waits for connections or datagrams sleeps, and a child of fork that has never registered has
-//! no other thread.
+//! Looks for the successor of a lost server, on a thread of its own, which exists only until then.
+//! No other thread could do so: those that wait for connections or datagrams sleep, and a child of
+//! fork that has never registered has no other.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,27 +10,27 @@ use std::time::Duration;
 use portolan_sys::{clock, thread};
 
 use crate::posix::{self, Opened};
-use crate::process::settings::complain_of;
 use crate::process::{NotRegistered, Process, inside};
+use crate::settings::complain_of;
 
-/// Between two looks, by how long it has looked already.
+/// Intervals between attempts, by the time spent so far.
 const LOOKS: [(Duration, Duration); 2] = [
     (Duration::from_secs(2), Duration::from_millis(10)),
     (Duration::from_secs(30), Duration::from_millis(50)),
 ];
-/// Later.
+/// Interval after that.
 const RARELY: Duration = Duration::from_millis(250);
-/// After a server that does not take this process.
+/// Interval after a server has refused this process.
 const REFUSED: Duration = Duration::from_secs(2);
 
-/// How long sockets that cannot be opened again are tried: another process of this program may have their port still.
+/// How long to retry sockets that cannot be reopened: another process of this program may still have their port.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 static IS_WATCHING: AtomicBool = AtomicBool::new(false);
 static IS_STOPPING: AtomicBool = AtomicBool::new(false);
 static THREAD: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 
-/// From now on another server is looked for, and what was open under the one before is opened again under that.
+/// Starts to look for another server, under which the sockets of the previous one are reopened.
 pub(crate) fn watch() {
     if posix::shares_memory() || IS_WATCHING.swap(true, Ordering::AcqRel) {
         return;
@@ -40,7 +40,7 @@ pub(crate) fn watch() {
         loop {
             look();
             IS_WATCHING.store(false, Ordering::Release);
-            // Whoever found it gone again a moment ago has left that to this thread.
+            // A thread that found the server lost again a moment ago has left that to this one.
             let is_lost = Process::running().is_some_and(|process| process.control.is_lost());
             let is_stopping = IS_STOPPING.load(Ordering::Acquire);
             if !is_lost || is_stopping || IS_WATCHING.swap(true, Ordering::AcqRel) {
@@ -59,8 +59,8 @@ pub(crate) fn is_watching() -> bool {
     IS_WATCHING.load(Ordering::Acquire)
 }
 
-/// Ends the thread, and returns when neither libc nor the kernel knows of it. True if it ran: then [`watch`] is to
-/// follow. Not with a lock held.
+/// Ends the thread. Returns when neither libc nor the kernel knows of it; true if it ran: then
+/// [`watch`] must follow. Must be called without locks held.
 pub(crate) fn stop() -> bool {
     let Some(thread) = thread_handle().take() else {
         return false;
@@ -68,9 +68,9 @@ pub(crate) fn stop() -> bool {
     let was_watching = is_watching();
     IS_STOPPING.store(true, Ordering::Release);
     thread.thread().unpark();
-    // It may wait for a fork, which waits for who is inside.
+    // The thread may wait for a fork, which waits for threads that are inside.
     let outside = inside::leave();
-    // One that has panicked has ended, too.
+    // A thread that has panicked has ended, too.
     let _ = thread.join();
     drop(outside);
     IS_STOPPING.store(false, Ordering::Release);
@@ -78,7 +78,7 @@ pub(crate) fn stop() -> bool {
     was_watching
 }
 
-/// In a child of fork, which has not got the thread. The next call that finds the server gone starts one.
+/// Called in a child of fork, which does not have the thread. The next call that finds the server gone starts one.
 pub(crate) fn forget() {
     std::mem::forget(thread_handle().take());
     IS_WATCHING.store(false, Ordering::Release);
@@ -143,7 +143,7 @@ fn try_once() -> Look {
         Ok(()) => {}
         Err(NotRegistered::Absent(_)) => return Look::Absent,
         Err(NotRegistered::Refused(reason)) => {
-            // Its filter has taken the place of the one that sent packets here.
+            // Its filter has replaced the one that delivered packets here.
             process.lock().end_all(clock::now());
             return Look::Refused(reason);
         }

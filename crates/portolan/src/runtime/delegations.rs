@@ -1,6 +1,6 @@
-//! Listeners whose handshakes this process performs itself (ADR 15). That connections wait to be
-//! accepted shows on the listener's descriptor, as with any other: one message, left there by the end
-//! that this process keeps a copy of, says so for all of them.
+//! Listeners whose handshakes this process performs itself (ADR 15). As for any other listener, its
+//! descriptor shows that connections wait to be accepted: a single message, sent from the far end,
+//! of which this process keeps a copy, stands for all of them.
 
 use std::os::fd::AsFd;
 
@@ -9,13 +9,13 @@ use portolan_proto::encode;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::StatisticsRow;
 use portolan_stack::passive::Rules;
-use portolan_stack::{DelegateInput, Delegation, FloodReport, Session, Stack, TcpSession};
+use portolan_stack::{Delegation, FloodReport, Session, Stack, TcpSession};
 use portolan_sys::unix;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
+use crate::descriptors::InternalFd;
 use crate::runtime::Core;
-use crate::socket::table::InternalFd;
 
 /// All listeners of this process that are delegated to it.
 #[derive(Debug, Default)]
@@ -24,10 +24,10 @@ pub(crate) struct Delegations(Vec<Delegated>);
 #[derive(Debug)]
 struct Delegated {
     id: SessionId,
-    /// Where the port's segments come.
+    /// The slot that the port's segments are sent to.
     slot: Slot,
     far: InternalFd,
-    /// The message lies on the descriptor.
+    /// The message is on the descriptor.
     is_announced: bool,
     handshakes: Delegation,
 }
@@ -45,7 +45,7 @@ impl Delegations {
         self.0.iter().map(|known| known.id).collect()
     }
 
-    /// What is shown of each.
+    /// Returns the statistics of the listeners.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (Slot, StatisticsRow)> {
         self.0.iter().map(|known| {
             let row = StatisticsRow {
@@ -58,7 +58,7 @@ impl Delegations {
         })
     }
 
-    /// Connections that wait to be accepted.
+    /// Returns the number of connections that wait to be accepted.
     pub(crate) fn waiting(&self, id: SessionId) -> Option<u32> {
         let known = self.0.iter().find(|known| known.id == id)?;
         Some(known.handshakes.waiting())
@@ -75,7 +75,7 @@ impl Delegations {
             .map(|known| known.slot)
     }
 
-    /// The one that a frame is for by the port's row.
+    /// Returns the delegation that a frame is for, if it came by the port's row.
     pub(crate) fn of(&mut self, record: &RecordHeader) -> Option<&mut Delegation> {
         if self.0.is_empty() || record.flags & RecordHeader::BINDING == 0 {
             return None;
@@ -84,7 +84,7 @@ impl Delegations {
         known.map(|known| &mut known.handshakes)
     }
 
-    /// True if the session was one that nobody has accepted.
+    /// Returns true if the session has not been accepted yet.
     pub(crate) fn on_changed(&mut self, stack: &mut Stack, changed: (Slot, Events)) -> bool {
         self.0
             .iter_mut()
@@ -98,14 +98,14 @@ impl Delegated {
         if self.is_announced || !self.handshakes.has_ready() {
             return;
         }
-        // A full descriptor has other connections to accept; the next of those calls tries again.
+        // A full descriptor has other connections to accept; their accept calls lead to the next attempt.
         let token = encode(&DescriptorEvent::AcceptedHere);
         self.is_announced = unix::send(self.far.as_fd(), &token, &[]).is_ok();
     }
 }
 
 impl Core {
-    /// The handshakes of a listener are this process's from now on, or by new rules.
+    /// Takes over the handshakes of a listener, or changes their rules.
     pub(crate) fn begin_delegation(
         &mut self,
         now: Instant,
@@ -116,7 +116,7 @@ impl Core {
             known.handshakes.change(rules, options, backlog);
         } else if let Some(far) = far {
             let mut handshakes = Delegation::new(rules, options, backlog);
-            // The row has pointed here for a moment.
+            // Frames that arrived after the row was changed to point here.
             for (record, frame) in self.stack.take_early(slot) {
                 let with = (&mut self.stack, &self.routes);
                 handshakes.input(with, now, &record, &frame);
@@ -132,7 +132,7 @@ impl Core {
         }
     }
 
-    /// The connection of a delegated listener that has waited longest.
+    /// Accepts the connection of a delegated listener that has waited longest.
     pub(crate) fn accept_delegated(
         &mut self,
         now: Instant,
@@ -142,7 +142,7 @@ impl Core {
         known.handshakes.accept(&mut self.stack, now)
     }
 
-    /// One that could not be accepted after all.
+    /// Puts back a connection that could not be accepted after all.
     pub(crate) fn return_delegated(
         &mut self,
         now: Instant,
@@ -158,14 +158,14 @@ impl Core {
         }
     }
 
-    /// The message was read from the listener's descriptor.
+    /// Notes that the message was read from the listener's descriptor.
     pub(crate) fn take_announcement(&mut self, listener: SessionId) {
         if let Some(known) = self.delegations.named(listener) {
             known.is_announced = false;
         }
     }
 
-    /// Ends a delegation. Returns the connections that nobody has accepted.
+    /// Ends a delegation. Returns the connections that were not accepted.
     pub(crate) fn surrender_delegation(&mut self, listener: SessionId) -> Option<Vec<TcpSession>> {
         let known = self.take_delegation(listener)?;
         Some(known.handshakes.surrender(&mut self.stack))
@@ -179,13 +179,13 @@ impl Core {
         Some(known)
     }
 
-    /// The listener is closed: whoever waits to be accepted hears so.
+    /// Ends the delegation of a closed listener, and aborts the connections that wait to be accepted.
     pub(crate) fn abort_delegation(&mut self, now: Instant, listener: SessionId) {
-        let Some(mut known) = self.take_delegation(listener) else {
+        let Some(known) = self.take_delegation(listener) else {
             return;
         };
-        known.handshakes.abort(&mut self.stack, now);
-        self.orphans.extend(known.handshakes.ending());
+        self.orphans
+            .extend(known.handshakes.abort(&mut self.stack, now));
         self.poll_tx(now);
     }
 
@@ -195,12 +195,10 @@ impl Core {
         }
     }
 
-    /// Sends what handshakes answer without a session, tells of connections that wait and of floods, and
-    /// sees to it that those which were reset go.
+    /// Sends the handshakes' replies that need no session, and reports waiting connections and floods.
     pub(crate) fn attend_delegations(&mut self) {
         for known in &mut self.delegations.0 {
             known.handshakes.answer(&self.routes, &mut self.channel);
-            self.orphans.extend(known.handshakes.ending());
             known.announce();
             let listener = known.id;
             let reports = known.handshakes.flood_reports().into_iter();
@@ -210,16 +208,4 @@ impl Core {
             }));
         }
     }
-}
-
-/// Takes a frame in if it is for a delegated listener's port; none if it is not.
-pub(crate) fn input(
-    delegations: &mut Delegations,
-    with: (&mut Stack, &portolan_stack::Routes),
-    now: Instant,
-    record: &RecordHeader,
-    frame: &[u8],
-) -> Option<DelegateInput> {
-    let handshakes = delegations.of(record)?;
-    Some(handshakes.input(with, now, record, frame))
 }

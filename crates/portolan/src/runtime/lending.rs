@@ -1,8 +1,8 @@
-//! Payloads that stay in the ring, for programs that receive by shared buffers ([`crate::net::buf`]). Once a program has
-//! received so from a session, what comes for it in order is put aside here instead of being copied into the receive queue.
-//! Whoever wants to see the queue by another call finds all of it there: [`Core::stream`] copies what has stayed first.
+//! Payloads that stay in the ring, for programs that receive by shared buffers ([`crate::net::buf`]). Once a program
+//! has received from a session in this way, payload that arrives in order is retained here instead of being copied into
+//! the receive queue. Any other call finds all data in the queue: [`Core::stream`] first copies retained payload there.
 //!
-//! In a stream's order come: a part of the receive queue, what has stayed, the rest of the receive queue.
+//! The stream's order is: a part of the receive queue, the retained payload, the rest of the receive queue.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -12,20 +12,21 @@ use std::sync::atomic::Ordering::Relaxed;
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Input, Stack};
 use portolan_sys::ring::Loan;
-use portolan_types::{Generation, Instant, Slot};
+use portolan_types::{Generation, Slot};
 
-use super::{Core, input};
-use crate::channel::Lend;
+use super::Core;
+use super::arrivals::Claimants;
 use crate::channel::layers::{self, Layer};
+use crate::channel::{Channel, Lend};
 
-/// Frames shorter than this are copied: that costs less than to keep them.
+/// Shorter frames are copied: that costs less than retaining them.
 const LEAST_FRAME: usize = 1024;
 
-/// Frames taken from the ring before the thread has what has stayed: a quarter of a ring of the usual size. The others
-/// stay in the ring until it comes again.
+/// Frames processed before the thread gets the retained payload: a quarter of a ring of the usual
+/// size. The others stay in the ring until its next call.
 const BATCH: usize = 16;
 
-/// Sessions whose payloads stay, by their slots.
+/// Sessions whose payload is retained, by slot.
 #[derive(Debug, Default)]
 pub(crate) struct Lending {
     borrowers: Vec<Option<Box<Borrower>>>,
@@ -39,13 +40,13 @@ struct Borrower {
     returned: Arc<Returned>,
 }
 
-/// Bytes that a program has given back and that its session does not know of yet: to tell it takes the process's lock, and
-/// the next call has that anyhow.
+/// Bytes that a program has returned, and that its session does not know of yet: this takes the
+/// process's lock, which the next call has anyhow.
 #[derive(Debug, Default)]
 pub(crate) struct Returned(AtomicUsize);
 
 impl Returned {
-    /// Returns how many there are now.
+    /// Adds `bytes`. Returns the new sum.
     pub(crate) fn add(&self, bytes: usize) -> usize {
         self.0.fetch_add(bytes, Relaxed) + bytes
     }
@@ -55,10 +56,10 @@ impl Returned {
     }
 }
 
-/// What has stayed of one session.
+/// Retained payload of one session.
 #[derive(Debug, Default)]
 pub(crate) struct Stayed {
-    /// Bytes of the receive queue that come first.
+    /// Bytes of the receive queue that precede it.
     pub(crate) behind: usize,
     pub(crate) loans: Vec<Loan>,
 }
@@ -68,7 +69,7 @@ impl Stayed {
         self.loans.is_empty()
     }
 
-    /// Takes away all but the first `count` loans, which come before what is returned.
+    /// Splits off all but the first `count` loans, which precede the returned ones.
     pub(crate) fn split_off(&mut self, count: usize) -> Stayed {
         let count = count.min(self.loans.len());
         Stayed {
@@ -87,7 +88,7 @@ impl Lending {
         self.count > 0
     }
 
-    /// From now on payloads of the session stay.
+    /// Starts to retain payload of the session.
     pub(crate) fn begin(&mut self, slot: Slot, generation: Generation) {
         let index = slot.0 as usize;
         if self.borrowers.len() <= index {
@@ -107,13 +108,13 @@ impl Lending {
         }
     }
 
-    /// Where its program counts what it gives back.
+    /// Returns the counter of the bytes that the session's program returns.
     pub(crate) fn returned(&self, slot: Slot) -> Option<&Arc<Returned>> {
         let borrower = self.borrowers.get(slot.0 as usize)?.as_ref()?;
         Some(&borrower.returned)
     }
 
-    /// No more.
+    /// Stops retaining payload of the session.
     fn end(&mut self, slot: Slot) {
         let place = self.borrowers.get_mut(slot.0 as usize);
         if place.and_then(Option::take).is_some() {
@@ -121,7 +122,7 @@ impl Lending {
         }
     }
 
-    /// What has stayed of the session at a slot; it has not any more.
+    /// Takes the retained payload of the session at a slot.
     pub(crate) fn take(&mut self, slot: Slot) -> Stayed {
         let borrower = self.borrowers.get_mut(slot.0 as usize);
         borrower
@@ -130,7 +131,7 @@ impl Lending {
             .unwrap_or_default()
     }
 
-    /// Nobody wanted it yet.
+    /// Puts back retained payload that was not used.
     pub(crate) fn put_back(&mut self, slot: Slot, stayed: Stayed) {
         let borrower = self.borrowers.get_mut(slot.0 as usize);
         if let Some(borrower) = borrower.and_then(Option::as_mut) {
@@ -138,7 +139,7 @@ impl Lending {
         }
     }
 
-    /// Has anything stayed of it?
+    /// Does the session have retained payload?
     pub(crate) fn has_some(&self, slot: Slot) -> bool {
         let borrower = self.borrowers.get(slot.0 as usize);
         borrower
@@ -151,10 +152,21 @@ impl Lending {
         let borrower = place.as_deref_mut()?;
         (borrower.generation == Generation(record.generation)).then_some(borrower)
     }
+
+    /// Passes received frames to their receivers; payload may be retained.
+    pub(super) fn receive(&mut self, channel: &mut Channel, claimants: &mut Claimants<'_>) {
+        let now = claimants.now;
+        let mut frames = Frames {
+            lending: self,
+            record: None,
+            claimants,
+        };
+        channel.receive_lending(now, BATCH, &mut frames);
+    }
 }
 
 impl Borrower {
-    /// How many bytes must be unread for the next payload to stay.
+    /// Returns how many bytes must be unread for the next payload to be retained.
     fn behind(&mut self, stack: &mut Stack, slot: Slot) -> usize {
         if self.stayed.is_empty() {
             let session = stack.tcp(slot);
@@ -165,47 +177,7 @@ impl Borrower {
 }
 
 impl Core {
-    /// As [`Core::receive`], where payloads stay.
-    pub(super) fn receive_lending(&mut self, now: Instant) {
-        let Core {
-            stack,
-            channel,
-            outbox,
-            inboxes,
-            delegations,
-            lending,
-            migrated_flows,
-            routes,
-            ..
-        } = self;
-        let mut frames = Frames {
-            lending,
-            record: None,
-            input: |record: &RecordHeader, frame: &[u8], borrower: Option<&mut Borrower>| {
-                if record.is_raw() {
-                    inboxes.deliver(record, frame);
-                    return None;
-                }
-                let _input = layers::enter(Layer::InputHeaders);
-                if let Some(borrower) = borrower
-                    && !record.is_fragment()
-                {
-                    let behind = borrower.behind(stack, Slot(record.slot));
-                    let (outcome, staying) = stack.input_lending(now, record, frame, behind);
-                    // The session may have left: then the server is told.
-                    if !matches!(outcome, Input::Unclaimed(_)) {
-                        return staying;
-                    }
-                }
-                let others = (&mut *delegations, &*migrated_flows, &mut *outbox);
-                input((stack, routes), others, now, record, frame);
-                None
-            },
-        };
-        channel.receive_lending(now, BATCH, &mut frames);
-    }
-
-    /// Somebody is about to see the receive queue of the session at `slot`, or to take it away: what has stayed goes there.
+    /// Copies retained payload into the receive queue of the session at `slot`, before the queue is read or moved.
     pub(crate) fn settle_lending(&mut self, slot: Slot) {
         if self.lending.is_active() && self.lending.has_some(slot) {
             self.copy_stayed(slot);
@@ -221,7 +193,7 @@ impl Core {
         }
     }
 
-    /// The session at `slot` leaves.
+    /// Called when the session at `slot` leaves.
     pub(super) fn end_lending(&mut self, slot: Slot) {
         if self.lending.is_active() {
             self.settle_lending(slot);
@@ -230,27 +202,36 @@ impl Core {
     }
 }
 
-struct Frames<'a, F> {
+struct Frames<'a, 'b> {
     lending: &'a mut Lending,
-    /// The frame that came last, if it may stay.
+    /// The last frame, if its payload may be retained.
     record: Option<RecordHeader>,
-    input: F,
+    claimants: &'a mut Claimants<'b>,
 }
 
-impl<F> Lend for Frames<'_, F>
-where
-    F: FnMut(&RecordHeader, &[u8], Option<&mut Borrower>) -> Option<Range<usize>>,
-{
+impl Lend for Frames<'_, '_> {
     fn deliver(
         &mut self,
         record: &RecordHeader,
         frame: &[u8],
         may_lend: bool,
     ) -> Option<Range<usize>> {
-        let may_stay = may_lend && frame.len() >= LEAST_FRAME;
+        let is_whole = !record.is_raw() && !record.is_fragment();
+        let may_stay = may_lend && is_whole && frame.len() >= LEAST_FRAME;
         let borrower = may_stay.then(|| self.lending.of(record)).flatten();
         self.record = borrower.is_some().then_some(*record);
-        (self.input)(record, frame, borrower)
+        if let Some(borrower) = borrower {
+            let _input = layers::enter(Layer::InputHeaders);
+            let Claimants { now, stack, .. } = self.claimants;
+            let behind = borrower.behind(stack, Slot(record.slot));
+            let (outcome, staying) = stack.input_lending(*now, record, frame, behind);
+            // The session may have left: then the server gets the frame.
+            if !matches!(outcome, Input::Unclaimed(_)) {
+                return staying;
+            }
+        }
+        self.claimants.offer(record, frame);
+        None
     }
 
     fn keep(&mut self, loan: Loan) {

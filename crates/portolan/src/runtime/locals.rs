@@ -1,6 +1,6 @@
-//! The ends of local sessions that are here (ADR 9), and the notifiers of whoever has their other ends.
-//! An end that was used since the last sleep is *hot*: it is looked at whenever somebody attends, and
-//! armed before the next sleep. The others are armed already: what comes for them notifies us.
+//! The ends of local sessions that are here (ADR 9), and the notifiers of their peers. An end that
+//! was used since the last sleep is *active*: it is checked at each poll, and armed before the next
+//! sleep. The others are armed already: their peers wake this process.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -16,51 +16,52 @@ use portolan_sys::word;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
+use crate::descriptors::{self, InternalFd};
 use crate::runtime::Core;
-use crate::socket::table::{self, InternalFd};
 use crate::wait::pollfd;
 
-/// How often an awake process looks at ends that would have notified.
+/// How often an awake process checks ends whose peers would have notified it.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
-/// So many more wake-ups without news than with news are taken for chance: a peer may wake us for what we have just seen.
+/// Wake-ups without news, less those with news, that are tolerated: a peer may wake this process for what it has just
+/// seen.
 const VAIN_WAKE_UPS: u32 = 16;
 
-/// How long the notifier is not heard after more of them. What peers with news have written meanwhile is found then.
+/// How long the notifier is ignored after more of them. Data that peers have written until then is found afterwards.
 const DEAF_FOR: Duration = Duration::from_millis(1);
 
 pub(crate) struct Locals {
     notifier: Notifier,
-    /// What the servers before have given, while there are sessions whose peers know it.
+    /// Notifiers from previous servers, kept while there are sessions whose peers know them.
     earlier: Vec<Notifier>,
     ends: Vec<Option<LocalSlot>>,
     count: usize,
     active: Vec<Slot>,
-    /// How those are armed that are not hot.
+    /// How ends that are not active are armed.
     armed: WakeBy,
     wake_senders: HashMap<u64, Weak<WakeSender<InternalFd>>>,
-    /// Ends whose peers' notifiers the server is to be asked for.
+    /// Ends whose peers' notifiers must be requested from the server.
     strangers: Vec<(SessionId, Slot)>,
     looked_at_all: Instant,
     was_rung: bool,
-    /// Looks that found something.
+    /// Number of checks that found something.
     news: u64,
-    /// As it was when a peer woke us last.
+    /// Its value when a peer last woke this process.
     news_before: u64,
     /// Wake-ups without news, less those with news.
     vain: u32,
-    /// Until when the notifier is not heard.
+    /// Until when the notifier is ignored.
     deaf_until: Option<Instant>,
     /// Ends that hold bytes back.
     corked: Vec<Slot>,
     /// What they found, until nothing is locked but the core: who is to be told may be asking.
-    untold: Vec<(Slot, Events)>,
+    untold: Vec<(Slot, Events, Instant)>,
 }
 
-/// By which peers wake this process.
+/// The descriptor by which peers wake this process.
 struct Notifier {
     wake_receiver: WakeReceiver,
-    /// What peers know it by.
+    /// The number by which peers know it.
     number: u64,
 }
 
@@ -68,12 +69,12 @@ struct LocalSlot {
     id: SessionId,
     end: Local,
     is_active: bool,
-    /// It stands in [`Locals::corked`].
+    /// It is in [`Locals::corked`].
     is_corked: bool,
     wake_sender: Option<(u64, Arc<WakeSender<InternalFd>>)>,
 }
 
-/// One end, from the memory that came with a message.
+/// Opens an end, in the memory that came with a message.
 pub(crate) fn open(memory: Option<OwnedFd>, side: Side) -> Result<Local, i32> {
     let rings = Rings::map(memory.ok_or(libc::EPROTO)?).map_err(|_| libc::ENOBUFS)?;
     Ok(Local::new(Arc::new(rings), side))
@@ -101,7 +102,8 @@ impl Locals {
         }
     }
 
-    /// Another server has given another notifier. That of the one before goes with the last session whose peer knows it.
+    /// Switches to the notifier of another server. The previous one is kept until the last session whose peer knows it
+    /// ends.
     pub(crate) fn renew(&mut self, notifier: OwnedFd, number: u64) {
         let before = std::mem::replace(&mut self.notifier, Notifier::new(notifier, number));
         self.earlier.push(before);
@@ -118,8 +120,8 @@ impl Locals {
         std::iter::once(&self.notifier).chain(&self.earlier)
     }
 
-    /// Changes whenever a look finds something. Who has found nothing to do and sees it changed
-    /// since has to try again: nobody will tell him a second time.
+    /// Changes whenever a check finds something. A caller that had nothing to do and sees it
+    /// changed must try again: it is not notified a second time.
     pub(crate) fn news(&self) -> u64 {
         self.news
     }
@@ -142,7 +144,7 @@ impl Locals {
         self.active.push(slot);
     }
 
-    /// Takes an end out: the session, and the end with all that was published.
+    /// Removes an end, with everything published.
     fn remove(&mut self, slot: Slot) -> Option<LocalSlot> {
         let held = self.ends.get_mut(slot.0 as usize)?.take()?;
         self.count -= 1;
@@ -156,7 +158,7 @@ impl Locals {
         self.ends.get(slot.0 as usize)?.as_ref()
     }
 
-    /// An end that is about to be used.
+    /// Returns an end that is about to be used, and marks it as active.
     fn mark_active(&mut self, slot: Slot) -> Option<&mut LocalSlot> {
         let held = self.ends.get_mut(slot.0 as usize)?.as_mut()?;
         if !held.is_active {
@@ -170,7 +172,7 @@ impl Locals {
         self.count == 0
     }
 
-    /// All ends that are here.
+    /// Returns all ends that are here.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot, SessionId, &Local)> {
         let ends = self.ends.iter().zip(0..);
         ends.filter_map(|(held, slot)| {
@@ -179,7 +181,7 @@ impl Locals {
         })
     }
 
-    /// One becomes readable when something has come while asleep; none while the notifier is not heard.
+    /// One of these becomes readable when a peer wakes this process; there are none while the notifier is ignored.
     pub(crate) fn pollfds(&self) -> impl Iterator<Item = libc::pollfd> {
         let heard = self.notifiers().filter(|_| self.deaf_until.is_none());
         heard.map(|notifier| {
@@ -188,16 +190,17 @@ impl Locals {
         })
     }
 
-    /// A peer has woken us. Peers that do so again and again without news cost no more than a look each millisecond.
+    /// Handles a wake-up by a peer. Repeated wake-ups without news cost no more than a check each millisecond.
     pub(crate) fn hear(&mut self, now: Instant, by: WakeBy) {
         let drained = || self.notifiers().filter(|it| it.wake_receiver.drain());
         if by == WakeBy::Notifier && drained().count() == 0 {
             return;
         }
         self.was_rung = true;
-        match std::mem::replace(&mut self.news_before, self.news) == self.news {
-            true => self.vain += 1,
-            false => self.vain = self.vain.saturating_sub(1),
+        if std::mem::replace(&mut self.news_before, self.news) == self.news {
+            self.vain += 1
+        } else {
+            self.vain = self.vain.saturating_sub(1)
         }
         if self.vain > VAIN_WAKE_UPS {
             self.vain = VAIN_WAKE_UPS;
@@ -205,7 +208,7 @@ impl Locals {
         }
     }
 
-    /// When there is something to do though nobody wakes us.
+    /// Returns when something is due without a wake-up.
     fn deadline(&self) -> Option<Instant> {
         if self.is_empty() {
             return None;
@@ -215,7 +218,7 @@ impl Locals {
         pushes.chain(self.deaf_until).min()
     }
 
-    /// Whether the end at `slot` holds bytes back has changed.
+    /// Updates whether the end at `slot` holds bytes back.
     fn note_corked(&mut self, slot: Slot) {
         if let Some(Some(held)) = self.ends.get_mut(slot.0 as usize) {
             held.is_corked = held.end.pushes_at().is_some();
@@ -226,17 +229,17 @@ impl Locals {
         }
     }
 
-    /// Are there ends, and not too many to sleep on besides a word of one's own?
+    /// Are there ends, and few enough to sleep on their words besides the thread's own?
     pub(crate) fn fit_on_words(&self) -> bool {
         (1..word::MOST).contains(&self.count)
     }
 
-    /// What all ends ask for.
+    /// Returns the wake-up requests of all ends.
     pub(crate) fn wake_requests(&self) -> Vec<WakeRequest> {
         self.iter().map(|(_, _, end)| end.wake_request()).collect()
     }
 
-    /// All ends are to be armed like that.
+    /// Has all ends armed in this way.
     fn arm_by(&mut self, by: WakeBy) {
         if std::mem::replace(&mut self.armed, by) == by {
             return;
@@ -250,7 +253,7 @@ impl Locals {
         }
     }
 
-    /// Wakes the peer of `slot`, if it is not awake by now. True if it is here, too.
+    /// Wakes the peer of `slot`, unless it is awake. Returns true if the peer is in this process.
     fn notify(&mut self, slot: Slot, wake: Wake) -> bool {
         if self.notifiers().any(|it| it.number == wake.holder()) {
             return true;
@@ -275,7 +278,7 @@ impl Locals {
         false
     }
 
-    /// The server has told whose notifier wakes the peer of `slot`: rings it.
+    /// Wakes the peer of `slot` by its notifier, which the server has sent, and remembers it.
     pub(crate) fn learn(&mut self, slot: Slot, number: u64, wake_sender: OwnedFd) {
         let known = self.wake_senders.get(&number).and_then(Weak::upgrade);
         let wake_sender =
@@ -298,7 +301,7 @@ impl Locals {
         std::mem::take(&mut self.strangers)
     }
 
-    /// The ends to look at now: those in use, or all.
+    /// Returns the ends to check now: the active ones, or all.
     fn due(&mut self, now: Instant) -> Vec<Slot> {
         if self.deaf_until.is_some_and(|until| until <= now) {
             self.deaf_until = None;
@@ -321,7 +324,7 @@ impl Locals {
 impl Notifier {
     fn new(notifier: OwnedFd, number: u64) -> Notifier {
         Notifier {
-            wake_receiver: WakeReceiver::from_fd(table::hide(notifier)),
+            wake_receiver: WakeReceiver::from_fd(descriptors::hide(notifier)),
             number,
         }
     }
@@ -336,17 +339,17 @@ impl Core {
         self.locals.get(slot).is_some()
     }
 
-    /// The stream at `slot`, whatever its kind. After changing it, call [`Core::touch`].
+    /// Returns the stream at `slot`, whatever its kind. After changing it, call [`Core::touch`].
     pub(crate) fn stream(&mut self, slot: Slot) -> Option<&mut dyn Stream> {
         if self.is_local(slot) {
-            self.look_at(slot);
+            self.look_at(slot, clock::now());
             return Some(&mut self.locals.mark_active(slot)?.end);
         }
         self.settle_lending(slot);
         Some(&mut self.stack.tcp(slot)?.connection)
     }
 
-    /// As [`Core::stream`], for who does not look at what was received.
+    /// As [`Core::stream`], for callers that do not read received data.
     pub(crate) fn stream_to_send(&mut self, slot: Slot) -> Option<&mut dyn Stream> {
         if self.is_local(slot) {
             return self.stream(slot);
@@ -354,7 +357,7 @@ impl Core {
         Some(&mut self.stack.tcp(slot)?.connection)
     }
 
-    /// Bytes were read of the stream at `slot`. Acknowledgements may wait for what the program sends in answer.
+    /// Called after bytes of the stream at `slot` were read. Acknowledgements may wait for the program's reply.
     pub(crate) fn touch_after_read(&mut self, slot: Slot) {
         match self.locals.get(slot) {
             Some(_) => self.touch(slot),
@@ -362,28 +365,29 @@ impl Core {
         }
     }
 
-    /// The stream at `slot` was changed: its peer is to see it.
+    /// Called after the stream at `slot` was changed: publishes the change to its peer.
     pub(crate) fn touch(&mut self, slot: Slot) {
         let Some(held) = self.locals.mark_active(slot) else {
             return self.stack.touch(slot);
         };
-        let wake = held.end.publish();
+        let now = clock::now();
+        let wake = held.end.publish(now);
         if held.is_corked != held.end.pushes_at().is_some() {
             self.locals.note_corked(slot);
         }
         if let Some(wake) = wake
             && self.locals.notify(slot, wake)
         {
-            // The other end is here, too.
+            // The peer is in this process, too.
             self.locals.was_rung = true;
-            for slot in self.locals.due(clock::now()) {
-                self.look_at(slot);
+            for slot in self.locals.due(now) {
+                self.look_at(slot, now);
             }
         }
-        self.look_at(slot);
+        self.look_at(slot, now);
     }
 
-    /// Takes the local end at `slot` out, closed or for its next holder.
+    /// Removes the local end at `slot`, closed or for its next holder.
     pub(crate) fn take_local(
         &mut self,
         slot: Slot,
@@ -398,7 +402,7 @@ impl Core {
         Some(held.id)
     }
 
-    /// Would a look at a local end bring nothing for its reader?
+    /// Would a check of a local end bring nothing for its reader?
     pub(crate) fn local_has_nothing(&self, slot: Slot) -> Option<bool> {
         let end = &self.locals.get(slot)?.end;
         let is_still = end.is_still()
@@ -409,7 +413,7 @@ impl Core {
         Some(is_still)
     }
 
-    /// Looks at local sessions, and tells whoever watches them what has happened.
+    /// Checks local sessions, and notifies their watchers.
     pub(crate) fn look_at_locals(&mut self, now: Instant) {
         if self.locals.is_empty() {
             return;
@@ -418,12 +422,12 @@ impl Core {
             self.push_late(now);
         }
         for slot in self.locals.due(now) {
-            self.look_at(slot);
+            self.look_at(slot, now);
         }
         self.tell_of_locals();
     }
 
-    /// Shows what was held back for long enough.
+    /// Publishes data that was held back long enough.
     fn push_late(&mut self, now: Instant) {
         for slot in self.locals.corked.clone() {
             let held = self.locals.mark_active(slot);
@@ -436,35 +440,39 @@ impl Core {
         }
     }
 
-    /// When something is due here, of whatever kind of session.
+    /// Returns when something is due, for any kind of session.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let both = [self.stack.deadline(), self.locals.deadline()];
         both.into_iter().flatten().min()
     }
 
-    fn look_at(&mut self, slot: Slot) {
+    fn look_at(&mut self, slot: Slot, now: Instant) {
         let Some(held) = self.locals.mark_active(slot) else {
             return;
         };
-        let events = held.end.look(clock::now());
+        let events = held.end.look(now);
         if events != Events::NONE {
+            let arose = held.end.news_at();
             self.locals.news += 1;
-            self.locals.untold.push((slot, events));
+            self.locals.untold.push((slot, events, arose));
         }
     }
 
-    /// Tells whoever watches local sessions what looks have found.
+    /// Reports the events found by checks to the watchers of local sessions.
     pub(crate) fn tell_of_locals(&mut self) {
-        // In the order in which it was found, which is that in which events are reported.
+        // Events are reported in the order in which they are told.
+        if self.locals.untold.len() > 1 {
+            self.locals.untold.sort_by_key(|(_, _, arose)| *arose);
+        }
         for next in 0..self.locals.untold.len() {
-            let (slot, events) = self.locals.untold[next];
+            let (slot, events, _) = self.locals.untold[next];
             self.tell(slot, events);
         }
         self.locals.untold.clear();
     }
 
-    /// As [`Core::arm_locals`], for a leader that sleeps: what another thread did with an end may have changed what
-    /// its peer has to wake the leader for.
+    /// As [`Core::arm_locals`], for a sleeping leader: another thread's use of an end may have
+    /// changed what its peer must wake the leader for.
     pub(crate) fn rearm_locals(&mut self) {
         if !self.locals.active.is_empty() {
             let by = self.locals.armed;
@@ -472,8 +480,8 @@ impl Core {
         }
     }
 
-    /// The ends in use ask to be woken. False if something came meanwhile, and it is no time to
-    /// sleep.
+    /// Has the active ends request wake-ups. Returns false if something has arrived in the
+    /// meantime, so that the caller must not sleep.
     pub(crate) fn arm_locals(&mut self, by: WakeBy) -> bool {
         let mut has_news = false;
         self.locals.arm_by(by);
@@ -485,9 +493,10 @@ impl Core {
             held.end.arm(by);
             let events = held.end.look(clock::now());
             if events != Events::NONE {
+                let arose = held.end.news_at();
                 has_news = true;
                 self.locals.mark_active(slot);
-                self.locals.untold.push((slot, events));
+                self.locals.untold.push((slot, events, arose));
             }
         }
         self.tell_of_locals();
@@ -521,7 +530,7 @@ mod tests {
         ppoll(&mut fds, Some(Instant::ZERO), None).expect("ppoll") > 0
     }
 
-    /// A turn of a leader that the notifier may have woken. True if it had news.
+    /// One turn of a leader, which the notifier may have woken. Returns true if it had news.
     fn turn(locals: &mut Locals, now: Instant) -> bool {
         if is_woken(locals) {
             locals.hear(now, WakeBy::Notifier);
@@ -551,9 +560,9 @@ mod tests {
         }
         wake_sender.wake();
         assert!(!is_woken(&locals));
-        // What is written meanwhile is found when it is heard again.
+        // Data written while it is ignored is found afterwards.
         peer.send(start, b"news");
-        let _ = peer.publish();
+        let _ = peer.publish(start);
         let until = start + DEAF_FOR;
         assert_eq!(locals.deadline(), Some(until));
         assert!(turn(&mut locals, until));
@@ -570,11 +579,11 @@ mod tests {
         let now = Instant::ZERO + Duration::from_secs(1);
         for round in 0..1000 {
             peer.send(now, b"x");
-            let _ = peer.publish();
+            let _ = peer.publish(now);
             wake_sender.wake();
             assert!(is_woken(&locals), "{round}");
             turn(&mut locals, now);
-            // Now and then one comes twice.
+            // Some wake-ups come twice.
             if round % 2 == 0 {
                 wake_sender.wake();
                 assert!(is_woken(&locals), "{round}");
@@ -582,7 +591,7 @@ mod tests {
             }
             let end = &mut locals.mark_active(SLOT).expect("it is there").end;
             end.recv(now, &mut [0; 8]);
-            let _ = end.publish();
+            let _ = end.publish(now);
             peer.look(now);
         }
     }
@@ -610,12 +619,12 @@ mod tests {
         let held = locals.mark_active(SLOT).expect("it is there");
         held.end.options().cork = true;
         held.end.send(now, b"x");
-        let _ = held.end.publish();
+        let _ = held.end.publish(now);
         locals.note_corked(SLOT);
         assert_eq!(locals.deadline(), Some(now + Duration::from_millis(200)));
         let held = locals.mark_active(SLOT).expect("it is there");
         held.end.push();
-        let _ = held.end.publish();
+        let _ = held.end.publish(now);
         locals.note_corked(SLOT);
         assert_eq!(locals.deadline(), None);
         assert!(locals.corked.is_empty());

@@ -1,11 +1,11 @@
-//! Flows whose sessions have left this process lately, and perhaps come back: their frames may still
-//! lie on the ring, addressed to where the session was.
+//! Flows whose sessions have recently left this process, and may have come back: frames addressed
+//! to the former slot may still lie on the ring.
 
 use std::collections::VecDeque;
 
 use portolan_types::{FlowKey, Slot};
 
-/// Flows that are remembered; frames of others go by way of the server.
+/// Number of flows that are remembered; frames of others go through the server.
 const MOST: usize = 16;
 
 #[derive(Debug, Default)]
@@ -26,7 +26,7 @@ impl MigratedFlows {
         }
     }
 
-    /// Where a session that had left is now, if it is here.
+    /// Returns the slot of a session that had left, if it is back.
     pub(crate) fn slot_of(&self, flow: &FlowKey) -> Option<Slot> {
         self.0.iter().find(|(known, _)| known == flow)?.1
     }

@@ -1,4 +1,4 @@
-//! What has come for raw flows and was not read yet.
+//! Received frames of raw flows that were not read yet.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -9,13 +9,13 @@ use portolan_types::Slot;
 
 use crate::wait::Waiter;
 
-/// Bytes that wait for one flow; what comes beyond is dropped.
+/// Bytes that may wait for one flow; further frames are dropped.
 const ROOM: u64 = 1 << 20;
 
-/// A frame as it came.
+/// A received frame.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Received {
-    /// Index of the device it came by.
+    /// Index of the device that received it.
     pub interface: u32,
     /// From the Ethernet header on.
     pub bytes: Vec<u8>,
@@ -31,15 +31,15 @@ pub(crate) struct Inboxes {
 pub(crate) struct Inbox {
     frames: VecDeque<Received>,
     figures: RawFigures,
-    /// Of the statistics memfd; none if all are taken.
+    /// Row of the statistics memfd; `None` if all are taken.
     row: Option<usize>,
     readers: Vec<Arc<Waiter>>,
-    /// No frame can reach it any more.
+    /// No more frames can arrive.
     is_cut_off: bool,
 }
 
 impl Inboxes {
-    /// Slots are not used again: what comes late for a flow that has ended is nobody's.
+    /// Opens an inbox. Slots are not reused: late frames of a closed flow must not reach another.
     pub(crate) fn open(&mut self) -> Slot {
         let slot = self.next;
         self.next += 1;
@@ -52,7 +52,7 @@ impl Inboxes {
         Slot(slot)
     }
 
-    /// What the flows did, each with its row of the statistics memfd.
+    /// Returns the statistics of the flows, each with its row of the statistics memfd.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (usize, RawRow)> + '_ {
         let inboxes = self.by_slot.iter();
         inboxes.filter_map(|(slot, inbox)| inbox.row(Slot(*slot)))
@@ -111,7 +111,7 @@ impl Inbox {
         Some(received)
     }
 
-    /// What the flow at `slot`, whose inbox this is, did.
+    /// Returns the statistics of the flow at `slot`, whose inbox this is.
     pub(crate) fn row(&self, slot: Slot) -> Option<(usize, RawRow)> {
         let row = RawRow {
             flow: u64::from(slot.0) + 1,

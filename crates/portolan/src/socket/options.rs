@@ -1,7 +1,6 @@
-//! Socket options: what was set, what Linux shows for what was not, and what the engine is told.
+//! Socket options: the values that were set, the defaults that Linux shows, and what is passed to the engine.
 //!
-//! Every accepted `setsockopt` is also kept as it came, to be repeated on the kernel's socket if
-//! this one falls back.
+//! Every accepted `setsockopt` is also kept, to be repeated on the kernel's socket if this one falls back.
 
 mod values;
 
@@ -30,21 +29,21 @@ pub(crate) use self::values::CONGESTION_NAME;
 use self::values::{Shape, check_range, congestion, int_of, kept_int, linger, rate, shape, time};
 use crate::socket::Family;
 
-/// Of a listener, Portolan's own: more than 0, children of the process use what it accepts; 0, it
-/// does itself; -1, the server finds out (MS §IV-B).
+/// Portolan's own, for listeners: positive, children of the process use accepted connections; 0,
+/// the process itself does; -1, the server finds out (MS §IV-B).
 const SO_CONCURRENT_SERVER: i32 = 0x5043;
 
-/// Of a listener, Portolan's own: more than 0, this process performs the handshakes; 0, the server
+/// Portolan's own, for listeners: positive, this process performs the handshakes; 0, the server
 /// does; -1, the server chooses (ADR 15).
 const SO_DELEGATE: i32 = 0x5044;
 
-/// Portolan's own: how packets reach the session, as [`Delivery::ALL`] numbers them; -1, as is usual (ADR 13).
+/// Portolan's own: the session's delivery form, numbered as in [`Delivery::ALL`]; -1, the default (ADR 13).
 const SO_DELIVERY: i32 = 0x5045;
 
-/// Portolan's own: more than 0, the session's frames come by a ring of its own; 0, by that of all; -1, as is usual (ADR 20).
+/// Portolan's own: positive, the session has a receive ring of its own; 0, the shared one; -1, the default (ADR 20).
 const SO_DIRECT: i32 = 0x5046;
 
-/// No value is longer.
+/// Maximum length of a value, in bytes.
 const LONGEST: usize = 64;
 
 /// Not in libc (`include/uapi/linux/tcp.h`).
@@ -65,7 +64,7 @@ const IP_LOCAL_PORT_RANGE: i32 = 51;
 const UDP_NO_CHECK6_TX: i32 = 101;
 const UDP_NO_CHECK6_RX: i32 = 102;
 
-/// What was set on one socket, by level and name.
+/// Values that were set on one socket, by level and name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
     values: BTreeMap<(i32, i32), Vec<u8>>,
@@ -87,7 +86,7 @@ pub(crate) struct Linger {
     pub(crate) time: Duration,
 }
 
-/// Which ancillary data `recvmsg` is to bring.
+/// The ancillary data that `recvmsg` has to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct WantedControl {
     pub(crate) timestamp: bool,
@@ -115,12 +114,12 @@ pub(crate) mod timestamping {
     pub(crate) const TX_SCHED: u32 = 1 << 8;
     pub(crate) const TX_ACK: u32 = 1 << 9;
     pub(crate) const OPT_TSONLY: u32 = 1 << 11;
-    /// All there are.
+    /// All flags.
     pub(crate) const MASK: i32 = (1 << 18) - 1;
 }
 
 impl Options {
-    /// Checks and keeps a value.
+    /// Checks a value and keeps it.
     pub(crate) fn set(
         &mut self,
         protocol: Protocol,
@@ -140,7 +139,7 @@ impl Options {
             Shape::Rate => rate(value)?.to_ne_bytes().to_vec(),
             Shape::FastOpenKeys if matches!(value.len(), 16 | 32) => value.to_vec(),
             Shape::FastOpenKeys => return Err(Errno::INVAL),
-            // Taken away where there is nothing, or else refused.
+            // Removing what is not there succeeds; anything else is refused.
             Shape::Nothing if value.is_empty() => return Ok(()),
             Shape::Nothing => return Err(Errno::NOPROTOOPT),
             Shape::Flag { .. } => i32::from(int_of(value, level)? != 0).to_ne_bytes().to_vec(),
@@ -153,7 +152,7 @@ impl Options {
             }
         };
         if (level, name) == (IPPROTO_TCP, TCP_MAXSEG) && kept.iter().all(|byte| *byte == 0) {
-            // Zero takes an earlier clamp back.
+            // Zero removes an earlier clamp.
             self.values.remove(&(level, name));
             return Ok(());
         }
@@ -167,7 +166,7 @@ impl Options {
         Ok(())
     }
 
-    /// `IP_TOS` as far as the socket may choose it: of a stream the two low bits are TCP's.
+    /// Returns `IP_TOS` as far as the application may choose it: the two low bits of a stream are TCP's.
     fn tos(&self, protocol: Protocol) -> u8 {
         let tos = self.int(IPPROTO_IP, libc::IP_TOS).unwrap_or(0) as u8;
         match protocol {
@@ -176,7 +175,7 @@ impl Options {
         }
     }
 
-    /// The value Linux would show, but for what needs the session (`TCP_INFO`, `SO_ERROR` …).
+    /// Returns the value Linux would show, except for options that need the session (`TCP_INFO`, `SO_ERROR` …).
     pub(crate) fn get(&self, protocol: Protocol, level: i32, name: i32) -> Result<Vec<u8>, Errno> {
         if level == IPPROTO_TCP && protocol != Protocol::Tcp {
             return Err(Errno::OPNOTSUPP);
@@ -212,32 +211,32 @@ impl Options {
         self.values.contains_key(&(level, name))
     }
 
-    /// All that was set, in `setsockopt`'s terms.
+    /// Returns all values that were set, in `setsockopt`'s form.
     pub(crate) fn all(&self) -> impl Iterator<Item = (i32, i32, &[u8])> {
         self.values
             .iter()
             .map(|(&(level, name), value)| (level, name, value.as_slice()))
     }
 
-    /// Was none set?
+    /// Was no option set?
     pub(crate) fn is_empty(&self) -> bool {
         self.values.is_empty()
     }
 
-    /// Does none change how bytes move on a connection? An accepted socket has these from its listener.
+    /// Does none change data transfer on a connection? An accepted socket has these options from its listener.
     pub(crate) fn are_of_listeners(&self) -> bool {
         self.values
             .keys()
             .all(|option| OF_LISTENERS.contains(option))
     }
 
-    /// For the next library that has the socket's descriptor.
+    /// Encodes the options for the next library that has the socket's descriptor.
     pub(crate) fn to_options_blob(&self, family: Family) -> SocketOptionsBlob {
         SocketOptionsBlob(encode(&(family == Family::V6, &self.values)))
     }
 
-    /// What another library said of a socket. It may not be one of ours: what no option of that
-    /// name could be is left out.
+    /// Decodes options from another process, which may not run this library: values that are too
+    /// long or unknown are dropped.
     pub(crate) fn from_options_blob(
         options_blob: &SocketOptionsBlob,
         protocol: Protocol,
@@ -251,7 +250,7 @@ impl Options {
         Some((family, Options { values }))
     }
 
-    /// What an accepted socket starts with (Linux copies the listener's socket, but for its keys).
+    /// Returns the initial options of an accepted socket (Linux copies the listener's socket, except its keys).
     pub(crate) fn inherited(&self) -> Options {
         let mut inherited = self.clone();
         inherited.values.remove(&(IPPROTO_TCP, TCP_FASTOPEN_KEY));
@@ -296,7 +295,7 @@ impl Options {
             || self.flag(IPPROTO_IPV6, libc::IPV6_TRANSPARENT)
     }
 
-    /// First and last port for a socket that names none (`IP_LOCAL_PORT_RANGE`).
+    /// First and last port for a socket that is bound without one (`IP_LOCAL_PORT_RANGE`).
     pub(crate) fn port_range(&self) -> Option<(u16, u16)> {
         let range = self.int(IPPROTO_IP, IP_LOCAL_PORT_RANGE)?.cast_unsigned();
         match (range as u16, (range >> 16) as u16) {
@@ -330,7 +329,7 @@ impl Options {
         self.timeout(libc::SO_SNDTIMEO)
     }
 
-    /// A zero `timeval` means forever, a negative one not at all.
+    /// A zero `timeval` means no limit, a negative one not to wait.
     fn timeout(&self, name: i32) -> Option<Duration> {
         let value = self.values.get(&(SOL_SOCKET, name))?;
         if values::is_before_now(value) {
@@ -378,14 +377,14 @@ impl Options {
         CongestionKind::from_name(core::str::from_utf8(name).ok()?)
     }
 
-    /// `SO_MAX_PACING_RATE`, if it bounds anything.
+    /// `SO_MAX_PACING_RATE`, if it limits anything.
     pub(crate) fn max_pacing(&self) -> Option<u64> {
         let value = self.values.get(&(SOL_SOCKET, libc::SO_MAX_PACING_RATE))?;
         let rate = u64::from_ne_bytes(value.get(..8)?.try_into().ok()?);
         (rate != u64::MAX).then_some(rate)
     }
 
-    /// Whether `recvmsg` of a stream is to tell more than bytes: when they came, how many are left.
+    /// Does `recvmsg` of a stream have to return more than bytes: their arrival time, or how many are left?
     pub(crate) fn wants_times(&self) -> bool {
         let wanted = self.wanted_control();
         wanted.timestamp || wanted.timestamp_ns || wanted.timestamping || self.tells_rest()
@@ -397,7 +396,7 @@ impl Options {
             .map_or(0, i32::cast_unsigned)
     }
 
-    /// `UDP_SEGMENT`; 0: none.
+    /// `UDP_SEGMENT`; 0 if unset.
     pub(crate) fn segment(&self) -> u16 {
         self.int(libc::SOL_UDP, libc::UDP_SEGMENT)
             .and_then(|size| u16::try_from(size).ok())
@@ -408,12 +407,12 @@ impl Options {
         self.flag(libc::SOL_UDP, libc::UDP_CORK)
     }
 
-    /// `TCP_INQ`: `recvmsg` tells how much is left.
+    /// `TCP_INQ`: `recvmsg` returns how much is left.
     pub(crate) fn tells_rest(&self) -> bool {
         self.flag(IPPROTO_TCP, TCP_INQ)
     }
 
-    /// `SO_RCVBUFFORCE` and `SO_SNDBUFFORCE`: as the option without the bound, for who is privileged.
+    /// `SO_RCVBUFFORCE` and `SO_SNDBUFFORCE`: as the plain options, without their limit, for privileged callers.
     pub(crate) fn force_buffer(&mut self, name: i32, value: &[u8]) -> Result<(), Errno> {
         let bytes = values::forced_buffer(name, int_of(value, SOL_SOCKET)?);
         let plain = match name {
@@ -424,7 +423,7 @@ impl Options {
         Ok(())
     }
 
-    /// Keeps a value that was checked elsewhere, as the kernel takes it.
+    /// Keeps a value that was checked elsewhere, in the kernel's form.
     pub(crate) fn keep(&mut self, level: i32, name: i32, value: &[u8]) {
         self.values.insert((level, name), value.to_vec());
     }
@@ -489,7 +488,7 @@ impl Options {
         Some(clamp.unsigned_abs()).filter(|&bytes| bytes > 0)
     }
 
-    /// What the server must know for the handshakes it does.
+    /// Returns what the server must know for the handshakes it performs.
     pub(crate) fn handshake(&self) -> HandshakeOptions {
         let positive = |name| {
             let value = self.int(IPPROTO_TCP, name)?;
@@ -519,19 +518,19 @@ impl Options {
         }
     }
 
-    /// With which priority frames leave.
+    /// Returns the priority of sent frames.
     pub(crate) fn priority(&self) -> u8 {
         let chosen = self.int(SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0);
         u8::try_from(chosen).unwrap_or(0)
     }
 
-    /// How packets are to reach the session, if that was said.
+    /// Returns the delivery form, if one was chosen.
     pub(crate) fn delivery(&self) -> Option<Delivery> {
         let number = usize::try_from(self.int(SOL_SOCKET, SO_DELIVERY)?).ok()?;
         Delivery::ALL.get(number).copied()
     }
 
-    /// By which ring the session's frames are to come, if that was said.
+    /// Returns the receive ring, if one was chosen.
     pub(crate) fn mapping(&self) -> Option<MappingChoice> {
         match self.int(SOL_SOCKET, SO_DIRECT)? {
             0 => Some(MappingChoice::Shared),
@@ -539,7 +538,7 @@ impl Options {
         }
     }
 
-    /// Tells the session all that concerns it.
+    /// Applies the options to a session.
     pub(crate) fn apply(&self, session: &mut Session) {
         match session {
             Session::Tcp(session) => self.apply_to_tcp(session),
@@ -555,7 +554,7 @@ impl Options {
         self.apply_to_stream(&mut session.connection);
     }
 
-    /// Tells a stream, of whatever kind, all that concerns it.
+    /// Applies the options to a stream of any kind.
     pub(crate) fn apply_to_stream(&self, stream: &mut dyn Stream) {
         if let Some(bytes) = self.int(SOL_SOCKET, libc::SO_SNDBUF) {
             stream.set_send_buffer(usize::try_from(bytes).unwrap_or(0));
@@ -612,12 +611,12 @@ impl Options {
         self.flag(IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE)
     }
 
-    /// `TCP_QUICKACK` as it was set last, if it was.
+    /// The last value of `TCP_QUICKACK`, if it was set.
     pub(crate) fn quickack(&self) -> Option<bool> {
         self.int(IPPROTO_TCP, TCP_QUICKACK).map(|on| on != 0)
     }
 
-    /// The option of the socket's own family counts, for an IPv6 socket also with an IPv4 peer's.
+    /// The option of the socket's own family counts, for an IPv6 socket also if its peer is IPv4.
     fn mtu_discovery(&self) -> MtuDiscovery {
         let value = self
             .int(IPPROTO_IP, libc::IP_MTU_DISCOVER)
@@ -653,7 +652,7 @@ impl Options {
 /// `asm-generic/socket.h`
 const SO_BINDTOIFINDEX: i32 = 62;
 
-/// Options that Portolan leaves to the kernel, with the sockets that they are set on.
+/// Options that Portolan leaves to the kernel, together with the sockets that they are set on.
 pub(crate) fn is_the_kernels(level: i32, name: i32) -> bool {
     match level {
         SOL_SOCKET => matches!(
@@ -672,8 +671,8 @@ pub(crate) fn is_the_kernels(level: i32, name: i32) -> bool {
     }
 }
 
-/// Values that need privileges, and that only the kernel's own sockets give effect: a mark chooses routes, and a priority
-/// beyond the usual ones a class of the user's.
+/// Values that need privileges, and that have an effect only on kernel sockets: a mark selects
+/// routes, and a priority beyond the usual ones a class of the user's.
 pub(crate) fn is_privileged(level: i32, name: i32, value: &[u8]) -> bool {
     let number = value
         .first_chunk()
@@ -686,8 +685,8 @@ pub(crate) fn is_privileged(level: i32, name: i32, value: &[u8]) -> bool {
     }
 }
 
-/// Linux's `rt_tos2priority`, by the bits of RFC 1349: bulk for throughput, interactive for low delay,
-/// between the two for both.
+/// Linux's `rt_tos2priority`, by the bits of RFC 1349: bulk for throughput, interactive for low
+/// delay, in between for both.
 fn priority_of(tos: u8) -> u8 {
     match tos & 0x18 {
         0x08 => 2,

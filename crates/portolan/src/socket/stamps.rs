@@ -1,6 +1,6 @@
-//! Time stamps of what a stream sends (`SO_TIMESTAMPING`, Linux's networking/timestamping.rst): when
+//! Time stamps of sent stream data (`SO_TIMESTAMPING`, Linux's networking/timestamping.rst): when
 //! the last byte of a call left for the device, and when the peer acknowledged it. A session that
-//! leaves the process takes no marks along.
+//! leaves the process loses its marks.
 
 use std::collections::VecDeque;
 
@@ -9,17 +9,17 @@ use portolan_types::{Instant, SeqNum};
 
 use crate::socket::options::timestamping::{OPT_ID, TX_ACK, TX_SCHED, TX_SOFTWARE};
 
-/// Marks and stamps kept of one stream; beyond, the oldest go.
+/// Maximum number of marks and of stamps per stream; beyond, the oldest marks and the newest stamps are dropped.
 const MOST: usize = 1024;
 
-/// What is stamped, with the value that tells of it (linux/errqueue.h, `SCM_TSTAMP_*`).
+/// Stamped events, with the value that reports them (linux/errqueue.h, `SCM_TSTAMP_*`).
 const KINDS: [(u32, u32); 3] = [(TX_SCHED, 1), (TX_SOFTWARE, 0), (TX_ACK, 2)];
 
-/// A byte whose way is watched.
+/// A byte that is tracked.
 #[derive(Debug)]
 struct Mark {
     byte: SeqNum,
-    /// Of `SO_TIMESTAMPING`, what has not come yet.
+    /// Flags of `SO_TIMESTAMPING` whose event is pending.
     wanted: u32,
     number: u32,
 }
@@ -28,26 +28,26 @@ struct Mark {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub(crate) kind: u32,
-    /// Of the byte, from where the program began to count (`SOF_TIMESTAMPING_OPT_ID`).
+    /// Of the byte, from where the program started to count (`SOF_TIMESTAMPING_OPT_ID`).
     pub(crate) number: u32,
     pub(crate) at: Instant,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Stamps {
-    /// Byte 0.
+    /// Sequence number of byte 0.
     base: SeqNum,
     marks: VecDeque<Mark>,
     queue: VecDeque<Stamp>,
 }
 
 impl Stamps {
-    /// Bytes are counted from `base`.
+    /// Counts bytes from `base`.
     pub(crate) fn count_from(&mut self, base: SeqNum) {
         self.base = base;
     }
 
-    /// Watches the last byte that was given to the stream, if `flags` ask for that.
+    /// Tracks the last byte that was given to the stream, if `flags` request it.
     pub(crate) fn mark(&mut self, edges: &SendSpace, flags: u32) {
         let wanted = flags & (TX_SCHED | TX_SOFTWARE | TX_ACK);
         if wanted == 0 {
@@ -69,7 +69,7 @@ impl Stamps {
         });
     }
 
-    /// Notes what has passed an edge. True if there are new stamps.
+    /// Stamps the marks that have passed an edge. Returns whether there are new stamps.
     pub(crate) fn pass(&mut self, now: Instant, edges: &SendSpace) -> bool {
         let before = self.queue.len();
         for mark in &mut self.marks {

@@ -1,10 +1,10 @@
-//! Where a socket stands in its life. Phase and slot are one atomic word: nobody sees one without the other, or what is
-//! between two states. Who handles a socket's calls follows from its phase.
+//! The state of a socket. Phase and slot are one atomic word, so that no thread sees one without the other, or an
+//! intermediate state. The phase determines who handles a socket's calls.
 //!
-//! A session comes to its slot and leaves it with the process's lock held, in one go with the change of state: whoever
-//! reads `Cached` under that lock finds the socket's own session there, and whoever reads something else leaves the
-//! slot alone. A change that may not be ([`SocketState::may_become`]) is refused: where two threads end or open the same
-//! socket, the slower one learns what the other has made of it.
+//! A session is put into its slot and removed from it with the process's lock held, together with the change of state:
+//! a thread that reads `Cached` under that lock finds the socket's own session there, and one that reads another state
+//! leaves the slot alone. Changes that are not allowed ([`SocketState::may_become`]) are refused: if two threads end or
+//! open the same socket, the slower one learns the state that the other has set.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use portolan_types::Slot;
 pub(crate) enum SocketState {
     /// No session yet, or only a port.
     Idle,
-    /// The server opens it; the outcome comes on the descriptor, and the session to the slot.
+    /// The server opens it; the outcome arrives on the descriptor, and the session in the slot.
     Connecting {
         slot: Slot,
     },
@@ -22,22 +22,22 @@ pub(crate) enum SocketState {
     Cached {
         slot: Slot,
     },
-    /// Sessions to accept come on the descriptor.
+    /// Sessions to accept arrive on the descriptor.
     Listening,
     /// The server holds it and relays through the descriptor: calls go to the kernel.
     Relayed,
     /// Another process that has the descriptor holds it, or the server keeps it: the next call that
-    /// needs the session asks for it.
+    /// needs the session requests it.
     HeldElsewhere {
         use_here: UseHere,
     },
     Closed,
 }
 
-/// Has this process ever needed a session that is elsewhere?
+/// Has this process ever needed a session that is held elsewhere?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UseHere {
-    /// It was accepted, and its options are only here.
+    /// It was accepted, and only this process has its options.
     Never,
     Before,
 }
@@ -65,7 +65,7 @@ pub(crate) const PHASES: [SocketPhase; 7] = [
     SocketPhase::Closed,
 ];
 
-/// Of a socket that has none: no session lies there.
+/// The slot of a socket that has none: no session lies there.
 const NO_SLOT: Slot = Slot(u32::MAX);
 
 impl SocketState {
@@ -81,8 +81,8 @@ impl SocketState {
         }
     }
 
-    /// May a socket go from this state to `next`? One that is closed may be opened anew (`connect` to `AF_UNSPEC` after
-    /// its session was lost), but a session that was under way for it is nobody's.
+    /// May a socket change from this state to `next`? A closed one may be reopened (`connect` to `AF_UNSPEC`
+    /// after its session was lost), but does not get a session that was being opened for it.
     pub(crate) fn may_become(self, next: SocketState) -> bool {
         use SocketPhase::{Cached, Closed, Connecting, HeldElsewhere, Idle, Listening, Relayed};
         if let (SocketState::Connecting { slot: promised }, SocketState::Cached { slot }) =
@@ -104,11 +104,11 @@ impl SocketState {
     }
 }
 
-/// The word that a state is in: an atomic of the standard library's, or of a checker of interleavings.
+/// The atomic word that contains a state: the standard library's, or loom's.
 pub(crate) trait AtomicWord {
     fn new(word: u64) -> Self;
     fn load(&self) -> u64;
-    /// The word that was found instead of `expected`.
+    /// Returns the word that was found instead of `expected`.
     fn compare_exchange(&self, expected: u64, new: u64) -> Result<(), u64>;
 }
 
@@ -143,12 +143,12 @@ impl<W: AtomicWord> StateCell<W> {
         phase_of(self.0.load())
     }
 
-    /// Where the session lies, or will lie; a slot without one in all other states.
+    /// Returns the slot where the session lies, or will lie; a slot without one in all other states.
     pub(crate) fn slot(&self) -> Slot {
         slot_of(self.0.load())
     }
 
-    /// Returns the state before, or the one that does not allow the change.
+    /// Returns the previous state, or the one that does not allow the change.
     pub(crate) fn change(&self, next: SocketState) -> Result<SocketState, SocketState> {
         let mut word = self.0.load();
         loop {
@@ -164,7 +164,7 @@ impl<W: AtomicWord> StateCell<W> {
     }
 }
 
-// Bits 0 to 31: the slot. 32 to 39: the phase. 40: set if a session that is elsewhere was needed here before.
+// Bits 0 to 31: the slot. 32 to 39: the phase. 40: set if a session held elsewhere was needed here before.
 const PHASE_AT: u32 = 32;
 const USED: u64 = 1 << 40;
 

@@ -1,9 +1,9 @@
-//! An epoll set that holds sockets of ours beside the kernel's descriptors. The set is a real
-//! kernel epoll descriptor: what is not ours is registered there, as is every socket whose events
-//! the kernel knows (listening, relayed).
+//! An epoll set that contains sockets of ours beside kernel descriptors. The set is a real kernel
+//! epoll descriptor: other descriptors are registered there, as is every socket whose events the
+//! kernel reports (listening, relayed).
 //!
-//! A set that somebody watches as a descriptor, being in another set or in `poll`, has one member more in
-//! the kernel: a notifier that is readable while a member of ours is ready.
+//! A set that is itself watched, in another set or by `poll`, has one more member in the kernel: a
+//! notifier that is readable while a member of ours is ready.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, RawFd};
@@ -16,26 +16,26 @@ use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
+use crate::descriptors::InternalFd;
 use crate::runtime::Core;
-use crate::socket::table::InternalFd;
 use crate::socket::{ERR, HUP, PRI, Socket, SocketPhase};
 use crate::wait::{Waiter, pollfd};
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
-/// Members whose descriptor is closed get names that are no descriptors.
+/// Members whose descriptor is closed get numbers that are not descriptors.
 static NEXT_NAME: AtomicI32 = AtomicI32::new(-2);
 /// Bits that are always reported.
 const ALWAYS: u32 = ERR | HUP;
 
-/// What the kernel's set tells the notifier by: its address is nobody else's.
+/// Marks the notifier in the kernel's set: its address is unique.
 static NOTIFIER: u8 = 0;
 
 #[derive(Debug)]
 pub(crate) struct Epoll {
-    /// A number of the kernel's set.
+    /// A descriptor of the kernel's set.
     fd: AtomicI32,
-    /// Somebody watches the set itself.
+    /// The set itself is watched.
     is_watched: AtomicBool,
     has_own_notifier: AtomicBool,
     /// Sets of ours are members.
@@ -48,23 +48,23 @@ struct State {
     interests: HashMap<RawFd, Interest>,
     /// Members that may be ready, each at most once.
     candidates: VecDeque<RawFd>,
-    /// Candidates that are still to be looked at before the kernel's members get their turn.
+    /// Candidates that still have to be checked before the kernel's members get their turn.
     turn: usize,
-    /// Members the kernel was given: an upper bound, closed descriptors leave by themselves.
+    /// Members in the kernel's set: an upper bound, since closed descriptors leave it automatically.
     kernel_members: usize,
-    /// Members of the kernel that listened when they were entered, and what with: the descriptor may be replaced.
+    /// Kernel members that listened when they were added, and their registration: the descriptor may be replaced.
     listeners: HashMap<RawFd, (Weak<Socket>, libc::epoll_event)>,
-    /// Members of the kernel that are polled themselves.
+    /// Kernel members that are polled separately.
     polled: Vec<Polled>,
-    /// Events that the kernel's members may have before ours get their turn again.
+    /// Events that the kernel's members may report before it is our turn again.
     kernels_turn: usize,
-    /// Sets of ours that are members, all with the kernel.
+    /// Sets of ours that are members, all in the kernel's set.
     nested: Vec<Weak<Epoll>>,
     notifier: Option<SetEvent>,
     sleepers: Vec<Arc<Waiter>>,
 }
 
-/// Readable while it rings, in the kernel's set.
+/// An eventfd in the kernel's set, readable while it is notified.
 #[derive(Debug)]
 struct SetEvent(InternalFd);
 
@@ -74,9 +74,9 @@ impl SetEvent {
         Ok(SetEvent(InternalFd::new(eventfd(0, flags)?)))
     }
 
-    /// Each time is an edge to who watches for edges.
+    /// Each call is an edge for edge-triggered watchers.
     fn notify(&self) {
-        // Fails only if it has been notified 2^64 - 2 times, and rings.
+        // Fails only if it has been notified 2^64 - 2 times, and is readable.
         let _ = write(&self.0, &1_u64.to_ne_bytes());
     }
 
@@ -86,24 +86,24 @@ impl SetEvent {
     }
 
     fn drain(&self) {
-        // Fails only if it does not ring.
+        // Fails only if it is not notified.
         let _ = read(&self.0, &mut [0; 8]);
     }
 }
 
-/// A kernel descriptor that is watched for `EPOLLPRI` alone. Some (`/proc/mounts`) tell of a change once, to whichever poll
-/// is first: to poll the kernel's set for them, and then to ask it what there is, would lose that.
+/// A kernel descriptor that is watched for `EPOLLPRI` alone. Some (`/proc/mounts`) report a change once, to
+/// the first poll: polling the kernel's set for them, and then asking it for events, would lose the change.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Polled {
     fd: RawFd,
     events: u32,
     data: u64,
-    /// As of an [`Interest`].
+    /// As in [`Interest`].
     is_armed: bool,
 }
 
 impl Polled {
-    /// Is that what the member is to be?
+    /// Must a member with these events be polled separately?
     pub(crate) fn fits(events: u32) -> bool {
         let input = libc::EPOLLIN | libc::EPOLLRDNORM | libc::EPOLLOUT;
         events & PRI != 0 && events & (input as u32 | EDGE) == 0
@@ -143,7 +143,7 @@ impl Epoll {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// The number it was known by is closed, and this is another.
+    /// Sets another descriptor of the set, because the known one is closed.
     pub(crate) fn move_to(&self, fd: RawFd) {
         self.fd.store(fd, Ordering::Relaxed);
     }
@@ -152,28 +152,32 @@ impl Epoll {
         self.state().interests.contains_key(&fd)
     }
 
-    /// Adds or replaces a member; it is looked at in the next wait.
-    pub(crate) fn set(&self, fd: RawFd, socket: &Arc<Socket>, event: libc::epoll_event) {
+    /// Adds or replaces a member. One that is not ready yet has its place among the others once it is.
+    pub(crate) fn set(
+        &self,
+        core: &mut Core,
+        (fd, socket): (RawFd, &Arc<Socket>),
+        event: libc::epoll_event,
+    ) {
         let mut state = self.state();
         let was_candidate = state.interests.get(&fd).is_some_and(|i| i.is_candidate);
-        state.interests.insert(
-            fd,
-            Interest {
-                socket: Arc::clone(socket),
-                events: event.events,
-                data: event.u64,
-                is_armed: true,
-                is_candidate: true,
-            },
-        );
-        if !was_candidate {
+        let mut interest = Interest {
+            socket: Arc::clone(socket),
+            events: event.events,
+            data: event.u64,
+            is_armed: true,
+            is_candidate: was_candidate,
+        };
+        if !was_candidate && interest.ready(core) != 0 {
+            interest.is_candidate = true;
             state.candidates.push_back(fd);
         }
+        state.interests.insert(fd, interest);
         state.wake();
         self.notify(&state);
     }
 
-    /// What the member was registered with.
+    /// Returns the registration of a member.
     pub(crate) fn interest(&self, fd: RawFd) -> Option<libc::epoll_event> {
         let state = self.state();
         let interest = state.interests.get(&fd)?;
@@ -189,8 +193,8 @@ impl Epoll {
         state.interests.remove(&fd).map(|interest| interest.socket)
     }
 
-    /// The member's descriptor is closed but the socket lives on under another, which nobody can
-    /// change or remove it by (epoll(7), "Will closing a file descriptor cause it to be removed").
+    /// Renames a member whose descriptor is closed while the socket stays open under another, by which it
+    /// cannot be changed or removed (epoll(7), "Will closing a file descriptor cause it to be removed").
     pub(crate) fn rename(&self, fd: RawFd) -> RawFd {
         let name = NEXT_NAME.fetch_sub(1, Ordering::Relaxed);
         let mut state = self.state();
@@ -205,7 +209,7 @@ impl Epoll {
         name
     }
 
-    /// Adds a member of the kernel that is polled itself, or changes it.
+    /// Adds or changes a kernel member that is polled separately.
     pub(crate) fn set_polled(&self, fd: RawFd, event: libc::epoll_event) {
         let mut state = self.state();
         state.polled.retain(|polled| polled.fd != fd);
@@ -215,7 +219,7 @@ impl Epoll {
             data: event.u64,
             is_armed: true,
         });
-        // Who sleeps does not poll it.
+        // Sleeping threads do not poll it yet.
         state.wake();
     }
 
@@ -227,7 +231,7 @@ impl Epoll {
         self.state().polled.iter().any(|polled| polled.fd == fd)
     }
 
-    /// What is to be polled beside the kernel's set.
+    /// Returns the members to poll beside the kernel's set.
     pub(crate) fn polled(&self) -> Vec<Polled> {
         let state = self.state();
         let armed = state.polled.iter().filter(|polled| polled.is_armed);
@@ -239,7 +243,7 @@ impl Epoll {
         state.polled.iter().filter(|polled| polled.is_armed).count()
     }
 
-    /// Tells what a poll has found of those; returns how many `events` that are. Closed descriptors leave the set.
+    /// Reports the results of polling those. Returns the number of `events`. Closed descriptors leave the set.
     pub(crate) fn collect_polled(
         &self,
         found: &[libc::pollfd],
@@ -275,7 +279,7 @@ impl Epoll {
     pub(crate) fn kernel_member_added(&self) {
         let mut state = self.state();
         state.kernel_members += 1;
-        // Who sleeps did not look at the kernel's members.
+        // Sleeping threads do not watch the kernel's members yet.
         state.wake();
     }
 
@@ -284,7 +288,8 @@ impl Epoll {
         state.kernel_members = state.kernel_members.saturating_sub(1);
     }
 
-    /// A listener has become the kernel's member, or its interest has changed; none if it is no member any more.
+    /// Records a listener that has become a kernel member, or whose interest has changed; `None` if it is no longer
+    /// one.
     pub(crate) fn note_listener(
         &self,
         fd: RawFd,
@@ -298,7 +303,7 @@ impl Epoll {
         };
     }
 
-    /// The memberships of a listener whose descriptor is replaced, which ends them in the kernel's set.
+    /// Takes the memberships of a listener whose descriptor is replaced, which ends them in the kernel's set.
     pub(crate) fn take_listener(&self, socket: &Arc<Socket>) -> Vec<(RawFd, libc::epoll_event)> {
         let mut state = self.state();
         let mut taken = Vec::new();
@@ -318,7 +323,7 @@ impl Epoll {
         self.state().kernels_turn > 0
     }
 
-    /// The kernel's members have had `events`; it is their turn still if the caller has no more room.
+    /// Notes that the kernel's members have reported `events`; it is still their turn if the caller has no more room.
     pub(crate) fn kernel_has_told(&self, events: usize, is_full: bool) {
         let mut state = self.state();
         state.kernels_turn = if is_full {
@@ -328,7 +333,7 @@ impl Epoll {
         };
     }
 
-    /// Has the kernel look for us, from now on, whether a member of ours is ready.
+    /// From now on reports in the kernel's set whether a member of ours is ready.
     pub(crate) fn be_watched(&self) {
         self.is_watched.store(true, Ordering::Relaxed);
     }
@@ -337,13 +342,13 @@ impl Epoll {
         self.is_watched.load(Ordering::Relaxed)
     }
 
-    /// In a child of fork: the set in the kernel is the parent's, too, and the notifier is the parent's. Another thread may
-    /// have had the state locked.
+    /// Called in a child of fork: the set in the kernel is shared with the parent, and the notifier
+    /// is the parent's. Another thread may have held the lock on the state.
     pub(crate) fn inherit(&self) {
         self.has_own_notifier.store(false, Ordering::Relaxed);
     }
 
-    /// `inner` is a member from now on.
+    /// Adds `inner` as a member.
     pub(crate) fn nest(&self, inner: &Arc<Epoll>) {
         inner.be_watched();
         self.has_nested.store(true, Ordering::Relaxed);
@@ -377,7 +382,7 @@ impl Epoll {
         }
         let mut state = self.state();
         if !self.has_own_notifier.load(Ordering::Relaxed) {
-            // The parent's was closed at the fork, and its number may be another's.
+            // The parent's was closed at the fork, and its number may be in use again.
             std::mem::forget(state.notifier.replace(self.new_notifier()?));
             self.has_own_notifier.store(true, Ordering::Relaxed);
         }
@@ -390,7 +395,7 @@ impl Epoll {
         Ok(())
     }
 
-    /// A member has something new: also for those who watch for edges of the set.
+    /// Notifies of news of a member, as an edge for edge-triggered watchers of the set.
     fn notify(&self, state: &State) {
         if self.has_own_notifier.load(Ordering::Relaxed)
             && let Some(notifier) = &state.notifier
@@ -410,7 +415,7 @@ impl Epoll {
         Ok(notifier)
     }
 
-    /// What the kernel's members have now.
+    /// Returns the events of the kernel's members.
     pub(crate) fn collect_kernels(&self, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
         let count = descriptor::epoll_collect(self.fd(), events)?;
         let is_notifier = |event: &libc::epoll_event| event.u64 == notifier_mark();
@@ -435,7 +440,7 @@ impl Epoll {
             .collect()
     }
 
-    /// The members whose session is elsewhere.
+    /// Returns the members whose session is held elsewhere.
     pub(crate) fn members_away(&self) -> Vec<(RawFd, Arc<Socket>)> {
         if !Socket::any(SocketPhase::HeldElsewhere) {
             return Vec::new();
@@ -448,7 +453,7 @@ impl Epoll {
             .collect()
     }
 
-    /// Something happened to a member.
+    /// Called after an event of a member.
     pub(crate) fn mark(&self, fd: RawFd, bits: u32) {
         let mut state = self.state();
         let Some(interest) = state.interests.get_mut(&fd) else {
@@ -476,8 +481,8 @@ impl Epoll {
         }
     }
 
-    /// Collects ready members into `events`; returns how many. Level-triggered members stay
-    /// candidates for as long as they are ready, at the end of the queue (epoll(7)).
+    /// Collects ready members into `events`. Returns how many. Level-triggered members stay
+    /// candidates while they are ready, at the end of the queue (epoll(7)).
     pub(crate) fn collect(&self, core: &mut Core, events: &mut [libc::epoll_event]) -> usize {
         let mut state = self.state();
         let mut count = 0;
@@ -525,7 +530,7 @@ fn notifier_mark() -> u64 {
 }
 
 impl Interest {
-    /// What it would tell now.
+    /// Returns the events it would report now.
     fn ready(&self, core: &mut Core) -> u32 {
         if self.is_armed {
             self.socket.readiness(core) & (self.events | ALWAYS)

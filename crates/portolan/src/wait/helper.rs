@@ -1,10 +1,10 @@
-//! The helper thread: attends to the channel only while no application thread does.
+//! The background thread (helper): attends to the channel only while no application thread does.
 //!
-//! It is in one of three states. *Ticking*: every [`TICK`] it looks whether application threads
-//! still come by, and helps out if frames or timers wait; frames that the program, which computes, leaves
-//! unattended for a while wake it before (`bpf/attention.h`). *On duty*: none has come since the last
-//! tick, so it sleeps on the channel like any leader. *Resting*: an application thread sleeps as
-//! leader and does all the work; nothing to do until that thread has left.
+//! It is in one of three states. *Ticking*: every [`TICK`] it checks whether application threads still attend
+//! to the channel, and helps out if frames or timers wait; frames that a computing program leaves unread for
+//! a while wake it earlier (`bpf/attention.h`). *On duty*: no thread has attended since the last tick, so it
+//! sleeps on the channel like any leader. *Resting*: an application thread sleeps as leader and does all the
+//! work, until that thread returns to the program.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -21,6 +21,7 @@ use portolan_sys::{clock, descriptor, thread, wait};
 use portolan_types::Instant;
 use rustix::io::Errno;
 
+use crate::descriptors::{self, InternalFd};
 use crate::posix;
 use crate::process::control::Control;
 use crate::process::inside;
@@ -29,31 +30,30 @@ use crate::process::successor;
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::Socket;
-use crate::socket::table;
-use crate::socket::table::InternalFd;
 use crate::wait::turns::Turns;
 use crate::wait::unseen::Looks;
+use crate::wait::watch::{HelperStep, Since};
 use crate::wait::{Waiter, WatchSet, earliest, pollfd};
 
-/// How late an unattended channel may be noticed.
+/// Maximum delay until an unattended channel is noticed.
 const TICK: Duration = Duration::from_millis(10);
 
-/// Timers of sessions are no more exact than that while the program computes.
+/// Resolution of sessions' timers while the program computes.
 const RESOLUTION: Duration = Duration::from_micros(200);
 
-/// It works for a moment each time that it wakes, and is to run at once where it shares a processor with the program, which computes
-/// (see [`Turns`], too).
+/// Scheduler slice: the thread works for a moment each time it wakes, and must run at once where it
+/// shares a processor with a computing program (see [`Turns`], too).
 const SLICE: Duration = Duration::from_micros(100);
 
-/// How many ticks pass before the figures that `portolan ss` shows are published again.
+/// Number of ticks between publications of the statistics that `portolan ss` shows.
 const PUBLISH_EVERY: u32 = 10;
 
-/// A resting helper looks up once in that time all the same, to publish figures.
+/// Interval at which a resting helper wakes all the same, to publish statistics.
 const REST: Duration = Duration::from_secs(1);
 
-/// Where application threads meet the helper.
+/// State shared by application threads and the helper.
 pub(crate) struct BackgroundThread {
-    /// Nobody else is to start it. While it is stopped for a call, too.
+    /// No other thread may start it. Also set while it is stopped for a call.
     is_started: AtomicBool,
     thread: Mutex<Option<JoinHandle<()>>>,
     is_resting: AtomicBool,
@@ -61,7 +61,7 @@ pub(crate) struct BackgroundThread {
     /// Ends its sleep.
     notifier: EventNotifier,
     turns: Turns,
-    /// The descriptors that it needs, until it starts: the program may be short of them by then.
+    /// The descriptors that it needs, until it starts: by then the program may be short of them.
     equipment: Mutex<Option<(Waiter, Unattended)>>,
 }
 
@@ -72,7 +72,7 @@ impl BackgroundThread {
             thread: Mutex::new(None),
             is_resting: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
-            notifier: EventNotifier::from_fd(table::hide(EventNotifier::new()?.into())),
+            notifier: EventNotifier::from_fd(descriptors::hide(EventNotifier::new()?.into())),
             turns: Turns::default(),
             equipment: Mutex::new(Some((Waiter::new(), Unattended::new()))),
         })
@@ -91,7 +91,7 @@ impl BackgroundThread {
     }
 }
 
-/// Does the connection to the server, which is among those that were polled, show its end?
+/// Does the connection to the server, which is among the polled descriptors, show a hang-up?
 fn has_hung_up(polled: &[libc::pollfd], control: &Control) -> bool {
     let control = control.as_fd().as_raw_fd();
     polled
@@ -118,23 +118,23 @@ impl Process {
         };
         let thread = thread::spawn_masked("portolan", help).ok();
         if thread.is_none() {
-            // Tried again with the next session; until then only application threads attend.
+            // Retried with the next session; until then only application threads attend to the channel.
             self.helper.is_started.store(false, Ordering::Release);
         }
         *self.helper.thread() = thread;
     }
 
-    /// Ends the helper, and returns when neither libc nor the kernel knows of it. True if it ran: then
-    /// [`Process::start_helper`] is to follow. Not with a lock held.
+    /// Ends the helper. Returns when neither libc nor the kernel knows of it; true if it ran: then
+    /// [`Process::start_helper`] must follow. Must be called without locks held.
     pub(crate) fn stop_helper(&self) -> bool {
         let Some(thread) = self.helper.thread().take() else {
             return false;
         };
         self.helper.is_stopping.store(true, Ordering::Release);
         self.helper.notifier.notify();
-        // It may wait for a fork, which waits for who is inside.
+        // The thread may wait for a fork, which waits for threads that are inside.
         let outside = inside::leave();
-        // One that has panicked has ended, too.
+        // A thread that has panicked has ended, too.
         let _ = thread.join();
         drop(outside);
         self.helper.notifier.drain();
@@ -142,7 +142,7 @@ impl Process {
         true
     }
 
-    /// Called by a leader that goes back to its application.
+    /// Called by a leader that returns to its application.
     pub(crate) fn wake_helper(&self) {
         self.helper.turns.leave_to_program();
         if self.helper.is_resting.load(Ordering::Relaxed)
@@ -169,27 +169,26 @@ impl Process {
             self.take_outcomes();
             self.look_for_unseen_waits(&mut looks);
             let mut core = self.lock();
-            let someone_came = core.attended != seen;
-            if core.is_attended() {
-                seen = core.attended;
-                if !someone_came {
-                    self.rest(core);
+            let since = Since::of(seen, core.attended);
+            match core.watch.after_tick(since) {
+                HelperStep::Rest => self.rest(core),
+                HelperStep::StandIn => {
+                    self.publish(&core);
+                    seen = self.stand_in(core, &mut looks);
                 }
-                continue;
-            }
-            if someone_came {
-                core.poll_idle(clock::now());
-                seen = core.attended;
-            } else {
-                self.publish(&core);
-                seen = self.stand_in(core, &mut looks);
+                HelperStep::Tick => {
+                    if !core.is_attended() {
+                        core.poll_idle(clock::now());
+                    }
+                    seen = core.attended;
+                }
             }
         }
     }
 
-    /// Waits for the next tick, or until the program leaves frames alone, which it attends to. Returns what
-    /// `attended` would stand at without its own doing, if it was `seen` before; what it stands at if there were such
-    /// frames, so that the helper stands in from then on.
+    /// Waits for the next tick, or until the filter reports unread frames, which it processes.
+    /// Returns the value that `attended` would have without the helper, if it was `seen` before;
+    /// the current value if there were such frames, so that the helper stands in from then on.
     fn tick(&self, unattended: &mut Unattended, mut seen: u64) -> u64 {
         let end = clock::now() + TICK;
         let mut until = end;
@@ -217,24 +216,24 @@ impl Process {
                 core.poll_idle(now);
                 seen += core.attended - before;
             }
-            // While the program comes by it runs its timers itself.
+            // A program that still attends to the channel runs its timers itself.
             let timer = core.deadline().filter(|_| is_alone);
             until = timer.map_or(end, |timer| timer.max(now + RESOLUTION).min(end));
         }
     }
 
-    /// Attends to the channel until an application thread comes. Returns what `attended` stood at
-    /// before that one.
+    /// Attends to the channel until an application thread does. Returns the value of `attended`
+    /// before that.
     fn stand_in(&'static self, mut core: CoreGuard<'static>, looks: &mut Looks) -> u64 {
         let waiter = Waiter::mine();
         loop {
             let now = clock::now();
             core.poll_idle(now);
             let seen = core.attended;
-            if core.is_attended() {
+            if core.watch.while_standing_in(Since::Left) == HelperStep::Tick {
                 return seen;
             }
-            // Programs that wait for local sessions in the library hear of them there.
+            // Programs that wait for local sessions in the library are notified there.
             let listens = Socket::has_owner() && !core.locals.is_empty();
             if (listens && !core.arm_locals(WakeBy::Notifier)) || !core.helper_leads(now, &waiter) {
                 continue;
@@ -259,7 +258,9 @@ impl Process {
             drop(core);
             self.look_for_unseen_waits(looks);
             core = self.lock();
-            if core.attended != seen || self.helper.is_stopping() {
+            let since = Since::of(seen, core.attended);
+            let step = core.watch.while_standing_in(since);
+            if step == HelperStep::Tick || self.helper.is_stopping() {
                 // What came until now was taken, and not answered yet.
                 core.poll_idle(clock::now());
                 return seen;
@@ -267,7 +268,7 @@ impl Process {
         }
     }
 
-    /// The lock; if the program has it, which a frame has interrupted perhaps, not before that has had its turn.
+    /// Locks the core. If the program holds the lock, perhaps interrupted by a frame, lets the program run first.
     fn lock_in_turn(&self) -> CoreGuard<'_> {
         if self.is_locked() {
             let outside = inside::leave();
@@ -277,15 +278,15 @@ impl Process {
         self.lock()
     }
 
-    /// Sleeps until the channel or a timer asks for attention, or the server goes. While there is
-    /// none its successor is looked for.
+    /// Sleeps until the channel or a timer requests attention, or the server hangs up. Without a
+    /// server, looks for its successor.
     fn sleep(&self, set: &WatchSet, mut deadline: Option<Instant>) -> Vec<libc::pollfd> {
         let mut fds = set.fds().to_vec();
         if self.control.is_lost() {
             let next_look = clock::now() + REST;
             deadline = Some(deadline.map_or(next_look, |deadline| deadline.min(next_look)));
         } else {
-            // Of a hang-up `poll` tells unasked.
+            // `poll` reports hang-ups unasked.
             fds.push(pollfd(self.control.as_fd().as_raw_fd(), 0));
         }
         let fds = self.pause(fds, deadline);
@@ -295,14 +296,14 @@ impl Process {
         set.outcomes(&fds)
     }
 
-    /// Waits for one of `fds`, the notifier or the deadline, and does what the server asks for.
+    /// Waits for one of `fds`, the notifier or the deadline, and handles recalls by the server.
     fn pause(&self, mut fds: Vec<libc::pollfd>, deadline: Option<Instant>) -> Vec<libc::pollfd> {
         fds.push(pollfd(
             self.helper.notifier.as_fd().as_raw_fd(),
             libc::POLLIN,
         ));
         fds.push(pollfd(self.recall_event.as_fd().as_raw_fd(), libc::POLLIN));
-        // Whatever ended it, the next look tells.
+        // The next check shows what ended it.
         let outside = inside::leave();
         self.helper.turns.end();
         let _ = wait::ppoll(&mut fds, deadline, None);
@@ -314,7 +315,7 @@ impl Process {
             self.hear_server();
         }
         let is_rung = fds.pop().is_some_and(|notifier| notifier.revents != 0);
-        // Set to stop, it stays set until nothing sleeps here any more.
+        // While the helper is being stopped, the notifier stays set until nothing sleeps here any more.
         if is_rung && !self.helper.is_stopping() {
             self.helper.notifier.drain();
         }
@@ -348,8 +349,9 @@ impl Process {
         }
     }
 
-    /// The server rings before it hands over a session that is to wait for its transmit queue; whoever receives the session looks
-    /// here before anything of it is sent. While the helper has cleared the notifier and hears, this waits for it.
+    /// The server notifies before it hands over a session that must wait for its transmit queue; the receiver of the
+    /// session checks here before it sends anything. If the helper has cleared the notifier and fetches the list, this
+    /// waits for it.
     pub(crate) fn hear_of_tx_queues(&self) {
         let _hearing = self
             .recall_lock
@@ -384,7 +386,7 @@ impl Process {
         self.publish(&core);
         self.helper.is_resting.store(true, Ordering::Release);
         drop(core);
-        // Of a hang-up `poll` tells unasked.
+        // `poll` reports hang-ups unasked.
         let control = pollfd(self.control.as_fd().as_raw_fd(), 0);
         let watched = (!self.control.is_lost()).then_some(control);
         self.pause(watched.into_iter().collect(), Some(clock::now() + REST));
@@ -392,7 +394,7 @@ impl Process {
         self.helper.is_resting.store(false, Ordering::Release);
     }
 
-    /// Puts the figures of all sessions where the server can read them.
+    /// Publishes the statistics of all sessions to the server.
     pub(crate) fn publish(&self, core: &Core) {
         for (slot, session) in core.stack.iter() {
             let spent = core.channel.accounts.spent(slot);
@@ -413,19 +415,19 @@ impl Process {
     }
 }
 
-/// On a kernel that knows no slices of a thread's own all goes on as it was.
+/// On a kernel without slices per thread nothing changes.
 fn take_short_slices() {
     const CALLER: u32 = 0;
     let _ = Attributes::of(CALLER).and_then(|now| now.with_slice(SLICE).apply(CALLER));
 }
 
-/// The rings, as the filter wakes for what nobody looks at: by edges, since frames lie there most of the time and
-/// their owner is about to look.
+/// The rings, for which the filter wakes the helper if they are not read: edge-triggered, since
+/// frames are often pending while their owner is about to read them.
 struct Unattended {
-    /// An epoll set; none without descriptors to be had: there are ticks.
+    /// An epoll set; `None` if no descriptor was available: then only ticks are used.
     set: Option<InternalFd>,
     rings: usize,
-    /// Whose rings they are, as the channel counts.
+    /// The renewal of the channel that the rings belong to.
     renewals: u32,
 }
 
@@ -438,7 +440,7 @@ impl Unattended {
         }
     }
 
-    /// Rings are added to a channel, and none is removed before all are, with their server.
+    /// Watches new rings. None is removed from a channel before all are, with their server.
     fn watch(&mut self, core: &Core) {
         let channel = &core.channel;
         if channel.renewals() != self.renewals {
@@ -455,7 +457,7 @@ impl Unattended {
                 u64: 0,
             };
             let set = set.as_fd().as_raw_fd();
-            // What cannot be watched is looked at by ticks.
+            // A ring that cannot be watched is checked at ticks.
             let _ =
                 descriptor::epoll_control(set, libc::EPOLL_CTL_ADD, ring.as_raw_fd(), Some(event));
             self.rings += 1;
@@ -468,7 +470,7 @@ impl Unattended {
         Some(pollfd(set.as_fd().as_raw_fd(), libc::POLLIN))
     }
 
-    /// Has the filter woken since the last time?
+    /// Has the filter woken the helper since the last call?
     fn take(&self) -> bool {
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
         let set = self.set.as_ref().map(|set| set.as_fd().as_raw_fd());

@@ -1,6 +1,6 @@
-//! Active opens in progress. The outcome of each comes on the socket's descriptor (ADR 4), where whoever leads
-//! the sleeping threads waits for it, and the background thread while nobody sleeps: so it is taken, and
-//! acknowledged to the peer, whether or not the program looks for it.
+//! Active opens in progress. The outcome of each arrives on the socket's descriptor (ADR 4), where
+//! the leader of the sleeping threads waits for it, or the background thread while none sleeps: so
+//! it is received, and acknowledged to the peer, whether or not the program asks for it.
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
@@ -18,27 +18,24 @@ pub(crate) struct Openings(Vec<Opening>);
 
 struct Opening {
     socket: Arc<Socket>,
-    /// A number of its descriptor, if the program has not closed that one since.
+    /// One of its descriptors, if the program has not closed that since.
     fd: RawFd,
-    /// Threads that wait for this outcome alone, and take it themselves.
+    /// Number of threads that wait for this outcome alone, and receive it themselves.
     waiting: u32,
 }
 
-/// Who is to take an outcome.
+/// The receiver of an outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taker {
-    /// The thread that connects: it polls the descriptor itself until [`Openings::leave`].
+    /// The connecting thread: it polls the descriptor itself until [`Openings::leave`].
     Caller,
-    /// Whoever leads.
+    /// The leader.
     Leader,
 }
 
 impl Taker {
     pub(crate) fn if_it_waits(waits: bool) -> Taker {
-        match waits {
-            true => Taker::Caller,
-            false => Taker::Leader,
-        }
+        if waits { Taker::Caller } else { Taker::Leader }
     }
 }
 
@@ -54,14 +51,14 @@ impl Openings {
         });
     }
 
-    /// The calling thread polls the descriptor itself until [`Openings::leave`].
+    /// Notes that the calling thread polls the descriptor itself until [`Openings::leave`].
     pub(crate) fn enter(&mut self, socket: &Arc<Socket>) {
         if let Some(opening) = self.find(socket) {
             opening.waiting += 1;
         }
     }
 
-    /// True if nobody polls the descriptor any more.
+    /// Returns true if no thread polls the descriptor any more.
     pub(crate) fn leave(&mut self, socket: &Arc<Socket>) -> bool {
         self.retain_open();
         self.find(socket).is_some_and(|opening| {
@@ -70,7 +67,7 @@ impl Openings {
         })
     }
 
-    /// The descriptors on which a leader waits for outcomes.
+    /// Returns the descriptors on which a leader waits for outcomes.
     pub(crate) fn poll_list(&mut self) -> Vec<(Arc<Socket>, RawFd)> {
         self.retain_open();
         let unattended = self.0.iter_mut().filter(|opening| opening.waiting == 0);
@@ -82,7 +79,7 @@ impl Openings {
             .collect()
     }
 
-    /// Those that have ended, however that came about, need nobody.
+    /// Removes opens that have ended, in whatever way.
     fn retain_open(&mut self) {
         self.0
             .retain(|opening| opening.socket.phase() == SocketPhase::Connecting);
@@ -96,7 +93,7 @@ impl Openings {
 }
 
 impl Process {
-    /// Takes the outcomes that have come.
+    /// Receives the outcomes that have arrived.
     pub(crate) fn take_outcomes(&'static self) {
         if !Socket::any(SocketPhase::Connecting) {
             return;
@@ -111,7 +108,7 @@ impl Process {
         }
     }
 
-    /// Takes the outcomes on those descriptors of `openings` that `polled` shows something for.
+    /// Receives the outcomes on those descriptors of `openings` that are ready in `polled`.
     pub(crate) fn take_outcomes_of(
         &'static self,
         openings: &[(Arc<Socket>, RawFd)],

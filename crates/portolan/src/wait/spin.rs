@@ -1,10 +1,10 @@
-//! How long a thread spins before it sleeps. A sleep and the wake-up that ends it cost some 10 to 50 µs of latency, and of
-//! processor time on either side: a spin that finds something within that time has paid. So each thread has a *credit*.
-//! A spin that pays earns what the sleep would have cost, less what it took; one that does not pay costs its whole time.
+//! How long a thread spins before it sleeps. A sleep and its wake-up cost some 10 to 50 µs of latency, and of processor
+//! time on both sides: a spin that finds something within that time has paid. So each thread has a *credit*. A spin
+//! that pays earns the cost of the avoided sleep, less its own time; one that does not pay costs its whole time.
 //! Without credit the thread sleeps at once; the [`BUDGET`] of its busy time lets it try again.
 //!
-//! Nothing is spun where that would harm others, or throughput: while other threads want the processor, and while many
-//! sessions have events, since a sleep gathers those.
+//! Threads do not spin where that would harm others, or throughput: while other threads want the processor, and while
+//! many sessions have events, which a sleep batches.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,19 +14,19 @@ use portolan_sys::clock;
 use portolan_types::{Instant, Slot};
 use rustix::thread::sched_yield;
 
-/// The share of a thread's busy time that vain spins may take: one in so many.
+/// The share of a thread's busy time that futile spins may take: one in this many.
 const BUDGET: u32 = 20;
 
-/// Credit is for so many vain spins: what was learned is forgotten soon.
+/// Maximum credit, in futile spins: what was learned is soon forgotten.
 const VAIN_SPINS: u32 = 8;
 
-/// Descriptors of the kernel are looked at once in so many looks.
+/// Kernel descriptors are checked at one in this many checks.
 const KERNEL_EVERY: u32 = 8;
 
-/// A processor that was given away for longer than this has others to run.
+/// If a yielded processor comes back later than this, other threads ran.
 const OTHERS_RAN: Duration = Duration::from_micros(15);
 
-/// How long the thread does not spin then, at first and at last.
+/// How long the thread does not spin then: initially and at most.
 const PAUSE_FIRST: Duration = Duration::from_millis(5);
 const PAUSE_LAST: Duration = Duration::from_secs(1);
 
@@ -34,13 +34,13 @@ thread_local! {
     static LEARNED: Cell<Spin> = const { Cell::new(Spin::new()) };
 }
 
-/// Of a process: one thread spins at a time, since all would look at the same rings.
+/// State of a process: one thread spins at a time, since all would read the same rings.
 #[derive(Debug)]
 pub(crate) struct Spinner {
-    /// What a sleep costs: how long one spins at most. Zero if nobody is to spin.
+    /// The cost of a sleep, which is the longest spin. Zero if threads must not spin.
     cost: Duration,
     is_taken: AtomicBool,
-    /// Nanoseconds that were spun.
+    /// Nanoseconds spent spinning.
     spun: AtomicU64,
 }
 
@@ -53,12 +53,12 @@ impl Spinner {
         }
     }
 
-    /// What all threads have spun.
+    /// Returns the time that all threads have spun.
     pub(crate) fn spun(&self) -> Duration {
         Duration::from_nanos(self.spun.load(Ordering::Relaxed))
     }
 
-    /// The calling thread begins to wait.
+    /// Called when the calling thread begins to wait.
     pub(crate) fn wait(&self) -> Turn<'_> {
         Turn {
             spinner: self,
@@ -76,15 +76,15 @@ pub(crate) struct Turn<'a> {
     learned: Spin,
     state: State,
     pauses: u32,
-    /// The last time that was seen.
+    /// The last time that was read.
     now: Instant,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It has not looked yet, or not in vain.
+    /// It has not checked yet, or found something.
     Looks,
-    /// It is to offer its processor to others once.
+    /// It must offer its processor to others once.
     Begins {
         begun: Instant,
         until: Instant,
@@ -93,12 +93,12 @@ enum State {
         begun: Instant,
         until: Instant,
     },
-    /// It spins no more in this wait.
+    /// It does not spin again in this wait.
     Sleeps,
 }
 
 impl Turn<'_> {
-    /// A look has found nothing: is the thread to look again rather than to sleep?
+    /// Called after a check found nothing: must the thread check again rather than sleep?
     pub(crate) fn goes_on(&mut self, now: Instant, spread: &Spread) -> bool {
         self.now = now;
         match self.state {
@@ -126,7 +126,7 @@ impl Turn<'_> {
         true
     }
 
-    /// Between two looks, without a lock.
+    /// Pauses between two checks, without a lock held.
     pub(crate) fn pause(&mut self) {
         self.pauses += 1;
         let State::Begins { begun, until } = self.state else {
@@ -136,19 +136,20 @@ impl Turn<'_> {
         let before = clock::now();
         sched_yield();
         let now = clock::now();
-        let until = match self.learned.yielded(now, now.since(before)) {
-            true => until,
-            false => now,
+        let until = if self.learned.yielded(now, now.since(before)) {
+            until
+        } else {
+            now
         };
         self.state = State::Spins { begun, until };
     }
 
-    /// Is it time to look at what only the kernel knows? That costs more than a look here.
+    /// Is it time to check kernel descriptors? That costs more than a check of the library's state.
     pub(crate) fn is_to_ask_kernel(&self) -> bool {
         self.pauses.is_multiple_of(KERNEL_EVERY)
     }
 
-    /// What was waited for is there.
+    /// Called when the awaited event is there.
     pub(crate) fn found(&mut self, now: Instant) {
         self.now = now;
         if let State::Begins { begun, .. } | State::Spins { begun, .. } = self.state {
@@ -187,7 +188,7 @@ impl Drop for Turn<'_> {
 /// What one thread has learned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spin {
-    /// What vain spins may still take.
+    /// Time that futile spins may still take.
     credit: Duration,
     /// When the last wait ended.
     busy_since: Option<Instant>,
@@ -205,7 +206,7 @@ impl Spin {
         }
     }
 
-    /// A wait begins, and a sleep costs so much: until when to spin.
+    /// Begins a wait, where a sleep has this cost. Returns until when to spin.
     pub(crate) fn begin(&mut self, now: Instant, cost: Duration) -> Instant {
         let most = cost * VAIN_SPINS;
         match self.busy_since.take() {
@@ -213,23 +214,25 @@ impl Spin {
             // The first wait is a trial.
             None => self.earn(cost, most),
         }
-        match self.credit >= cost && now >= self.paused_until {
-            true => now + cost,
-            false => now,
+        if self.credit >= cost && now >= self.paused_until {
+            now + cost
+        } else {
+            now
         }
     }
 
-    /// What was waited for came after so long a spin.
+    /// Called when the awaited event came after a spin of this length.
     pub(crate) fn found(&mut self, spun: Duration, cost: Duration) {
         self.earn(cost.saturating_sub(spun), cost * VAIN_SPINS);
     }
 
-    /// The thread spun so long, and sleeps now.
+    /// Called when the thread has spun this long, and sleeps now.
     pub(crate) fn in_vain(&mut self, spun: Duration) {
         self.credit = self.credit.saturating_sub(spun);
     }
 
-    /// The thread offered its processor to others and had it back after so long. False if it is to spin no longer.
+    /// Called when the thread has offered its processor to others, and got it back after `took`. Returns false if it
+    /// must not spin any longer.
     pub(crate) fn yielded(&mut self, now: Instant, took: Duration) -> bool {
         if took < OTHERS_RAN {
             self.pause = PAUSE_FIRST.max(self.pause / 2);
@@ -249,19 +252,19 @@ impl Spin {
     }
 }
 
-/// How many sessions have events, of late.
+/// Recent number of sessions with events.
 #[derive(Debug, Default)]
 pub(crate) struct Spread {
-    /// A bit for each session that had one of the events counted, or two that share it.
+    /// One bit per session (modulo 64) that had one of the counted events.
     sessions: u64,
     events: u32,
     is_wide: bool,
 }
 
 impl Spread {
-    /// After so many events their sessions are counted.
+    /// Number of events after which their sessions are counted.
     const SAMPLE: u32 = 64;
-    /// Where more sessions have events a sleep gathers those of several.
+    /// If more sessions have events, a sleep batches those of several.
     const FEW: u32 = 8;
 
     pub(crate) fn note(&mut self, slot: Slot) {

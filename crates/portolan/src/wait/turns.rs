@@ -1,39 +1,39 @@
-//! Turns on a processor that the background thread shares with a thread of the program that computes.
+//! Turns on a processor that the background thread shares with a computing thread of the program.
 //!
-//! A thread that wakes runs at once, in place of one that computes, only while it has had no more of the processor than
-//! that one (EEVDF: it is eligible); else it waits for the next tick of the kernel, which is up to 4 ms away, or 10. So after each
-//! turn it stays asleep for as long as the turn was, whatever comes: what is late by that is not late by a tick.
+//! A waking thread runs at once, in place of a computing one, only while it has used no more of the processor than that
+//! one (EEVDF: it is eligible); otherwise it waits for the kernel's next tick, up to 4 or 10 ms. So after each turn it
+//! stays asleep for as long as the turn was, even if there is work: that delay avoids waiting for a tick.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use portolan_sys::{clock, thread};
 
-/// A longer turn counts as this long: the rest is paid to the tick.
+/// A longer turn counts as this long: the rest may cost a tick.
 const LONGEST: Duration = Duration::from_micros(200);
 
-/// Sleeping and waking cost, too, and more than the thread's clock tells before it sleeps.
+/// Sleeping and waking cost more than the thread's clock shows before the sleep.
 const OVERHEAD: Duration = Duration::from_micros(10);
 
 #[derive(Default)]
 pub(super) struct Turns {
-    /// Where a thread of the program was when it last came back from a wait.
+    /// The processor on which a thread of the program last returned from a wait.
     program: AtomicI32,
-    /// What the background thread had used of processors when its last turn ended, in nanoseconds. Nobody else writes it.
+    /// CPU time of the background thread at the end of its last turn, in nanoseconds. Written only by that thread.
     used: AtomicU64,
 }
 
 impl Turns {
-    /// The calling thread goes back to the program.
+    /// Called when the calling thread returns to the program.
     pub(super) fn leave_to_program(&self) {
-        // Written only if it is another: all threads that wait read what lies beside it.
+        // Written only if it changes: all waiting threads read the neighbouring fields.
         let here = thread::processor();
         if self.program.load(Ordering::Relaxed) != here {
             self.program.store(here, Ordering::Relaxed);
         }
     }
 
-    /// The background thread has done what there was to do, or is to wait for the program with it.
+    /// Called when the background thread has finished its work, or has to let the program continue first.
     pub(super) fn end(&self) {
         let used = clock::of_thread();
         let before = self.used.swap(used.as_nanos() as u64, Ordering::Relaxed);

@@ -1,11 +1,11 @@
-//! Programs that have two hosts of sockets in them: libc for the sockets, and system calls of their own for
-//! waiting (rustix, and with it smol and async-io). No symbol shows such a wait, and the kernel knows nothing of what
-//! comes for a session that is here: the program would sleep forever.
+//! Programs with two hosts of sockets in them: libc for the sockets, and system calls of their own for waiting (rustix,
+//! and with it smol and async-io). The library does not see such a wait, and the kernel does not know of data for a
+//! session that is here: the program would sleep forever.
 //!
-//! The background thread sees a socket that has something to read and that nobody waits for here. If an epoll set
-//! that the library does not know holds its descriptor, or a thread sleeps in a `poll` or `select` of the program's own that
-//! names it, the program waits there: the server relays its streams from then on, so that the kernel knows of their events,
-//! datagram sockets and new sockets become the kernel's, and the program's standard error says so once.
+//! The background thread detects sockets with unread data that no thread waits for here. If an epoll set unknown to the
+//! library contains the descriptor, or a thread sleeps in a `poll` or `select` of the program's own that names it, the
+//! program waits there. From then on the server relays its streams, so that the kernel knows of their events, datagram
+//! sockets and new sockets become the kernel's, and the program's standard error reports it once.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,15 +17,16 @@ use std::time::Duration;
 use portolan_sys::{clock, descriptor, sleeps};
 use portolan_types::{Instant, Protocol};
 
+use crate::descriptors;
 use crate::posix;
 use crate::process::Process;
 use crate::runtime::Core;
 use crate::socket::table;
 use crate::socket::{IN, Socket, SocketPhase};
 
-/// The first look at who waits elsewhere, and the least time between two.
+/// Delay of the first check for such waits, and minimum between two.
 const SHORTEST: Duration = Duration::from_millis(20);
-/// A program that was looked at in vain, again and again, is left alone for so long.
+/// Maximum delay, for a program that was checked repeatedly without result.
 const LONGEST: Duration = Duration::from_secs(30);
 
 static IS_SEEN: AtomicBool = AtomicBool::new(false);
@@ -35,11 +36,11 @@ pub(crate) fn is_seen() -> bool {
     IS_SEEN.load(Ordering::Relaxed)
 }
 
-/// When to look next.
+/// The schedule of checks.
 pub(crate) struct Looks {
     next: Instant,
     pause: Duration,
-    /// One is to come, whether or not anything else happens.
+    /// A check is due, even if nothing else happens.
     is_due: bool,
 }
 
@@ -59,7 +60,7 @@ impl Default for Looks {
     }
 }
 
-/// What a socket is registered with in an epoll set that is not ours.
+/// A registration in an epoll set that is not ours.
 #[derive(Clone, Copy)]
 struct Registration {
     set: RawFd,
@@ -67,7 +68,8 @@ struct Registration {
 }
 
 impl Process {
-    /// For the background thread, now and then: hands over sockets whose events the program awaits where nobody tells it.
+    /// Called by the background thread from time to time: hands over sockets whose events the program awaits by such
+    /// waits.
     pub(crate) fn look_for_unseen_waits(&'static self, looks: &mut Looks) {
         let now = clock::now();
         if now < looks.next {
@@ -75,7 +77,7 @@ impl Process {
             return;
         }
         let neglected = self.lock().neglected();
-        // Before the program has registered the socket a look is in vain.
+        // A check before the program has registered the socket finds nothing.
         looks.is_due = !neglected.is_empty();
         if neglected.is_empty() {
             return;
@@ -105,7 +107,7 @@ fn hand_over(fd: RawFd, socket: &Arc<Socket>, registrations: &[Registration]) {
     posix::before_lending(fd);
     if socket.protocol == Protocol::Udp {
         posix::leave_to_kernel_stack(fd, socket);
-        // The number is that of another file now, which the sets do not know.
+        // The number now refers to another file, which the sets do not know.
         for Registration { set, event } in registrations {
             // The program may have closed or changed the set.
             let _ = descriptor::epoll_control(*set, libc::EPOLL_CTL_ADD, fd, Some(*event));
@@ -114,7 +116,7 @@ fn hand_over(fd: RawFd, socket: &Arc<Socket>, registrations: &[Registration]) {
 }
 
 impl Core {
-    /// Sockets with something to read that nobody waits for here.
+    /// Returns sockets with unread data that no thread waits for here.
     fn neglected(&mut self) -> Vec<(RawFd, Arc<Socket>)> {
         let candidates: Vec<_> = self
             .sockets()
@@ -130,11 +132,11 @@ impl Core {
     }
 }
 
-/// The members of all epoll sets of the process that are not known to the library.
+/// Returns the members of all epoll sets of the process that the library does not know.
 fn registered_elsewhere() -> HashMap<RawFd, Vec<Registration>> {
     let mut registered: HashMap<RawFd, Vec<Registration>> = HashMap::new();
     for set in descriptor::all_open() {
-        if table::is_ours(set) || table::is_internal(set) {
+        if descriptors::is_ours(set) || descriptors::is_internal(set) {
             continue;
         }
         let Ok(kind) = fs::read_link(format!("/proc/self/fd/{set}")) else {
@@ -152,7 +154,7 @@ fn registered_elsewhere() -> HashMap<RawFd, Vec<Registration>> {
     registered
 }
 
-/// A line as `tfd:       19 events:       1d data: 7f001  pos:0 ino:61ac sdev:9` (proc_pid_fdinfo(5)).
+/// Parses a line like `tfd:       19 events:       1d data: 7f001  pos:0 ino:61ac sdev:9` (proc_pid_fdinfo(5)).
 fn member(line: &str) -> Option<(RawFd, libc::epoll_event)> {
     let mut words = line.split_whitespace();
     let mut after = |name: &str| {
@@ -168,7 +170,7 @@ fn member(line: &str) -> Option<(RawFd, libc::epoll_event)> {
 fn say_so() {
     let line = "portolan: the program waits for sockets by system calls of its own: its connections \
                 go through the server, and new sockets are the kernel's\n";
-    // There is nobody to tell that the warning could not be written.
+    // There is no place to report that the warning could not be written.
     let _ = rustix::io::write(rustix::stdio::stderr(), line.as_bytes());
 }
 

@@ -1,16 +1,16 @@
-//! Who watches the channel while threads sleep (`docs/design/waiting.md`).
+//! Which thread watches the channel while threads sleep (`docs/design/waiting.md`).
 //!
-//! The leader/followers pattern: of all threads that sleep in the library one is the *leader*. It alone
-//! waits for frames, timers, local peers and the outcomes of active opens; the others, the *followers*,
-//! wait to be signalled. The background thread leads while no application thread does.
+//! The leader/followers pattern: of all threads that sleep in the library one is the *leader*. It
+//! alone waits for frames, timers, local peers and the outcomes of active opens; the others, the
+//! *followers*, wait to be signalled. The background thread leads while no application thread does.
 //!
-//! This module decides and never sleeps: each step returns the thread to signal, so that the model in
-//! `watch/model.rs` runs the same code. Its invariants, whenever the process's lock is free:
+//! This module decides and never sleeps: each step returns the thread to signal, so that the model
+//! in `watch/model.rs` runs the same code. Its invariants, whenever the process's lock is free:
 //!
-//! 1. While an application thread sleeps in the library, one of them leads, or one that is to lead has
+//! 1. While an application thread sleeps in the library, one of them leads, or one that will lead has
 //!    been signalled.
-//! 2. What a sleeping leader watches covers what is needed ([`Needs`]), or it has been signalled.
-//! 3. Whoever leads no more, but does not know it yet, has been signalled.
+//! 2. A sleeping leader watches everything that is needed ([`Needs`]), or it has been signalled.
+//! 3. A thread that no longer leads, but does not know it yet, has been signalled.
 
 use portolan_types::Instant;
 
@@ -23,38 +23,66 @@ pub(crate) enum Leader {
     Application,
 }
 
-/// What a thread that is about to sleep has to do.
+/// The task of a thread that is about to sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Role {
     Lead,
     Follow,
 }
 
+/// What the background thread does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum HelperStep {
+    /// Sleeps until the next tick: the program comes by.
+    Tick,
+    /// Sleeps until the leader, which does all there is to do, goes back to the program.
+    Rest,
+    /// Leads until an application thread comes.
+    StandIn,
+}
+
+/// Has an application thread attended to the channel since the background thread looked last?
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Since {
+    Attended,
+    Left,
+}
+
+impl Since {
+    /// By the count of those that attend.
+    pub(crate) fn of(seen: u64, attended: u64) -> Since {
+        match attended == seen {
+            true => Since::Left,
+            false => Since::Attended,
+        }
+    }
+}
+
 /// How a leader sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum SleepsOn {
     Descriptors,
-    /// Words of shared memory (`futex_waitv`): those of the local sessions that there were when it fell asleep.
+    /// Words of shared memory (`futex_waitv`): those of the local sessions that existed when it fell asleep.
     Words,
 }
 
-/// What a leader has to watch, as things stand.
+/// What a leader has to watch at present.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Needs {
     /// When the next timer of a session is due.
     pub(crate) timer: Option<Instant>,
     /// Transmit queues that frames wait for.
     pub(crate) full: Full,
-    /// There are sessions that frames may come for.
+    /// There are sessions that frames may arrive for.
     pub(crate) wire: bool,
     /// There are local sessions, whose peers wake this process by one descriptor for all.
     pub(crate) local: bool,
-    /// Counts the other descriptors that were added to those a leader polls.
+    /// Counts additions to the other descriptors that a leader polls.
     pub(crate) additions: u64,
 }
 
 impl Needs {
-    /// Is there something to watch that a leader does not watch which fell asleep with `watched`?
+    /// Is something needed that a leader which fell asleep with `watched` does not watch?
     fn exceed(&self, watched: &Needs) -> bool {
         let is_sooner = |next| watched.timer.is_none_or(|until| next < until);
         self.full.exceeds(watched.full)
@@ -111,8 +139,8 @@ impl<W: Clone + PartialEq> Watch<W> {
             .is_some_and(|sleeper| sleeper.sleeps_on == SleepsOn::Words)
     }
 
-    /// A thread leads from now on, and sleeps. The leader before it, if there is one, is to be signalled: a poll that was
-    /// woken sleeps on if another thread has read what woke it.
+    /// Makes a thread the leader, which sleeps. A previous leader must be signalled: a woken poll
+    /// continues to sleep if another thread has consumed its event.
     #[must_use = "the thread is to be signalled"]
     pub(crate) fn lead(
         &mut self,
@@ -130,13 +158,13 @@ impl<W: Clone + PartialEq> Watch<W> {
         before
     }
 
-    /// The leader leads no more; it is to be signalled, unless it has woken already.
+    /// Ends the leader's role. It must be signalled, unless it has woken already.
     #[must_use = "the thread is to be signalled"]
     pub(crate) fn stop(&mut self) -> Option<W> {
         self.asleep.take().map(|sleeper| sleeper.waiter)
     }
 
-    /// May a leader sleep on words? It would not notice what other threads that sleep wait for.
+    /// May a leader sleep on words? It would not notice events that other sleeping threads wait for.
     pub(crate) fn may_use_words(&self) -> bool {
         !self.polls_only && !self.is_led_by(Leader::Application)
     }
@@ -145,7 +173,7 @@ impl<W: Clone + PartialEq> Watch<W> {
         self.polls_only = true;
     }
 
-    /// Where several threads sleep the leader polls; one that does not yet is to begin again.
+    /// Adds a follower. With several sleeping threads the leader must poll; one that does not yet must start again.
     #[must_use = "the thread is to be signalled"]
     pub(crate) fn follow(&mut self, waiter: &W) -> Option<W> {
         self.followers.push(waiter.clone());
@@ -162,20 +190,38 @@ impl<W: Clone + PartialEq> Watch<W> {
         }
     }
 
-    /// The calling thread goes back to its application: another that sleeps has to lead.
+    /// Called by a thread that returns to its application: another sleeping one has to lead.
     #[must_use = "the thread is to be signalled"]
     pub(crate) fn hand_over(&self) -> Option<W> {
-        match self.is_led_by(Leader::Application) {
-            true => None,
-            false => self.followers.first().cloned(),
+        if self.is_led_by(Leader::Application) {
+            None
+        } else {
+            self.followers.first().cloned()
         }
     }
 
-    /// The background thread, if it leads, has to look again at what it is to watch.
+    /// If the background thread leads, it has to determine again what to watch.
     #[must_use = "the thread is to be signalled"]
     pub(crate) fn call_helper(&self) -> Option<W> {
         let leader = self.asleep.as_ref()?;
         (leader.leader == Leader::Helper).then(|| leader.waiter.clone())
+    }
+
+    /// The background thread has ticked.
+    pub(crate) fn after_tick(&self, since: Since) -> HelperStep {
+        match (self.is_led_by(Leader::Application), since) {
+            (true, Since::Left) => HelperStep::Rest,
+            (_, Since::Attended) => HelperStep::Tick,
+            (false, Since::Left) => HelperStep::StandIn,
+        }
+    }
+
+    /// The background thread stands in, and has woken or is about to lead.
+    pub(crate) fn while_standing_in(&self, since: Since) -> HelperStep {
+        match (self.is_led_by(Leader::Application), since) {
+            (false, Since::Left) => HelperStep::StandIn,
+            _ => HelperStep::Tick,
+        }
     }
 
     /// Something may have changed that the leader does not watch: to be called each time the lock is released.

@@ -3,14 +3,14 @@
 use serde::{Deserialize, Serialize};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Rows of the tables of extensions; number 0 is none.
+/// Rows of the extension tables; number 0 is not used.
 pub const EXTENSIONS: u16 = 256;
 
-/// Handlers of one event of one endpoint.
+/// Maximum number of handlers per event and endpoint.
 pub const CHAIN_MAX: usize = 8;
 
-/// What an endpoint is guarded by: a port; or the IP protocol alone; or, with protocol 0, an EtherType in the port's
-/// place.
+/// The endpoint that a guard names: a port; or the IP protocol alone; or, with protocol 0, an EtherType in place of the
+/// port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct GuardKey {
@@ -30,7 +30,7 @@ impl GuardKey {
     }
 }
 
-/// Extensions in the order in which they are called.
+/// Extensions in calling order.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -51,7 +51,7 @@ pub struct ExtensionControl {
     pub reserved: u32,
 }
 
-/// What an extension did on one processor, or on all. Times in nanoseconds.
+/// Statistics of an extension on one CPU, or on all. Times in nanoseconds.
 #[derive(
     Clone,
     Copy,
@@ -85,7 +85,7 @@ pub struct ExtensionStatistics {
 }
 
 impl ExtensionStatistics {
-    /// Adds what another processor counted.
+    /// Adds the statistics of another CPU.
     pub fn add(&mut self, other: &ExtensionStatistics) {
         self.runs += other.runs;
         self.time += other.time;
@@ -104,18 +104,18 @@ impl ExtensionStatistics {
     }
 }
 
-/// Where in the managers' memory the code around a handler writes: when it ended, what it decided,
-/// and whether the predicate did not want the packet.
+/// Offsets in the managers' memory of the results that the code around a handler writes: when it ended, its
+/// verdict, and whether the predicate rejected the packet.
 pub const RUN_ENDED: i16 = 0;
 pub const RUN_VERDICT: i16 = 8;
 pub const RUN_IS_SKIPPED: i16 = 12;
 
-/// Of the table of managers: who shows packets to extensions, and who does what these have decided.
+/// Indices in the table of managers: those that show packets to extensions, and those that apply their verdicts.
 pub const MANAGER_RECEIVE: u32 = 0;
 pub const MANAGER_APPLY: u32 = 1;
 pub const MANAGER_SEND: u32 = 2;
 pub const MANAGER_APPLY_SENT: u32 = 3;
-/// Not of extensions: it answers floods of SYNs.
+/// Not for extensions: answers floods of SYNs.
 pub const MANAGER_SYN: u32 = 4;
 
 const _: () = assert!(size_of::<GuardKey>() == 8);

@@ -1,5 +1,5 @@
-//! Guarantees in words, as commands and the configuration write them: `20mbit`, `4ms`, `64k`, `port udp:53`. A word says
-//! exactly what is meant, or is refused; what is shown can be given back.
+//! Guarantees as text, for commands and the configuration: `20mbit`, `4ms`, `64k`, `port udp:53`. A word is unambiguous
+//! or refused; output can be used as input.
 
 use core::fmt;
 use core::net::SocketAddr;
@@ -11,7 +11,7 @@ use super::{Adapt, CpuForm, Kind, Scope};
 #[cfg(test)]
 mod tests;
 
-/// A word that says nothing, and what would.
+/// A word that cannot be parsed, and what was expected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{word:?} is not {wanted}")]
 pub struct Unreadable {
@@ -29,7 +29,7 @@ const TIMES: [(&str, u64); 3] = [("s", 1_000_000), ("ms", 1_000), ("us", 1)];
 const BYTES: [(&str, u64); 3] = [("m", 1 << 20), ("k", 1 << 10), ("", 1)];
 const SHARES: [(&str, u64); 2] = [("%", 10_000), ("", 1_000_000)];
 
-/// Bits per second.
+/// Parses a rate; bits per second.
 pub fn rate(word: &str) -> Result<u64, Unreadable> {
     quantity(word, &RATES).ok_or_else(|| {
         unreadable(
@@ -39,7 +39,7 @@ pub fn rate(word: &str) -> Result<u64, Unreadable> {
     })
 }
 
-/// Microseconds.
+/// Parses a duration; microseconds.
 pub fn duration(word: &str) -> Result<u32, Unreadable> {
     narrow(quantity(word, &TIMES)).ok_or_else(|| {
         unreadable(
@@ -49,7 +49,7 @@ pub fn duration(word: &str) -> Result<u32, Unreadable> {
     })
 }
 
-/// Milliseconds.
+/// Parses a duration; milliseconds.
 pub fn milliseconds(word: &str) -> Result<u32, Unreadable> {
     let whole = duration(word).ok().filter(|us| us.is_multiple_of(1_000));
     whole
@@ -57,7 +57,7 @@ pub fn milliseconds(word: &str) -> Result<u32, Unreadable> {
         .ok_or_else(|| unreadable(word, "a time in whole milliseconds, such as 50ms"))
 }
 
-/// Bytes.
+/// Parses a size; bytes.
 pub fn bytes(word: &str) -> Result<u32, Unreadable> {
     narrow(quantity(word, &BYTES)).ok_or_else(|| {
         unreadable(
@@ -67,7 +67,7 @@ pub fn bytes(word: &str) -> Result<u32, Unreadable> {
     })
 }
 
-/// Millionths of one CPU.
+/// Parses a share of a CPU; millionths.
 pub fn share(word: &str) -> Result<u32, Unreadable> {
     narrow(quantity(word, &SHARES)).ok_or_else(|| {
         unreadable(
@@ -77,7 +77,7 @@ pub fn share(word: &str) -> Result<u32, Unreadable> {
     })
 }
 
-/// `off`, `propose`, or the limits between which a rate may be changed.
+/// Parses `off`, `propose`, or the limits between which a rate may be changed.
 pub fn adapt(word: &str) -> Result<Adapt, Unreadable> {
     let limits = || {
         let (least, most) = word.split_once('-')?;
@@ -99,7 +99,7 @@ pub fn adapt(word: &str) -> Result<Adapt, Unreadable> {
     }
 }
 
-/// A local port: `tcp:80`.
+/// Parses a local port: `tcp:80`.
 pub fn port(word: &str) -> Result<Scope, Unreadable> {
     let read = || {
         let (protocol, port) = with_protocol(word)?;
@@ -109,7 +109,7 @@ pub fn port(word: &str) -> Result<Scope, Unreadable> {
     read().ok_or_else(|| unreadable(word, "a port, such as udp:53"))
 }
 
-/// A connection, this host's end first: `tcp:10.0.0.1:80-10.0.0.2:4000`.
+/// Parses a connection, this host's end first: `tcp:10.0.0.1:80-10.0.0.2:4000`.
 pub fn flow(word: &str) -> Result<Scope, Unreadable> {
     let read = || {
         let (protocol, ends) = with_protocol(word)?;
@@ -129,7 +129,7 @@ pub fn flow(word: &str) -> Result<Scope, Unreadable> {
     })
 }
 
-/// A path below `/sys/fs/cgroup`.
+/// Parses a path below `/sys/fs/cgroup`.
 pub fn cgroup(word: &str) -> Result<Scope, Unreadable> {
     let is_path = word.starts_with('/') && !word.split('/').any(|part| part == "..");
     if !is_path || word.chars().any(char::is_control) {
@@ -144,7 +144,7 @@ pub fn cgroup(word: &str) -> Result<Scope, Unreadable> {
     ))
 }
 
-/// A user by name, which `number_of` knows, or by number.
+/// Parses a user, by a name known to `number_of`, or by number.
 pub fn user(word: &str, number_of: impl Fn(&str) -> Option<u32>) -> Result<Scope, Unreadable> {
     let number = || digits(word)?.parse().ok().filter(|uid| *uid != u32::MAX);
     let uid = number_of(word).or_else(number);
@@ -152,7 +152,7 @@ pub fn user(word: &str, number_of: impl Fn(&str) -> Option<u32>) -> Result<Scope
         .ok_or_else(|| unreadable(word, "a user of this host"))
 }
 
-/// The number of a process or thread.
+/// Parses the ID of a process or thread.
 pub fn process(word: &str) -> Result<u32, Unreadable> {
     let number = digits(word).and_then(|word| word.parse().ok());
     number
@@ -160,7 +160,7 @@ pub fn process(word: &str) -> Result<u32, Unreadable> {
         .ok_or_else(|| unreadable(word, "the number of a process or thread"))
 }
 
-/// A number in one of `units`, in the smallest of them. Fractions are taken if the result is whole.
+/// Parses a number with one of `units`; returns it in the smallest unit. Fractions are accepted if the result is whole.
 fn quantity(word: &str, units: &[(&str, u64)]) -> Option<u64> {
     let end = word
         .find(|c: char| !c.is_ascii_digit() && c != '.')
@@ -186,7 +186,7 @@ fn narrow(value: Option<u64>) -> Option<u32> {
     value.and_then(|value| value.try_into().ok())
 }
 
-/// Only digits, and some: `parse` alone would take a sign.
+/// Accepts only digits, at least one: `parse` alone would accept a sign.
 fn digits(word: &str) -> Option<&str> {
     (!word.is_empty() && word.bytes().all(|byte| byte.is_ascii_digit())).then_some(word)
 }
@@ -208,36 +208,36 @@ fn unreadable(word: &str, wanted: &'static str) -> Unreadable {
     }
 }
 
-/// A rate as [`rate`] reads it.
+/// Formats a rate as [`rate`] parses it.
 pub fn show_rate(bits: u64) -> String {
     show(bits, &RATES)
 }
 
-/// A time as [`duration`] reads it.
+/// Formats a duration as [`duration`] parses it.
 pub fn show_duration(us: u32) -> String {
     show(us.into(), &TIMES)
 }
 
-/// A size as [`bytes`] reads it.
+/// Formats a size as [`bytes`] parses it.
 pub fn show_bytes(bytes: u32) -> String {
     let whole = |(_, scale): &&(&str, u64)| bytes != 0 && u64::from(bytes).is_multiple_of(*scale);
     let (unit, scale) = BYTES.iter().find(whole).unwrap_or(&BYTES[2]);
     format!("{}{unit}", u64::from(bytes) / scale)
 }
 
-/// A share as [`share`] reads it.
+/// Formats a share as [`share`] parses it.
 pub fn show_share(ppm: u64) -> String {
     decimal(ppm, 1_000_000)
 }
 
-/// In the largest unit of which there is at least one.
+/// Formats a value in the largest unit that does not exceed it.
 fn show(value: u64, units: &[(&str, u64)]) -> String {
     let fits = |(_, scale): &&(&str, u64)| value >= *scale;
     let (unit, scale) = units.iter().find(fits).or(units.last()).unwrap_or(&("", 1));
     format!("{}{unit}", decimal(value, *scale))
 }
 
-/// `value` parts, of which `scale` (a power of ten) are a whole.
+/// Formats `value / scale`; `scale` is a power of ten.
 fn decimal(value: u64, scale: u64) -> String {
     let (whole, rest) = (value / scale, value % scale);
     if rest == 0 {
@@ -248,7 +248,7 @@ fn decimal(value: u64, scale: u64) -> String {
     format!("{whole}.{}", fraction.trim_end_matches('0'))
 }
 
-/// As commands take it.
+/// The format of commands.
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

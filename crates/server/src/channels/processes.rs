@@ -320,8 +320,8 @@ impl Server {
             (_, SessionPhase::Listening, _) => {
                 let listener = self.control.registry.listener(session.id)?;
                 ProbedState::Listening {
-                    backlog: listener.backlog(),
-                    waiting: listener.waiting(),
+                    backlog: listener.opens.queue.limit(),
+                    waiting: listener.opens.queue.waiting(),
                 }
             }
             (

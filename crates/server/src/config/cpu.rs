@@ -3,7 +3,7 @@
 use portolan_control::qos::cpu::{ClassTerms, Overbooking};
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::error::ConfigError;
 
 /// A service class (MS §V).
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -4,7 +4,7 @@ use portolan_bpf::DriverHook;
 use portolan_proto::control::{Delivery, MappingChoice};
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::error::ConfigError;
 
 const RING_SIZES: core::ops::RangeInclusive<u32> = 256 << 10..=1 << 30;
 

@@ -6,7 +6,8 @@ use portolan_sys::unix::Credentials;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use super::{ConfigError, raw};
+use super::error::ConfigError;
+use super::raw;
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]

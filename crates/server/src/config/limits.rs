@@ -5,7 +5,7 @@ use std::time::Duration;
 use portolan_control::{ControlLimits, Limit, Limits, OrphanLimits};
 use serde::Deserialize;
 
-use super::ConfigError;
+use super::error::ConfigError;
 
 /// Channels the filter has room for, the server's own aside.
 const MAX_PROCESSES: u32 = 1023;

@@ -8,7 +8,7 @@ use portolan_types::Protocol;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer};
 
-use super::ConfigError;
+use super::error::ConfigError;
 
 /// What a user other than root may have.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Config, ConfigError};
+use super::Config;
+use super::error::ConfigError;
 
 #[derive(Clone, Debug, Default)]
 pub struct ConfigSource {

@@ -76,9 +76,10 @@ pub fn restrict(rules: &[Rule]) -> Result<RulesetStatus, RulesetError> {
         let Ok(opened) = PathFd::new(path) else {
             continue;
         };
-        let access = match path.is_dir() {
-            true => *access,
-            false => *access & AccessFs::from_file(KNOWN),
+        let access = if path.is_dir() {
+            *access
+        } else {
+            *access & AccessFs::from_file(KNOWN)
         };
         ruleset = ruleset.add_rule(PathBeneath::new(opened, access))?;
     }

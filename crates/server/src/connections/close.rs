@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use portolan_control::{Command, Errno, Holder, Input, Life, Progress, SessionPhase, Start};
 use portolan_proto::control::{AfterFlush, Capsule, Reader, ReplyBody, SocketOptionsBlob};
-use portolan_stack::{IpOptions, Packet, Session, TcpSession, Transport, send_segment};
+use portolan_stack::passive::Segment;
+use portolan_stack::{IpOptions, Packet, Session, TcpSession, send_segment};
 use portolan_sys::shm;
 use portolan_tcp::{HandoffBuffer, StateName};
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SeqNum, SessionId, Slot};
@@ -248,17 +249,14 @@ impl Server {
 
     /// A segment of a connection whose holder died.
     pub fn on_probe_answer(&mut self, id: SessionId, packet: &Packet<'_>) {
-        let Transport::Tcp {
-            header, payload, ..
-        } = &packet.transport
-        else {
+        let Some(segment) = Segment::of(packet) else {
             return;
         };
-        let is_reset = header.flags.contains(TcpFlags::RST);
-        if !is_reset && !header.flags.contains(TcpFlags::ACK) {
+        let flags = segment.header.flags;
+        if !flags.contains(TcpFlags::RST) && !flags.contains(TcpFlags::ACK) {
             return;
         }
-        self.reset(packet, header, payload);
+        self.reset(&segment);
         self.input(Input::ProbeAnswered(id));
     }
 }

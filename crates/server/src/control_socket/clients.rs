@@ -3,7 +3,6 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use portolan_control::{ClientId, Command, Errno, Input, Requester, Timer};
 use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody, SessionRef};
@@ -30,9 +29,6 @@ const REQUESTS_PER_TURN: usize = 64;
 
 /// Connections let in before others get their turn.
 const ACCEPTED_PER_TURN: usize = 64;
-
-/// The allocator keeps what programs used that have gone, until the server has nothing to do.
-const MEMORY_KEPT: Duration = Duration::from_secs(5);
 
 /// Number of a request whose sender does not wait.
 const NO_REPLY: u32 = 0;
@@ -554,8 +550,7 @@ impl Server {
             return;
         };
         self.poll.remove(&client.connection, client.token);
-        let idle = self.now + MEMORY_KEPT;
-        self.control.timers.arm_once(Timer::FreeMemory, idle);
+        self.give_back_memory_later();
         let uid = client.credentials.uid;
         // Messages that nobody has read may carry descriptors.
         self.sink.close_of(uid, client.connection);
@@ -565,15 +560,6 @@ impl Server {
         if let Some(channel) = client.channel {
             self.channel_gone(channel);
         }
-    }
-
-    /// Walks through the allocator's lists: not while somebody waits.
-    pub fn give_back_memory(&mut self) {
-        if self.was_asked {
-            let later = self.now + MEMORY_KEPT;
-            return self.control.timers.arm(Timer::FreeMemory, later);
-        }
-        portolan_sys::allocator::give_back_free();
     }
 
     /// The control connection of the process that owns `channel`.

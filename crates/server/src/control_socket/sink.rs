@@ -112,9 +112,10 @@ impl Sink {
 
     /// Has the server's end of a session's descriptor closed, which takes no descriptors.
     pub fn close(&mut self, end: OwnedFd) {
-        match self.ends_are_empty {
-            true => drop(end),
-            false => self.doomed.push((SESSIONS, end.into())),
+        if self.ends_are_empty {
+            drop(end)
+        } else {
+            self.doomed.push((SESSIONS, end.into()))
         }
     }
 

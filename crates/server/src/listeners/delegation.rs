@@ -54,11 +54,6 @@ impl Server {
         policy.allow && spec.options.is_delegated.unwrap_or(by_policy)
     }
 
-    /// What cookies were made with by whoever performs, or performed, the listener's handshakes.
-    pub fn lent_secret(&self, id: SessionId) -> Option<&Secret> {
-        self.control.registry.listener(id)?.lent_secret.as_ref()
-    }
-
     /// `PortClaim`: a connection is accepted, and has a row of its own from now on.
     pub fn claim(
         &mut self,
@@ -155,7 +150,7 @@ impl Server {
         };
         self.control.counters.surrenders += 1;
         if let Some(listener) = self.control.registry.listener_mut(listener) {
-            listener.handshake_started(id);
+            listener.opens.queue.handshake_started(id);
         }
         if state != StateName::SynReceived {
             self.input(Input::ReadableHandshake(id));
@@ -168,8 +163,8 @@ impl Server {
     fn has_crowd(&self, listener: SessionId, state: StateName) -> bool {
         let listener = self.control.registry.listener(listener);
         listener.is_none_or(|listener| match state {
-            StateName::SynReceived => listener.is_crowded(),
-            _ => !listener.has_room(),
+            StateName::SynReceived => listener.opens.queue.is_crowded(),
+            _ => !listener.opens.queue.has_room(),
         })
     }
 
@@ -211,7 +206,7 @@ impl Server {
         let claimed = self.claimed_cookies(id);
         if let Some(listener) = self.control.registry.listener_mut(id) {
             listener.delegate = None;
-            listener.cookies.add(claimed);
+            listener.opens.cookies.add(claimed);
             self.cookie_clock.note(self.now);
             self.end_floods_of(id);
             self.steer_listener(id);

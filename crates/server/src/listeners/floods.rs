@@ -4,7 +4,7 @@ use portolan_control::{Answering, Command, Effects, Errno};
 use portolan_proto::control::AcceptQueue;
 use portolan_proto::filter::{BindingKey, Flood};
 use portolan_proto::report::{CookieCounts, ListenerReport};
-use portolan_stack::SOMAXCONN;
+use portolan_stack::passive::SOMAXCONN;
 use portolan_types::{ChannelId, FlowKey, SessionId};
 use tracing::{debug, warn};
 
@@ -113,7 +113,7 @@ impl Server {
         let is_flooded = self.control.is_flooded(id, |binding| floods.seen(binding));
         let claimed = self.claimed_cookies(id);
         let listener = self.control.registry.listener(id)?;
-        let mut cookies = listener.cookies;
+        let mut cookies = listener.opens.cookies;
         cookies.add(claimed);
         Some(ListenerReport {
             is_delegated: listener.delegate.is_some(),

@@ -1,5 +1,5 @@
-//! Passive opens: SYN, SYN queue or cookie, accept queue, offer on the listener's descriptor,
-//! `Cache`. Connections that reach the port through the kernel are handed on as they are.
+//! Listeners: their ports, and the offer of each connection that waits to be accepted on the listener's
+//! descriptor. Connections that reach the port through the kernel are handed on as they are.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -8,18 +8,13 @@ use std::time::Duration;
 use portolan_control::{
     ClaimId, Command, Deadline, Errno, Input, Life, Listener, Opening, PortClaim, SessionPhase,
 };
-use portolan_proto::control::{DescriptorEvent, HandshakeOptions, ReplyBody, SessionRef};
+use portolan_proto::control::{DescriptorEvent, ReplyBody, SessionRef};
 use portolan_proto::filter::{BindingKey, FlowRow};
-use portolan_stack::passive::{self, passive_config};
-use portolan_stack::{SynVerdict, TcpSession};
 use portolan_sys::unix::{self, PairKind, SendError};
-use portolan_tcp::{Config as TcpConfig, Connection};
-use portolan_types::{ChannelId, FlowKey, Protocol, SeqNum, SessionId, Slot};
-use portolan_wire::tcp::TcpHeader;
+use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, warn};
 
-use crate::random::random_u64;
 use crate::requests::{Answer, Listening, NewDescriptor};
 use crate::server::{Server, Source};
 
@@ -46,7 +41,7 @@ impl Server {
         let keeps_descriptor = fds.is_empty();
         let (id, local) = self.listen_with(channel, session, spec.backlog, fds)?;
         if let Some(listener) = self.control.registry.listener_mut(id) {
-            listener.options = spec.options;
+            listener.opens.options = spec.options;
         }
         let rules = self.choose_delegate(channel, id, &spec);
         self.control.registry.describe(id, spec.options_blob);
@@ -83,9 +78,10 @@ impl Server {
             SessionRef::New => return self.listen_unbound(channel, backlog, fds),
             SessionRef::Again(_) => return Err(Errno::INVAL),
         };
-        let descriptor = match fds.is_empty() {
-            true => self.check_carries_messages(id).map(|()| None)?,
-            false => Some(self.take_new_descriptor(fds)?),
+        let descriptor = if fds.is_empty() {
+            self.check_carries_messages(id).map(|()| None)?
+        } else {
+            Some(self.take_new_descriptor(fds)?)
         };
         self.become_listener(id, backlog, descriptor)
     }
@@ -93,9 +89,10 @@ impl Server {
     /// May the connections to accept come on the descriptor that a bound session has? Whoever shares it accepts, too.
     fn check_carries_messages(&self, id: SessionId) -> Result<(), Errno> {
         let far = self.handles.peer_end(id).ok_or(Errno::INVAL)?;
-        match unix::carries_messages(&far.fd) {
-            true => Ok(()),
-            false => Err(Errno::INVAL),
+        if unix::carries_messages(&far.fd) {
+            Ok(())
+        } else {
+            Err(Errno::INVAL)
         }
     }
 
@@ -123,7 +120,7 @@ impl Server {
         backlog: u32,
     ) -> Result<(SessionId, SocketAddr), Errno> {
         let listener = self.control.registry.listener_mut(id).ok_or(Errno::INVAL)?;
-        listener.resize(backlog);
+        listener.opens.queue.resize(backlog);
         if let Some(port) = self.handles.port(id) {
             port.socket.listen(backlog)?;
         }
@@ -302,94 +299,6 @@ impl Server {
         listeners.choose(flow, |id| self.hash((flow, id)))
     }
 
-    /// A SYN for a listener.
-    pub fn on_syn(
-        &mut self,
-        listener_id: SessionId,
-        flow: FlowKey,
-        (header, payload): (&TcpHeader, &[u8]),
-        isn: SeqNum,
-    ) {
-        self.sysctls.refresh(self.now);
-        let Some(listener) = self.control.registry.listener(listener_id) else {
-            return;
-        };
-        match listener.on_syn(self.sysctls.values().cookies) {
-            SynVerdict::Drop => {
-                self.control.counters.syn_dropped += 1;
-                self.note_unkept(listener_id, &flow);
-            }
-            SynVerdict::Cookie => self.send_cookie(listener_id, &flow, header),
-            SynVerdict::Open => self.open_handshake(listener_id, flow, (header, payload), isn),
-        }
-    }
-
-    fn open_handshake(
-        &mut self,
-        listener_id: SessionId,
-        flow: FlowKey,
-        (header, payload): (&TcpHeader, &[u8]),
-        isn: SeqNum,
-    ) {
-        let Some(config) = self.passive_config(listener_id, &flow) else {
-            return;
-        };
-        let options = self.handshake_options(listener_id);
-        let retries = self.sysctls.values().syn_ack_retries;
-        let mut connection = passive::open(&config, (&options, retries), header, isn, self.now);
-        let is_early = self.accept_fast(listener_id, &flow, (header, payload), &mut connection);
-        let Some(id) = self.enter_passive(listener_id, flow, connection) else {
-            return;
-        };
-        if is_early {
-            if let Some(listener) = self.control.registry.listener_mut(listener_id) {
-                listener.fast.push(id);
-            }
-            self.input(Input::ReadableHandshake(id));
-            return;
-        }
-        if let Some(listener) = self.control.registry.listener_mut(listener_id) {
-            listener.handshake_started(id);
-        }
-    }
-
-    /// Parameters of the connections of a listener; none without a way to the peer.
-    pub fn passive_config(&self, listener_id: SessionId, flow: &FlowKey) -> Option<TcpConfig> {
-        let path = self.path_of(flow.remote).ok()?;
-        let options = self.handshake_options(listener_id);
-        let base = self.base_config();
-        let config = passive_config(&base, &options, (&path, flow), &self.secret);
-        Some(TcpConfig {
-            handle_room: self.handle_room(flow),
-            ..config
-        })
-    }
-
-    pub fn handshake_options(&self, listener_id: SessionId) -> HandshakeOptions {
-        let listener = self.control.registry.listener(listener_id);
-        listener.map_or_else(HandshakeOptions::default, |listener| listener.options)
-    }
-
-    /// Enters a session that a listener opens, held here.
-    pub fn enter_passive(
-        &mut self,
-        listener_id: SessionId,
-        flow: FlowKey,
-        connection: Connection,
-    ) -> Option<SessionId> {
-        let life = Life::handshake;
-        let entered = self
-            .control
-            .enter_for(listener_id, &flow, life(), random_u64);
-        let id = entered.ok()?;
-        let session = TcpSession {
-            ip: self.handshake_options(listener_id).ip,
-            ..TcpSession::new(id, flow, connection)
-        };
-        self.hold(session, life());
-        Some(id)
-    }
-
     /// Offers what waits, as far as the descriptor's queue has room.
     pub fn announce(&mut self, listener_id: SessionId) {
         let blocked = self.announce_kernel(listener_id) || self.announce_sessions(listener_id);
@@ -427,14 +336,15 @@ impl Server {
                 Err(_) => self.input(Input::Abort(id)),
             }
             if let Some(listener) = self.control.registry.listener_mut(listener_id) {
-                listener.note_offered();
+                listener.opens.queue.note_offered();
             }
         }
         false
     }
 
     fn next_ready(&self, listener_id: SessionId) -> Option<SessionId> {
-        self.control.registry.listener(listener_id)?.next_ready()
+        let listener = self.control.registry.listener(listener_id)?;
+        listener.opens.queue.next_ready()
     }
 
     /// Sends one accepted session's descriptor to whoever accepts next.

@@ -80,12 +80,11 @@ impl Server {
         if let (Some(near), Some(uid)) = (near, uid) {
             self.sink.close_shown(uid, near);
         }
-        match is_back {
-            true => self.give(channel, id, slot),
-            false => {
-                self.control.registry.tell_relayed(id, channel);
-                Ok(ReplyBody::Relayed.into())
-            }
+        if is_back {
+            self.give(channel, id, slot)
+        } else {
+            self.control.registry.tell_relayed(id, channel);
+            Ok(ReplyBody::Relayed.into())
         }
     }
 

@@ -39,9 +39,10 @@ impl Server {
         }
         unix::refuse_descriptors(&far);
         // What came before could carry some.
-        match unix::is_empty(&far) {
-            true => Ok(NewDescriptor { far, cookie }),
-            false => Err(Errno::INVAL),
+        if unix::is_empty(&far) {
+            Ok(NewDescriptor { far, cookie })
+        } else {
+            Err(Errno::INVAL)
         }
     }
 

@@ -86,8 +86,8 @@ impl Server {
         report.listener = self.report_listener(id);
         if let Some(listener) = self.control.registry.listener(id) {
             // As of the kernel's: what waits to be accepted, and how many may.
-            report.figures.receive_queue = listener.waiting();
-            report.figures.send_queue = listener.backlog();
+            report.figures.receive_queue = listener.opens.queue.waiting();
+            report.figures.send_queue = listener.opens.queue.limit();
         }
         Some(report)
     }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use portolan_stack::CookieUse;
+use portolan_stack::passive::{CookieUse, FastOpenUse};
 use portolan_sys::sysctl::Parameter;
 use portolan_tcp::EcnMode;
 use portolan_types::Instant;
@@ -111,7 +111,7 @@ impl Default for Values {
     fn default() -> Values {
         Values {
             ecn: EcnMode::Accept,
-            fast_open: FastOpenUse(FastOpenUse::CLIENT),
+            fast_open: FastOpenUse::ASKS,
             cookies: CookieUse::WhenFull,
             timestamps: true,
             sack: true,
@@ -120,47 +120,6 @@ impl Default for Values {
             syn_ack_retries: 5,
             first_unprivileged_port: 1024,
         }
-    }
-}
-
-/// `tcp_fastopen`: bits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FastOpenUse(u32);
-
-impl FastOpenUse {
-    const CLIENT: u32 = 1;
-    const SERVER: u32 = 2;
-    const CLIENT_WITHOUT_COOKIE: u32 = 4;
-    const SERVER_WITHOUT_COOKIE: u32 = 0x200;
-    const ALL_LISTENERS: u32 = 0x400;
-
-    fn has(self, bits: u32) -> bool {
-        self.0 & bits == bits
-    }
-
-    /// May programs open with text?
-    pub fn asks(self) -> bool {
-        self.has(FastOpenUse::CLIENT)
-    }
-
-    /// May they also to peers that granted no cookie?
-    pub fn asks_without_cookie(self) -> bool {
-        self.has(FastOpenUse::CLIENT_WITHOUT_COOKIE)
-    }
-
-    /// May listeners take text?
-    pub fn serves(self) -> bool {
-        self.has(FastOpenUse::SERVER)
-    }
-
-    /// May they also from peers that bring no cookie?
-    pub fn serves_without_cookie(self) -> bool {
-        self.has(FastOpenUse::SERVER_WITHOUT_COOKIE)
-    }
-
-    /// Do they also without `TCP_FASTOPEN`?
-    pub fn serves_everywhere(self) -> bool {
-        self.has(FastOpenUse::SERVER | FastOpenUse::ALL_LISTENERS)
     }
 }
 

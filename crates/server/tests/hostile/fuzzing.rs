@@ -217,9 +217,10 @@ fn extension(known: &Known, random: &mut Random) -> RequestBody {
 pub fn act(path: &Path, clients: &mut [Hostile], random: &mut Random) {
     let chosen = random.below(clients.len());
     let hostile = &mut clients[chosen];
-    let body = match random.once_in(BETWEEN_HANDLERS) {
-        true => extension(&hostile.known, random),
-        false => any(random, &hostile.known),
+    let body = if random.once_in(BETWEEN_HANDLERS) {
+        extension(&hostile.known, random)
+    } else {
+        any(random, &hostile.known)
     };
     let fds = descriptors(hostile, random);
     let is_there = hostile.send(body, &fds, random);

@@ -100,7 +100,10 @@ pub fn scribble(end: &End, value: u64) {
         end.sent.0.cycle.store(value, Relaxed);
         end.sent.0.base.store(value, Relaxed);
         end.sent.0.urgent.store(value, Relaxed);
-        end.taken.0.store(value.wrapping_mul(3), Relaxed);
+        end.taken.0.bytes.store(value.wrapping_mul(3), Relaxed);
+        end.taken.0.room_at.store(value, Relaxed);
+        end.sent.0.first_at.store(value, Relaxed);
+        end.sent.0.last_at.store(value, Relaxed);
         end.notifier.0.wants.store(u32::MAX, Relaxed);
         end.notifier.0.number.store(value, Relaxed);
     }
@@ -119,11 +122,11 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
         let (mut spoiled, mut end) = introduce(&mut hostile, &mut honest);
         let (mut other, mut whole) = introduce(&mut hostile, &mut honest);
         end.local.send(clock::now(), b"some bytes");
-        let _ = end.local.publish();
+        let _ = end.local.publish(clock::now());
         scribble(&spoiled, value);
         let _ = end.read();
         other.local.send(clock::now(), b"well");
-        let _ = other.local.publish();
+        let _ = other.local.publish(clock::now());
         assert_eq!(
             whole.read(),
             b"well",
@@ -255,7 +258,7 @@ pub fn ring_for_many(
     let wake_sender = WakeSender::from_fd(fds.remove(0));
     for (end, _) in &mut relayed {
         end.local.send(clock::now(), &[7; 300_000]);
-        let _ = end.local.publish();
+        let _ = end.local.publish(clock::now());
     }
     wake_sender.wake();
     relayed

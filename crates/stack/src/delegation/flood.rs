@@ -1,53 +1,49 @@
-//! What the server is told of a flood of SYNs at a delegated port, so that the packet filter answers it
-//! (ADR 22): that there is one, which flows the filter must leave alone, and whether there is room.
+//! Reports to the server about a flood of SYNs at a delegated port, so that the packet filter answers it (ADR 22):
+//! that there is one, which flows the filter must leave alone, and whether the queue has room.
 
 use core::time::Duration;
 
 use portolan_proto::control::AcceptQueue;
 use portolan_types::{FlowKey, Instant};
 
-use crate::flood_detector::FloodDetector;
-
 /// The server ends floods by itself, and tells nobody: another is told of again after that time, in which the server
 /// looks at floods once.
 const AGAIN: Duration = Duration::from_millis(100);
 
-/// For so long SYNs may come that were on their way when a flood was told of.
+/// How long SYNs may arrive that were in transit when a flood was reported.
 const SETTLED: Duration = Duration::from_secs(1);
 
-/// Flows that one report names.
+/// Maximum number of flows in one report.
 const FLOWS_MAX: usize = 512;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FloodReport {
-    /// Connections that the filter knows no rows of.
+    /// Connections for which the filter has no rows.
     ExemptFlows(Vec<FlowKey>),
     Flooded(AcceptQueue),
 }
 
 #[derive(Debug, Default)]
 pub(super) struct FloodReports {
-    flood_detector: FloodDetector,
     /// When it was told last, and how the queue was.
     told: Option<(Instant, AcceptQueue)>,
     pending: Vec<FloodReport>,
 }
 
 impl FloodReports {
-    /// There are cookies about that were not made here.
+    /// Whether a flood was reported, so that the filter may have made cookies.
     pub(super) fn is_told(&self) -> bool {
         self.told.is_some()
     }
 
-    /// A SYN was not kept; `known` are the connections that are.
-    pub(super) fn note_unkept(
+    /// SYNs that are not kept are a flood; `known` are the connections that are.
+    pub(super) fn note_flood(
         &mut self,
         now: Instant,
         queue: AcceptQueue,
         known: impl Iterator<Item = FlowKey>,
     ) {
-        self.flood_detector.note(now);
-        if !self.flood_detector.is_flood(now) || self.was_told_within(AGAIN, now) {
+        if self.was_told_within(AGAIN, now) {
             return;
         }
         let known: Vec<FlowKey> = known.collect();
@@ -61,14 +57,14 @@ impl FloodReports {
         self.told.is_some_and(|(at, _)| now.since(at) < time)
     }
 
-    /// A SYN was kept. Those that come after a while were not the filter's to answer.
+    /// State was kept for a SYN: exempts its flow if a flood was just reported. The filter does not answer later ones.
     pub(super) fn note_kept(&mut self, now: Instant, flow: FlowKey) {
         if self.was_told_within(SETTLED, now) {
             self.pending.push(FloodReport::ExemptFlows(vec![flow]));
         }
     }
 
-    /// A connection came by a cookie, the filter's perhaps.
+    /// A cookie, possibly the filter's, opened a connection.
     pub(super) fn note_opened(&mut self, now: Instant, flow: FlowKey, queue: AcceptQueue) {
         if self.is_told() {
             self.pending.push(FloodReport::ExemptFlows(vec![flow]));

@@ -1,13 +1,13 @@
-//! A client and the holder of a delegated port, joined by hand.
+//! A client and the holder of a delegated port, connected by hand.
 
 use std::net::SocketAddr;
 
 use portolan_proto::control::AcceptQueue;
 use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route, RouteKind};
+use portolan_tcp::Config;
 use portolan_types::{MacAddr, Protocol, SeqNum};
 
 use super::*;
-use crate::backlog::CookieUse;
 use crate::frame::Frame;
 
 const LISTENER: Slot = Slot(99);
@@ -78,7 +78,7 @@ struct Pair {
     delegation: Delegation,
     own: Stack,
     clients: Stack,
-    /// How its last frame was met.
+    /// The result for the last frame.
     met: Option<DelegateInput>,
 }
 
@@ -98,7 +98,7 @@ impl Pair {
         }
     }
 
-    /// A client's SYN goes out.
+    /// Sends a client's SYN.
     fn connect(&mut self, port: u16) -> Slot {
         self.connect_by(port, SeqNum(u32::from(port)))
     }
@@ -120,7 +120,7 @@ impl Pair {
         self.clients.insert(now(), Session::Tcp(Box::new(session)))
     }
 
-    /// What the clients have to say, as the port's row hands it over.
+    /// Delivers the clients' segments by the port's row.
     fn hear(&mut self) {
         let mut wire = KeptFrames::default();
         let theirs = routes("10.0.0.2", "10.0.0.1");
@@ -145,7 +145,7 @@ impl Pair {
         }
     }
 
-    /// What is answered, to those clients that still know of it.
+    /// Delivers the answers to those clients that still have the connection.
     fn answer(&mut self) {
         let mut wire = KeptFrames::default();
         let own = routes("10.0.0.1", "10.0.0.2");
@@ -265,7 +265,7 @@ fn a_port_of_the_peer_that_is_used_again_soon_opens_another_connection() {
     assert_eq!(pair.state(second), StateName::Established);
     let later = now() + FOLLOW_FOR / 2;
     assert!(pair.delegation.accept(&mut pair.own, later).is_some());
-    // The first one's time is over, not the second's.
+    // The first one's time has expired, but not the second's.
     pair.delegation.forget_left(now() + FOLLOW_FOR);
     assert_eq!(pair.delegation.flows.len(), 1);
 }
@@ -296,7 +296,7 @@ fn an_accept_queue_that_is_full_drops_syns() {
     assert_eq!(pair.count("syns_dropped_queue_full"), 1);
 }
 
-/// Two handshakes end while there is room for one connection more.
+/// Two handshakes complete while there is room for only one more connection.
 fn crowd() -> (Pair, [Slot; 2]) {
     let mut pair = Pair::new(2);
     pair.open(1);
@@ -384,10 +384,11 @@ fn what_is_surrendered_is_what_nobody_has_accepted() {
 fn who_waits_for_a_listener_that_closes_is_reset() {
     let mut pair = Pair::new(8);
     let client = pair.open(1);
-    pair.delegation.abort(&mut pair.own, now());
+    let delegation = std::mem::replace(&mut pair.delegation, Pair::new(8).delegation);
+    let ending = delegation.abort(&mut pair.own, now());
     pair.answer();
     assert_eq!(pair.state(client), StateName::Closed);
-    assert_eq!(pair.delegation.ending().count(), 1);
+    assert_eq!(ending.len(), 1);
 }
 
 #[test]
@@ -402,7 +403,7 @@ fn what_belongs_to_no_connection_is_reset() {
     assert_eq!(another.state(client), StateName::Closed);
 }
 
-/// A listener of two with as many handshakes under way, and a flood.
+/// A listener with a backlog of two, as many handshakes in progress, and a flood.
 fn flooded() -> Pair {
     let mut pair = Pair::new(2);
     for port in 1..40 {

@@ -1,6 +1,6 @@
-//! The same for a connected UDP socket: its peer's next datagram has the headers of the last one, but for lengths,
-//! checksums, traffic class and TTL. Those that came in fragments, with IP options or extension headers, without a
-//! checksum, padded, or by a link-local address, whose device counts, take the standard path.
+//! The same for a connected UDP socket: the peer's next datagram has the headers of the last one, except for lengths,
+//! checksums, traffic class and TTL. The slow path takes datagrams that arrived in fragments, with IP options or
+//! extension headers, without a checksum, padded, or with a link-local address, whose device matters.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -12,22 +12,22 @@ use portolan_wire::udp::{CHECKSUM_AT, HEADER_LEN};
 use super::pattern::{IP, LONGEST, Pattern, START, is_plain_v4, mask_of_ip, transport_at};
 use crate::packet::{Packet, Transport};
 
-/// What the headers of the next datagram are to be.
+/// The expected headers of the next datagram.
 #[derive(Debug)]
 pub(crate) struct ExpectedDatagram {
     pattern: Pattern,
     source: SocketAddr,
     destination: SocketAddr,
-    /// Of both addresses and the protocol.
+    /// Checksum of both addresses and the protocol.
     pseudo: Sum,
 }
 
-/// A datagram that was expected, as [`Packet::parse`] would have told it.
+/// An expected datagram, with the fields that [`Packet::parse`] would have returned.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct MetDatagram<'a> {
     pub(crate) source: SocketAddr,
     pub(crate) destination: SocketAddr,
-    /// What the IP header said.
+    /// Fields of the IP header.
     pub(crate) ip: IpOptions,
     pub(crate) payload: &'a [u8],
 }
@@ -51,7 +51,7 @@ impl ExpectedDatagram {
         let mut value = [0; LONGEST];
         value[..payload - START].copy_from_slice(frame.get(START..payload)?);
         if is_v4 {
-            // What was put together of fragments may still say that it was cut.
+            // A reassembled datagram may still have fragment fields in its header.
             value[IP - START + 6..IP - START + 8].fill(0);
         }
         Some(ExpectedDatagram {
@@ -62,12 +62,12 @@ impl ExpectedDatagram {
         })
     }
 
-    /// Are those its endpoints?
+    /// Whether the packet has the expected endpoints.
     pub(crate) fn is_between(&self, packet: &Packet<'_>) -> bool {
         self.source == packet.source && self.destination == packet.destination
     }
 
-    /// Takes the frame apart if it is as expected, and of `peer`.
+    /// Extracts the datagram if the frame is as expected and `peer` is its source.
     pub(crate) fn meet<'a>(
         &self,
         frame: &'a [u8],
@@ -94,7 +94,7 @@ impl ExpectedDatagram {
         })
     }
 
-    /// Of a frame that fits.
+    /// The IP fields of a frame that matches the pattern.
     fn ip_of(&self, frame: &[u8]) -> IpOptions {
         let (ttl, tos) = match self.source.ip() {
             IpAddr::V4(_) => (frame[IP + 8], frame[IP + 1]),
@@ -108,7 +108,7 @@ impl ExpectedDatagram {
     }
 }
 
-/// Is it an address that means another host on another link?
+/// Whether the address depends on the link.
 fn is_of_a_link(endpoint: SocketAddr) -> bool {
     match endpoint {
         SocketAddr::V4(_) => false,

@@ -1,18 +1,18 @@
-//! What the headers of a frame are to be, from the type of Ethernet to the end of those of the transport protocol, and
-//! which bits of them count.
+//! The expected headers of a frame, from the EtherType to the end of the transport header, and the mask of the bits
+//! that are compared.
 
 use portolan_wire::checksum::Sum;
 
-/// What is compared begins with the type of Ethernet.
+/// The comparison starts at the EtherType.
 pub(super) const START: usize = 12;
 pub(super) const IP: usize = 14;
 pub(super) const IPV4: usize = 20;
 pub(super) const IPV6: usize = 40;
 
 const WORD: usize = 8;
-/// Of the headers of a transport protocol.
+/// Longest transport header.
 const TRANSPORT: usize = 32;
-/// Ethernet's type, the longest headers, and what fills the last word.
+/// EtherType, the longest headers, and padding of the last word.
 pub(super) const LONGEST: usize = (2 + IPV6 + TRANSPORT).next_multiple_of(WORD);
 const WORDS: usize = LONGEST / WORD;
 
@@ -21,12 +21,12 @@ pub(super) struct Pattern {
     masks: [u64; WORDS],
     values: [u64; WORDS],
     words: usize,
-    /// Where the transport protocol's header begins, and the payload.
+    /// Where the transport header and the payload begin.
     pub(super) transport: usize,
     pub(super) payload: usize,
 }
 
-/// Is it IPv4, without options, or IPv6, without extension headers? None if it is neither.
+/// Returns whether the frame is IPv4 without options (true) or IPv6 without extension headers (false); none if neither.
 pub(super) fn is_plain_v4(frame: &[u8], protocol: u8) -> Option<bool> {
     match (frame.get(START..IP)?, frame.get(IP)?) {
         ([0x08, 0x00], 0x45) => Some(true),
@@ -37,13 +37,13 @@ pub(super) fn is_plain_v4(frame: &[u8], protocol: u8) -> Option<bool> {
     }
 }
 
-/// Where the transport protocol's header begins.
+/// Where the transport header begins.
 pub(super) fn transport_at(is_v4: bool) -> usize {
     IP + if is_v4 { IPV4 } else { IPV6 }
 }
 
-/// What counts of the headers of Ethernet and IP: not lengths, identification, DF, TTL, traffic class, flow label, checksum.
-/// Returns where the transport protocol's mask begins.
+/// Sets the mask of the Ethernet and IP headers, without lengths, identification, DF, TTL, traffic class, flow label
+/// and checksum. Returns where the transport protocol's mask begins.
 pub(super) fn mask_of_ip(mask: &mut [u8; LONGEST], is_v4: bool) -> usize {
     mask[..2].fill(0xff);
     let ip = IP - START;
@@ -63,7 +63,7 @@ pub(super) fn mask_of_ip(mask: &mut [u8; LONGEST], is_v4: bool) -> usize {
 }
 
 impl Pattern {
-    /// Headers like these, which end at `payload`.
+    /// A pattern for headers like these, which end at `payload`.
     pub(super) fn new(
         headers: &[u8; LONGEST],
         mask: &[u8; LONGEST],
@@ -79,7 +79,7 @@ impl Pattern {
         }
     }
 
-    /// Are the headers of the frame so?
+    /// Whether the headers of the frame match.
     pub(super) fn fits(&self, frame: &[u8]) -> bool {
         frame
             .get(START..self.payload)
@@ -109,11 +109,13 @@ impl Pattern {
         self.transport - IP == IPV4
     }
 
-    /// Neither padded nor cut short, by IP's header, and that is undamaged. Of a frame that fits.
+    /// Whether a matching frame is neither padded nor truncated, by the length in its IP header, and that header is
+    /// undamaged.
     pub(super) fn is_whole(&self, frame: &[u8]) -> bool {
-        let (at, before) = match self.is_v4() {
-            true => (IP + 2, IP),
-            false => (IP + 4, IP + IPV6),
+        let (at, before) = if self.is_v4() {
+            (IP + 2, IP)
+        } else {
+            (IP + 4, IP + IPV6)
         };
         let said = u16::from_be_bytes([frame[at], frame[at + 1]]);
         usize::from(said) == frame.len() - before

@@ -1,4 +1,4 @@
-//! What the fast path makes of a frame is what the standard path makes of it, whatever the frame.
+//! The fast path treats every frame as the slow path does.
 
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -13,15 +13,16 @@ use super::*;
 const NEXT: SeqNum = SeqNum(5000);
 
 fn addresses(is_v4: bool) -> [IpAddr; 2] {
-    match is_v4 {
-        true => [
+    if is_v4 {
+        [
             Ipv4Addr::new(10, 0, 0, 2).into(),
             Ipv4Addr::new(10, 0, 0, 1).into(),
-        ],
-        false => [
+        ]
+    } else {
+        [
             Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 2).into(),
             Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1).into(),
-        ],
+        ]
     }
 }
 
@@ -41,7 +42,7 @@ fn header(is_stamped: bool) -> TcpHeader {
     }
 }
 
-/// A frame with right lengths; what was changed afterwards may need [`seal`].
+/// A frame with the right lengths; changes may require [`seal`].
 fn frame(is_v4: bool, header: &TcpHeader, payload: &[u8]) -> Vec<u8> {
     let [source, destination] = addresses(is_v4);
     let tcp = IP + if is_v4 { IPV4 } else { IPV6 };
@@ -90,20 +91,19 @@ fn frame(is_v4: bool, header: &TcpHeader, payload: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Makes all checksums right.
+/// Sets the right checksums.
 fn seal(frame: &mut [u8], tcp: usize) {
     if frame.len() < tcp + BARE {
         return;
     }
     let is_v4 = tcp == IP + IPV4;
-    let pseudo = match is_v4 {
-        true => {
-            frame[IP + 10..IP + 12].fill(0);
-            let sum = Sum::default().over(&frame[IP..tcp]).checksum();
-            frame[IP + 10..IP + 12].copy_from_slice(&sum.to_be_bytes());
-            Sum::default().over(&frame[IP + 12..tcp])
-        }
-        false => Sum::default().over(&frame[IP + 8..tcp]),
+    let pseudo = if is_v4 {
+        frame[IP + 10..IP + 12].fill(0);
+        let sum = Sum::default().over(&frame[IP..tcp]).checksum();
+        frame[IP + 10..IP + 12].copy_from_slice(&sum.to_be_bytes());
+        Sum::default().over(&frame[IP + 12..tcp])
+    } else {
+        Sum::default().over(&frame[IP + 8..tcp])
     };
     let length = (frame.len() - tcp) as u32;
     let pseudo = pseudo.over(&length.to_be_bytes()).over(&[0, 6]);
@@ -116,7 +116,7 @@ fn record() -> RecordHeader {
     RecordHeader::default()
 }
 
-/// What comes after a frame like that, and where its TCP header begins.
+/// The expectation after such a frame, the next frame, and the offset of its TCP header.
 fn after(is_v4: bool, is_stamped: bool) -> (Expected, Vec<u8>) {
     let before = TcpHeader {
         seq: NEXT - 5,
@@ -168,7 +168,7 @@ fn the_next_segment_is_expected_in_every_shape() {
     }
 }
 
-/// The place of a byte, in IP's header or in TCP's.
+/// The position of a byte, in the IP or the TCP header.
 #[derive(Clone, Copy, Debug)]
 enum At {
     Ip(usize),
@@ -189,9 +189,10 @@ fn change(shape: (bool, bool), at: At, bits: u8) -> bool {
 #[test]
 fn what_changes_from_segment_to_segment_is_no_surprise() {
     for shape in SHAPES {
-        let ip = match shape.0 {
-            true => vec![(1, 0xfc), (4, 0xff), (6, 0x40), (8, 0xff)],
-            false => vec![(0, 0x0f), (1, 0xc0), (2, 0xff), (7, 0xff)],
+        let ip = if shape.0 {
+            vec![(1, 0xfc), (4, 0xff), (6, 0x40), (8, 0xff)]
+        } else {
+            vec![(0, 0x0f), (1, 0xc0), (2, 0xff), (7, 0xff)]
         };
         let tcp = [(8, 0xff), (13, 0x08), (14, 0xff), (19, 0xff)];
         let stamps = [(24, 0xff), (31, 0xff)];
@@ -207,9 +208,9 @@ fn what_changes_from_segment_to_segment_is_no_surprise() {
 #[test]
 fn all_else_takes_the_standard_path() {
     for shape in SHAPES {
-        let ip: Vec<(usize, u8)> = match shape.0 {
+        let ip: Vec<(usize, u8)> = if shape.0 {
             // Options, ECN, fragments, another protocol or host.
-            true => vec![
+            vec![
                 (0, 3),
                 (1, 1),
                 (1, 2),
@@ -218,8 +219,9 @@ fn all_else_takes_the_standard_path() {
                 (9, 23),
                 (15, 1),
                 (19, 1),
-            ],
-            false => vec![(0, 0x20), (1, 0x10), (1, 0x20), (6, 6), (23, 1), (39, 1)],
+            ]
+        } else {
+            vec![(0, 0x20), (1, 0x10), (1, 0x20), (6, 6), (23, 1), (39, 1)]
         };
         // Ports, a hole, other options, FIN, SYN, RST, ACK, URG, ECE, CWR.
         let tcp = [(1, 1), (3, 1), (7, 1), (12, 0x10)];

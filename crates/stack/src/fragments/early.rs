@@ -1,5 +1,5 @@
-//! Fragments that came before the first of their datagram, when the filter could not tell whose they
-//! are. The server keeps them until the filter has seen that first one.
+//! Fragments that arrived before the first one of their datagram, when the filter could not determine
+//! their owner. The server keeps them until the filter has seen the first one.
 
 use core::time::Duration;
 use std::collections::{HashMap, VecDeque};
@@ -8,32 +8,32 @@ use portolan_types::Instant;
 
 use super::{Key, Piece};
 
-/// Reordering is a matter of milliseconds; what waits longer has lost its first fragment.
+/// Reordering takes milliseconds; after this time the first fragment must have been lost.
 const PATIENCE: Duration = Duration::from_secs(15);
 
-/// Bytes of all that wait.
+/// Limit of the bytes of all waiting fragments.
 const MEMORY: usize = 1 << 20;
 
-/// Fragments in the server's keeping.
+/// Fragments kept by the server.
 #[derive(Debug, Default)]
 pub struct EarlyFragments {
     datagrams: HashMap<Key, Early>,
-    /// Oldest first; some are gone already.
+    /// Oldest first; may contain datagrams already removed.
     order: VecDeque<(Instant, Key)>,
     bytes: usize,
-    /// Fragments given up because nobody claimed them.
+    /// Fragments discarded because their first one never arrived.
     pub unclaimed: u64,
 }
 
 #[derive(Debug)]
 enum Early {
     Waiting(Vec<Vec<u8>>),
-    /// The filter knows the owner now.
+    /// The first fragment has arrived: the filter knows the owner.
     Claimed,
 }
 
 impl EarlyFragments {
-    /// Takes in what the filter has copied; answers the frames that it will now understand.
+    /// Takes a fragment that the filter has copied; returns the frames whose owner the filter now knows.
     pub fn take_in(&mut self, now: Instant, frame: &[u8]) -> Vec<Vec<u8>> {
         self.forget_old(now);
         let Some(piece) = Piece::of(frame) else {

@@ -1,4 +1,4 @@
-//! Datagrams that come in pieces: putting them together, and keeping early pieces for the filter.
+//! Fragmented datagrams: reassembly, and keeping early fragments for the filter.
 
 mod early;
 mod reassembly;
@@ -13,8 +13,8 @@ use portolan_wire::ethernet::{EtherType, EthernetHeader};
 use portolan_wire::ipv4::Ipv4Header;
 use portolan_wire::ipv6::Ipv6Header;
 
-/// What a datagram's pieces have in common (RFC 791 §3.2, RFC 8200 §4.5: IPv6 tells datagrams apart
-/// without the protocol, which is 0 here).
+/// What the fragments of a datagram have in common (RFC 791 §3.2, RFC 8200 §4.5: in IPv6 the protocol is not
+/// part of the key and is 0 here).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Key {
     source: IpAddr,
@@ -23,7 +23,7 @@ struct Key {
     protocol: u8,
 }
 
-/// One piece.
+/// A fragment.
 #[derive(Clone, Copy, Debug)]
 struct Piece<'a> {
     key: Key,
@@ -40,7 +40,7 @@ enum Header {
 }
 
 impl<'a> Piece<'a> {
-    /// `None` if the frame is no fragment, or one that is not sound.
+    /// Returns `None` if the frame is not a valid fragment.
     fn of(frame: &'a [u8]) -> Option<Piece<'a>> {
         let (ethernet, packet) = EthernetHeader::parse(frame).ok()?;
         match ethernet.ether_type {

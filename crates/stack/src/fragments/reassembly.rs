@@ -1,5 +1,5 @@
-//! Puts the pieces of datagrams together, within bounds of time and memory. Pieces that overlap end
-//! their datagram, as RFC 5722 demands for IPv6 and as Linux does for IPv4.
+//! Reassembles datagrams within limits of time and memory. Overlapping fragments invalidate their
+//! datagram, as RFC 5722 demands for IPv6 and as Linux does for IPv4.
 
 use core::time::Duration;
 use std::collections::{BTreeMap, HashMap};
@@ -17,63 +17,62 @@ const LIFETIME_V4: Duration = Duration::from_secs(30);
 /// RFC 8200 §4.5.
 const LIFETIME_V6: Duration = Duration::from_secs(60);
 
-/// Bytes that all unfinished datagrams may take, their bookkeeping included (Linux:
-/// `ipfrag_high_thresh`).
+/// Limit of the bytes of all incomplete datagrams, including overhead (Linux: `ipfrag_high_thresh`).
 const MEMORY: usize = 4 << 20;
-/// The same for one session: one that is sent rubbish leaves the others room.
+/// The same limit for one session, so that garbage sent to one leaves room for the others.
 const MEMORY_OF_SESSION: usize = 1 << 20;
-/// Unfinished datagrams of one session.
+/// Limit of the incomplete datagrams of one session.
 const DATAGRAMS_OF_SESSION: usize = 128;
 
-/// What a piece and a datagram cost beside their bytes.
+/// Memory overhead of a fragment and of a datagram.
 const PIECE_OVERHEAD: usize = 64;
 const DATAGRAM_OVERHEAD: usize = 256;
 
-/// Longest IP payload: what the length field of either version can say.
+/// Longest IP payload that the length field of either version can express.
 const LONGEST_V4: usize = 0xffff - ipv4::HEADER_LEN;
 const LONGEST_V6: usize = 0xffff;
 
-/// One session's copy of a datagram: several may get one that is for a group.
+/// One session's copy of a datagram: a datagram for a group may have several.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Key {
     slot: u32,
     datagram: super::Key,
 }
 
-/// What became of a fragment.
+/// The result for a fragment.
 #[derive(Debug)]
 pub enum Reassembled {
-    /// It was the last one missing.
+    /// It completed its datagram.
     Whole(Box<Whole>),
     Waiting,
     Dropped(Drop),
 }
 
-/// A datagram as if it had come in one frame.
+/// A datagram as if it had arrived in one frame.
 #[derive(Debug)]
 pub struct Whole {
-    /// That of the first fragment.
+    /// The record header of the first fragment.
     pub record: RecordHeader,
     pub frame: Vec<u8>,
 }
 
-/// What became of datagrams that came in pieces.
+/// The fate of fragmented datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FragmentCounters {
     pub reassembled: u64,
     pub timed_out: u64,
     pub overlapping: u64,
-    /// Given up because too many others were unfinished.
+    /// Discarded because too many others were incomplete.
     pub crowded_out: u64,
-    /// Lengths that cannot be.
+    /// Impossible lengths.
     pub malformed: u64,
 }
 
-/// The unfinished datagrams of one holder.
+/// The incomplete datagrams of one holder.
 #[derive(Debug, Default)]
 pub(crate) struct Reassembly {
     datagrams: HashMap<Key, Unfinished>,
-    /// Oldest first; the number keeps apart what came at one time.
+    /// Oldest first; the number distinguishes datagrams with equal times.
     deadlines: BTreeMap<(Instant, u64), Key>,
     sessions: HashMap<u32, Usage>,
     bytes: usize,
@@ -81,7 +80,7 @@ pub(crate) struct Reassembly {
     pub(crate) counters: FragmentCounters,
 }
 
-/// What one session's unfinished datagrams take.
+/// Resources taken by one session's incomplete datagrams.
 #[derive(Debug, Default)]
 struct Usage {
     datagrams: usize,
@@ -91,13 +90,13 @@ struct Usage {
 #[derive(Debug)]
 struct Unfinished {
     deadline: (Instant, u64),
-    /// By offset; they never overlap.
+    /// By offset, without overlaps.
     pieces: BTreeMap<usize, Vec<u8>>,
     received: usize,
     total: Option<usize>,
     first: Option<First>,
     congestion: Congestion,
-    /// Its pieces contradicted each other: those that still come are dropped too (RFC 5722 §3).
+    /// Its fragments contradicted each other: later ones are dropped, too (RFC 5722 §3).
     is_spoilt: bool,
 }
 
@@ -108,14 +107,14 @@ struct First {
     ethernet: [u8; ethernet::HEADER_LEN],
 }
 
-/// Which ECN code points the pieces had (RFC 3168 §5.3).
+/// The ECN codepoints of the fragments (RFC 3168 §5.3).
 #[derive(Clone, Copy, Debug, Default)]
 struct Congestion {
     not_capable: bool,
     experienced: bool,
 }
 
-/// Why a piece does not fit the others.
+/// Why a fragment does not fit the others.
 enum Misfit {
     Duplicate,
     Overlap,
@@ -202,7 +201,7 @@ impl Reassembly {
         self.sessions.entry(slot).or_default().bytes += bytes;
     }
 
-    /// The oldest give way: first the session's own, then anybody's.
+    /// Discards the oldest datagrams: first the session's own, then any.
     fn make_room(&mut self, slot: u32) {
         while self.sessions.get(&slot).is_some_and(|usage| {
             usage.bytes > MEMORY_OF_SESSION || usage.datagrams > DATAGRAMS_OF_SESSION
@@ -240,7 +239,7 @@ impl Reassembly {
         Some(datagram)
     }
 
-    /// Keeps no more of a datagram than that nothing can come of it.
+    /// Discards the fragments of a datagram, and remembers that it is invalid.
     fn spoil(&mut self, key: Key) {
         let Some(datagram) = self.datagrams.get_mut(&key) else {
             return;
@@ -269,7 +268,7 @@ impl Reassembly {
         }
     }
 
-    /// Gives up what is too old.
+    /// Discards datagrams that have timed out.
     pub(crate) fn expire(&mut self, now: Instant) {
         while let Some((&(deadline, _), &key)) = self.deadlines.first_key_value() {
             if deadline > now {
@@ -306,7 +305,7 @@ impl Unfinished {
             Header::V4(_) => LONGEST_V4,
             Header::V6(_) => LONGEST_V6,
         };
-        // RFC 8200 §4.5: all but the last are multiples of eight bytes long.
+        // RFC 8200 §4.5: all fragments but the last have a length that is a multiple of eight.
         let is_cut = piece.more && !piece.body.len().is_multiple_of(8);
         if piece.body.is_empty() || is_cut || piece.end() > longest {
             return Err(Misfit::Malformed);
@@ -333,7 +332,7 @@ impl Unfinished {
         Ok(())
     }
 
-    /// RFC 8200 §4.5 lets exact duplicates pass.
+    /// RFC 8200 §4.5 permits exact duplicates.
     fn holds(&self, piece: &Piece<'_>) -> bool {
         self.pieces
             .get(&piece.offset)
@@ -365,7 +364,7 @@ impl Unfinished {
         }
     }
 
-    /// `None` if its pieces contradict each other on congestion, or the first is missing.
+    /// Returns `None` if the fragments' codepoints are contradictory, or the first fragment is missing.
     fn into_whole(self) -> Option<Whole> {
         let first = self.first?;
         let ecn = self.congestion.of_whole()?;
@@ -425,8 +424,8 @@ impl Congestion {
         }
     }
 
-    /// What the whole has beside the first piece's code point; `None` if congestion would be
-    /// hidden from a sender that cannot have asked for it (RFC 3168 §5.3).
+    /// The codepoint to add to that of the first fragment; `None` if congestion would be hidden from a
+    /// sender that cannot have negotiated ECN (RFC 3168 §5.3).
     fn of_whole(self) -> Option<u8> {
         match (self.experienced, self.not_capable) {
             (true, true) => None,

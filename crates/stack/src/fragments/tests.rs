@@ -1,4 +1,4 @@
-//! Datagrams in pieces: whole again in any order, and given up when their pieces lie.
+//! Fragmented datagrams: reassembled in any order, and discarded if their fragments contradict each other.
 
 use core::net::{Ipv4Addr, Ipv6Addr};
 use core::time::Duration;
@@ -79,7 +79,7 @@ fn now() -> Instant {
     Instant::from_millis(1_000)
 }
 
-/// A datagram of 100 bytes in pieces of 32.
+/// A datagram of 100 bytes in fragments of 32.
 fn pieces(family: Family, id: u16) -> Vec<Vec<u8>> {
     let bytes: Vec<u8> = (0..100).collect();
     let chunks = bytes.chunks(32).zip((0..).step_by(32));
@@ -98,7 +98,7 @@ fn is_waiting(reassembled: &Reassembled) -> bool {
 
 #[test]
 fn pieces_in_any_order_make_the_datagram() {
-    // Every order of four pieces, by the factorial number system.
+    // Every order of four fragments, by the factorial number system.
     for family in FAMILIES {
         for order in 0..24 {
             let mut left = pieces(family, 7);
@@ -108,7 +108,7 @@ fn pieces_in_any_order_make_the_datagram() {
                 let frame = left.remove(rest % size);
                 rest /= size;
                 assert!(is_waiting(&feed(&mut reassembly, &frame)));
-                // A repeated piece changes nothing.
+                // A repeated fragment changes nothing.
                 assert!(is_waiting(&feed(&mut reassembly, &frame)));
             }
             let Reassembled::Whole(whole) = feed(&mut reassembly, &left[0]) else {
@@ -257,7 +257,7 @@ fn early_pieces_come_back_when_the_first_is_known() {
     assert!(early.take_in(now(), &second).is_empty());
     assert!(early.take_in(now(), &last).is_empty());
     assert_eq!(early.take_in(now(), &first), [second, last]);
-    // The filter's copy was on its way when it learnt of the owner.
+    // The filter's copy was in transit when it learnt the owner.
     assert_eq!(early.take_in(now(), &third), core::slice::from_ref(&third));
     assert!(early.take_in(now(), &first).is_empty());
 }

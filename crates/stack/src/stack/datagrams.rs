@@ -1,4 +1,4 @@
-//! How datagrams leave, and how they reach their sessions.
+//! Sending and delivery of datagrams.
 
 use core::net::{IpAddr, SocketAddr};
 
@@ -18,20 +18,20 @@ use crate::session::Session;
 use crate::udp::{Datagram, DatagramError, ErrorCause, UdpSession, V6Sizes};
 use portolan_proto::ip::{IpOptions, MtuDiscovery};
 
-/// What one datagram has different from what its session says.
+/// Settings of one datagram that differ from those of its session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sending {
     pub source: Option<IpAddr>,
-    /// Index of the device it is to leave by.
+    /// Index of the output device.
     pub interface: Option<u32>,
     pub ttl: Option<u8>,
     pub tos: Option<u8>,
-    /// Bytes of each of the datagrams that the payload is cut into; 0: it is one.
+    /// Payload of each datagram that the payload is cut into; 0 for a single datagram.
     pub segment: u16,
 }
 
 impl Sending {
-    /// Does it go where the session's datagrams go, as they do?
+    /// Whether the datagram uses the session's settings.
     fn is_usual(&self) -> bool {
         let Sending {
             source,
@@ -53,7 +53,7 @@ pub enum SendError {
     NoDestination,
     #[error("message too long")]
     TooLong,
-    /// The path takes `mtu` bytes, and the session has nothing cut.
+    /// The path MTU is `mtu`, and the session does not permit fragmentation.
     #[error("message longer than the path takes")]
     DoesNotFit { mtu: u32 },
     /// A payload cannot be cut into datagrams without checksums.
@@ -61,7 +61,7 @@ pub enum SendError {
     Unchecked,
     #[error("no route to host")]
     NoRoute,
-    /// The destination is not to be reached by a managed device: the kernel may know how.
+    /// The destination is not reached through a managed device: the kernel may know how.
     #[error("destination is not behind a managed device")]
     NotOurs,
     /// The device is busy; try again when the wire has room.
@@ -70,7 +70,7 @@ pub enum SendError {
 }
 
 impl Stack {
-    /// Sends one datagram. A destination overrides the session's peer.
+    /// Sends one datagram, to `destination` if given, else to the session's peer. Returns the length of the payload.
     pub fn send_datagram(
         &mut self,
         slot: Slot,
@@ -94,7 +94,7 @@ impl Stack {
             return Err(SendError::NoSession);
         };
         let destination = match (destination, session.remote) {
-            // The transmit filter lets a session that has a peer send to that peer.
+            // The transmit filter lets a connected session send to its peer only.
             (Some(other), Some(remote)) if other != remote => return Err(SendError::NotOurs),
             (given, remote) => given.or(remote).ok_or(SendError::NoDestination)?,
         };
@@ -142,7 +142,7 @@ impl Stack {
         tell(self.observer, Step::Session);
         done?;
         if !sending.is_usual() || is_group {
-            // The next one goes the usual way.
+            // Not cached: the next datagram may take the usual path.
             *resolved = None;
         }
         session.datagrams_out += 1;
@@ -160,7 +160,7 @@ fn ends(source: IpAddr, destination: SocketAddr) -> Ends {
     }
 }
 
-/// The session's own address, or the one that the route names.
+/// The session's own address, or the source address of the route.
 fn usual_source(
     session: &UdpSession,
     resolved: &Option<ResolvedPath>,
@@ -177,7 +177,7 @@ fn usual_source(
     }
 }
 
-/// The address that the route names. Nobody's address is this host, as the kernel has it.
+/// The source address of the route. Like the kernel, treats the unspecified address as this host.
 fn source_of_route(destination: SocketAddr, routes: &Routes) -> Result<IpAddr, SendError> {
     if destination.ip().is_unspecified() {
         return Err(SendError::NotOurs);
@@ -188,7 +188,7 @@ fn source_of_route(destination: SocketAddr, routes: &Routes) -> Result<IpAddr, S
         .ok_or(SendError::NoRoute)
 }
 
-/// The way of a datagram to a group, or of one that asks for something else than the session does.
+/// The path of a datagram to a group, or of one with settings of its own.
 fn unusual_way(
     session: &UdpSession,
     destination: SocketAddr,
@@ -206,7 +206,7 @@ fn unusual_way(
     let named = sending
         .interface
         .or(Some(scope_of(destination)).filter(|&scope| scope != 0));
-    // As on Linux: of IPv4 the source names the device.
+    // As on Linux: an IPv4 source address selects the device.
     let of_source = || {
         let source = sending.source.or(Some(bound).filter(|_| !is_free))?;
         source.is_ipv4().then(|| routes.interface_with(source))?
@@ -228,7 +228,7 @@ fn unusual_way(
         return Err(SendError::NotOurs);
     }
     let source = match sending.source {
-        // A source that the filter would not let pass is the kernel's to judge.
+        // The kernel decides about a source that the filter would not let pass.
         Some(source) if !is_free && source != bound => return Err(SendError::NotOurs),
         Some(source) if !routes.is_local(source) => return Err(SendError::NotOurs),
         Some(source) => source,
@@ -254,7 +254,7 @@ fn unusual_way(
     Ok((found, source))
 }
 
-/// The longest payload whose length UDP and IP can say.
+/// The longest payload that the length fields of UDP and IP can express.
 fn longest(destination: IpAddr) -> usize {
     let headers = match destination {
         IpAddr::V4(_) => ipv4::HEADER_LEN + udp::HEADER_LEN,
@@ -263,7 +263,7 @@ fn longest(destination: IpAddr) -> usize {
     usize::from(u16::MAX) - headers
 }
 
-/// Where a payload goes, and in how many datagrams.
+/// Destination of a payload, and how it is cut into datagrams.
 struct Output<'a> {
     resolved: &'a ResolvedPath,
     ports: (u16, u16),
@@ -274,8 +274,8 @@ struct Output<'a> {
 }
 
 impl Output<'_> {
-    /// Sends a datagram whole if the path takes it so, else in fragments or not at all; or the
-    /// datagrams that the payload is to be cut into.
+    /// Sends a datagram whole if it fits the path, else in fragments or not at all; or the datagrams
+    /// that the payload is cut into.
     fn transmit(&self, payload: [&[u8]; 2], wire: &mut impl Wire) -> Result<(), SendError> {
         let length = payload[0].len() + payload[1].len();
         let size = usize::from(self.segment);
@@ -297,7 +297,7 @@ impl Output<'_> {
         Ok(())
     }
 
-    /// How one datagram gets through.
+    /// How one datagram of that length must be cut.
     fn cut_of(&self, length: usize) -> Result<Segmentation, SendError> {
         let sizes = if self.resolved.is_v6() {
             self.v6_sizes
@@ -326,7 +326,7 @@ impl Output<'_> {
     }
 }
 
-/// Does the session hear what was sent to that address? Unicast it always does.
+/// Whether the session accepts the destination of a datagram; always true for unicast.
 pub(super) fn hears(session: &UdpSession, packet: &Packet<'_>, record: &RecordHeader) -> bool {
     let to = packet.destination.ip();
     !to.is_multicast()
@@ -335,7 +335,7 @@ pub(super) fn hears(session: &UdpSession, packet: &Packet<'_>, record: &RecordHe
             .accept(to, record.ifindex, packet.source.ip())
 }
 
-/// Queues a datagram, or those that the sender or a device had coalesced; false if one was lost.
+/// Queues a datagram, or the parts of a coalesced one; returns false if one was lost.
 pub(super) fn deliver_datagrams(
     session: &mut UdpSession,
     (from, to): (SocketAddr, SocketAddr),
@@ -368,7 +368,7 @@ pub(super) fn deliver_datagrams(
     all
 }
 
-/// As on Linux: without `IP_RECVERR` only who has named a peer is told, and of hard errors only.
+/// As on Linux: without `IP_RECVERR` only connected sockets get errors, and only hard ones.
 pub(super) fn report_to_udp(
     now: Instant,
     session: &mut UdpSession,
@@ -409,7 +409,7 @@ pub(super) fn report_to_udp(
     Events::ERROR
 }
 
-/// What lies behind the UDP header of a quoted packet, as far as it is quoted.
+/// The part of a quoted packet behind the UDP header, as far as it is quoted.
 fn quoted_payload(packet: &[u8]) -> &[u8] {
     let headers = match packet.first() {
         Some(first) if first >> 4 == 4 => usize::from(first & 15) * 4,

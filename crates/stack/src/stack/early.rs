@@ -1,19 +1,19 @@
-//! Frames that come to a slot before its session: the packet filter sends them there from the moment
-//! the flow's row points to it, and the session may still be on its way. They wait, so that the
-//! session hears them in their order; so many at a slot, and so much in all.
+//! Frames that arrive at a slot before its session: the packet filter delivers them there as soon as the
+//! flow's row points to the slot, while the session may still be in transfer. They are kept, so that the
+//! session gets them in order; both the frames per slot and the bytes in total are limited.
 
 use portolan_proto::filter::RecordHeader;
 use portolan_types::Generation;
 
-/// Frames that wait at one slot.
+/// Limit of the frames waiting at one slot.
 pub(super) const AT_A_SLOT: usize = 2048;
-/// Bytes of all frames that wait.
+/// Limit of the bytes of all waiting frames.
 pub(super) const IN_ALL: usize = 4 << 20;
 
-/// A slot that is promised to a session.
+/// A slot reserved for a session.
 #[derive(Debug, Default)]
 pub(super) struct EarlyFrames {
-    /// Of the session that was here before: its frames are not for the one that comes.
+    /// Generation of the session that was here before: its frames are not for the new one.
     pub(super) before: Option<Generation>,
     held: Vec<EarlyFrame>,
 }
@@ -32,12 +32,12 @@ impl EarlyFrames {
         }
     }
 
-    /// May the frame be for the session that comes?
+    /// Whether the frame may be for the expected session.
     pub(super) fn expects(&self, record: &RecordHeader) -> bool {
         self.before != Some(Generation(record.generation))
     }
 
-    /// Keeps a frame, if there is room for it beside `others`, the bytes that wait already.
+    /// Keeps a frame, if there is room besides `others`, the bytes already waiting in all slots.
     pub(super) fn hold(&mut self, others: &mut usize, record: &RecordHeader, frame: &[u8]) -> bool {
         let bytes = *others + frame.len();
         let has_room = self.held.len() < AT_A_SLOT && bytes <= IN_ALL;
@@ -51,7 +51,7 @@ impl EarlyFrames {
         has_room
     }
 
-    /// All that waits, in its order.
+    /// Returns all waiting frames, in order.
     pub(super) fn release(self, others: &mut usize) -> Vec<EarlyFrame> {
         *others -= self.held.iter().map(|held| held.frame.len()).sum::<usize>();
         self.held

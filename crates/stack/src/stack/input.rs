@@ -1,4 +1,4 @@
-//! What comes for sessions: the fast path of an expected header, and the slow path of all others.
+//! Input: the fast path for expected headers, and the slow path for everything else.
 
 use core::net::SocketAddr;
 use core::ops::Range;
@@ -8,20 +8,20 @@ use portolan_tcp::Events;
 use portolan_types::{FlowKey, Generation, Instant, SeqNum, Slot};
 
 use super::datagrams::{deliver_datagrams, hears, report_to_udp};
-use super::{Input, NextHeaders, SlotState, Stack, Step, entry_of, generation, tell};
+use super::{Input, NextHeaders, SessionEntry, SlotState, Stack, Step, entry_of, generation, tell};
 use crate::counters::Fate;
 use crate::expected::{Expected, ExpectedDatagram, Segment};
 use crate::packet::{Drop, IcmpMessage, Packet, Transport};
 use crate::pmtu::PathMtus;
 use crate::session::{Session, TcpSession};
 
-/// Where in a frame the type of Ethernet stands, and lengths of headers.
+/// Offset of the EtherType in a frame, and lengths of headers.
 const ETHER_TYPE: usize = 12;
 const ETHERNET: usize = 14;
 const IPV6: usize = 40;
 
 impl Stack {
-    /// Gives a received frame to its session.
+    /// Delivers a received frame to its session.
     pub fn input<'a>(&mut self, now: Instant, record: &RecordHeader, frame: &'a [u8]) -> Input<'a> {
         let input = self.give(now, record, frame);
         self.counters.count(match &input {
@@ -33,8 +33,8 @@ impl Stack {
         input
     }
 
-    /// As [`Stack::input`]; but the payload of a frame that its session has in order may stay in the frame, as long as
-    /// `behind` bytes are unread: then where in it.
+    /// Like [`Stack::input`], but the payload may stay in the frame if it is in order for its session while `behind`
+    /// bytes are unread; then also returns its range in the frame.
     pub fn input_lending<'a>(
         &mut self,
         now: Instant,
@@ -66,7 +66,7 @@ impl Stack {
         self.slow_path(now, record, frame)
     }
 
-    /// The fast path: the frame is what its session expects, which one compare tells.
+    /// The fast path: one compare shows that the frame is the one expected.
     fn give_expected<'a>(
         &mut self,
         now: Instant,
@@ -113,7 +113,7 @@ impl Stack {
         Some(Input::Delivered(slot))
     }
 
-    /// A frame has taken the standard path: what comes after it may take the fast one.
+    /// After a frame on the slow path, prepares the fast path for the next one.
     fn expect_after(&mut self, slot: Slot, frame: &[u8], packet: &Packet<'_>) {
         let fast_path_disabled = self.fast_path_disabled;
         let Some(entry) = self.entry(slot.0) else {
@@ -182,15 +182,19 @@ impl Stack {
         }
     }
 
-    /// A session has taken a packet in.
+    /// Called after a session has processed a packet.
     fn follow_up(&mut self, now: Instant, slot: Slot) {
-        let Some(session) = self.tcp(slot) else {
+        let Stack { places, owing, .. } = self;
+        let Some(entry) = entry_of(places, slot.0) else {
             return;
         };
-        if session.connection.has_output() && !self.defers(slot) {
+        let Session::Tcp(session) = &entry.session else {
+            return;
+        };
+        if session.connection.has_output() && !defers(owing, slot, entry) {
             return self.touch(slot);
         }
-        let Some(session) = self.tcp(slot) else {
+        let Session::Tcp(session) = &mut entry.session else {
             return;
         };
         session.connection.rest(now);
@@ -199,32 +203,30 @@ impl Stack {
         self.reschedule(now, slot.0);
     }
 
-    /// The application has read: what the session has to send is sent by [`Stack::output`], but for what may wait.
+    /// Called after the application has read: lets [`Stack::output`] send, unless the output may be deferred.
     pub fn touch_after_read(&mut self, slot: Slot) {
-        if !self.defers(slot) {
+        let Stack { places, owing, .. } = self;
+        let defers = entry_of(places, slot.0).is_some_and(|entry| defers(owing, slot, entry));
+        if !defers {
             self.touch(slot);
         }
     }
-
-    /// Is all that the session has to send an acknowledgement that waits for data to go with?
-    fn defers(&mut self, slot: Slot) -> bool {
-        let Stack { places, owing, .. } = self;
-        let (Some(owing), Some(entry)) = (owing, entry_of(places, slot.0)) else {
-            return false;
-        };
-        let Session::Tcp(session) = &entry.session else {
-            return false;
-        };
-        let defers = !entry.is_pending && session.connection.owes_acknowledgement();
-        if defers && !entry.is_owing {
-            entry.is_owing = true;
-            owing.push(slot.0);
-        }
-        defers
-    }
 }
 
-/// The connection takes an expected segment in. Returns what it expects then, if anything.
+/// Is all that the session has to send an acknowledgement that waits for data to go with?
+fn defers(owing: &mut Option<Vec<u32>>, slot: Slot, entry: &mut SessionEntry) -> bool {
+    let (Some(owing), Session::Tcp(session)) = (owing, &entry.session) else {
+        return false;
+    };
+    let defers = !entry.is_pending && session.connection.owes_acknowledgement();
+    if defers && !entry.is_owing {
+        entry.is_owing = true;
+        owing.push(slot.0);
+    }
+    defers
+}
+
+/// Passes an expected segment to the connection. Returns the next sequence number it expects, if any.
 fn take_segment(session: &mut TcpSession, segment: &Segment<'_>, now: Instant) -> Option<SeqNum> {
     let connection = &mut session.connection;
     let (header, payload) = (&segment.header, segment.payload);
@@ -232,8 +234,8 @@ fn take_segment(session: &mut TcpSession, segment: &Segment<'_>, now: Instant) -
     connection.next_expected()
 }
 
-/// Gives a packet to its session, and tells what that means to the application; none if it is of
-/// another protocol.
+/// Delivers a packet to its session and returns the events for the application; none if the protocol does
+/// not match.
 fn deliver(
     mtus: &mut PathMtus,
     now: Instant,
@@ -255,7 +257,7 @@ fn deliver(
                 codepoint,
             },
         ) => {
-            // The filter looks at the peer only where it looks the flow up, which a handle spares it.
+            // The filter checks the peer only when it looks up the flow, which a handle saves it.
             if !is_of(&session.flow, packet) {
                 return Err(Drop::ForeignPeer);
             }
@@ -274,7 +276,7 @@ fn deliver(
                 has_checksum,
             },
         ) => {
-            // RFC 8200 §8.1: IPv6 does not allow that, but to who asks for it (RFC 6936).
+            // RFC 8200 §8.1: IPv6 requires a checksum, unless the application permits its absence (RFC 6936).
             let may_lack = packet.source.is_ipv4() || session.checksums.v6_unwanted;
             if !has_checksum && !may_lack {
                 return Err(Drop::BadChecksum);
@@ -304,7 +306,7 @@ fn deliver(
     Ok(Some(events))
 }
 
-/// Is nothing behind the IP packet, as far as that is told by its header? Then a payload ends where the frame does.
+/// Whether the IP packet, by the length in its header, ends where the frame does; then its payload does, too.
 fn ends_with_packet(frame: &[u8]) -> bool {
     let number = |at: usize| {
         let bytes = frame.get(at..at + 2)?.try_into().ok()?;

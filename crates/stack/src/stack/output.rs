@@ -1,4 +1,4 @@
-//! What sessions send, when, and by which path; timers that are due.
+//! Output of sessions, and their timers.
 
 use portolan_proto::ip::IpOptions;
 use portolan_tcp::{Codepoint, Events};
@@ -13,7 +13,7 @@ use crate::routes::Routes;
 use crate::session::Session;
 
 impl Stack {
-    /// Has [`Stack::output`] anything to do?
+    /// Whether [`Stack::output`] has anything to do.
     pub fn awaits_output(&self, routes: &Routes) -> bool {
         self.has_output()
             || self.next_look.is_some()
@@ -21,7 +21,7 @@ impl Stack {
             || self.tried_generation != routes.generation()
     }
 
-    /// Sends what is due until nothing is left, or only of sessions whose transmit queues are full.
+    /// Sends what is due, until only sessions with full transmit queues have something left.
     pub fn output(&mut self, now: Instant, routes: &Routes, wire: &mut impl Wire) {
         if self.tried_generation != routes.generation() {
             self.retry_stalled(routes);
@@ -35,7 +35,7 @@ impl Stack {
         self.look_again(now);
     }
 
-    /// Nobody says that routes have changed to a holder that sleeps.
+    /// A sleeping holder is not notified of changed routes, so it checks at intervals.
     fn look_again(&mut self, now: Instant) {
         self.next_look = match self.next_look {
             _ if self.stalled.is_empty() => None,
@@ -48,12 +48,12 @@ impl Stack {
         };
     }
 
-    /// Had one of those that sent last more than its windows let through?
+    /// Whether a session that sent in the last round has more data than its windows permit.
     pub fn awaits_window(&self) -> bool {
         self.awaits_window
     }
 
-    /// Is somebody waiting for the wire?
+    /// Whether a session waits to send.
     pub fn has_output(&self) -> bool {
         !self.pending.is_empty() || self.tx_queues.has_waiting()
     }
@@ -77,7 +77,7 @@ impl Stack {
             ..
         } = entry
         else {
-            // All that a UDP session waits for is room.
+            // A UDP session only waits for room.
             return self.note(slot, Events::WRITABLE);
         };
         let flow = &session.flow;
@@ -136,8 +136,8 @@ impl Stack {
         self.reschedule(now, slot);
     }
 
-    /// The wheel only has to be told when a deadline moves forward: when it moves back, the early
-    /// visit costs less than a change for each segment.
+    /// The wheel must be updated only if a deadline moves forward: if it moves back, the early visit
+    /// costs less than an update for each segment.
     pub(super) fn reschedule(&mut self, now: Instant, slot: u32) {
         let Some(entry) = self.entry(slot) else {
             return;
@@ -204,8 +204,8 @@ impl Stack {
     }
 }
 
-/// Sends a segment that belongs to no session: a reset, a SYN cookie. False if there is no way to
-/// its destination now.
+/// Sends a segment that belongs to no session: a reset or a SYN cookie. Returns false if there is no path
+/// to its destination at present.
 pub fn send_segment(
     flow: &FlowKey,
     ip: IpOptions,
@@ -234,7 +234,7 @@ pub fn send_segment(
     true
 }
 
-/// What is left of an IP packet for TCP's options and payload.
+/// The part of an IP packet left for TCP's options and payload.
 fn tcp_payload(mtu: u32, flow: &FlowKey) -> u16 {
     let headers = if flow.remote.is_ipv4() { 40 } else { 60 };
     u16::try_from(mtu.saturating_sub(headers)).unwrap_or(u16::MAX)

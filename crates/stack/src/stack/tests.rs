@@ -16,7 +16,7 @@ mod early;
 mod expected;
 mod tx_queues;
 
-/// A wire that keeps frames, and takes only so many at a time.
+/// A wire that keeps frames, and accepts a limited number at a time.
 struct KeptFrames {
     frames: Vec<Vec<u8>>,
     room: usize,
@@ -53,7 +53,7 @@ fn now() -> Instant {
     Instant::from_millis(1_000)
 }
 
-/// The host at `own`, which may know its neighbour's link-layer address.
+/// Routes of the host at `own`, which may know its neighbour's link-layer address.
 fn routes(generation: u32, own: SocketAddr, peer: SocketAddr, knows_peer: bool) -> Routes {
     let mac = |address: SocketAddr| match address.ip() {
         IpAddr::V4(v4) => MacAddr([2, 0, 0, 0, 0, v4.octets()[3]]),
@@ -114,7 +114,7 @@ fn record(slot: Slot, generation: u32) -> RecordHeader {
     }
 }
 
-/// What the filter of the receiving host hands over: without the virtio-net header.
+/// The frame as the receiving host's filter delivers it: without the virtio-net header.
 fn received(frame: &[u8]) -> &[u8] {
     &frame[10..]
 }
@@ -252,7 +252,7 @@ fn what_a_datagram_cannot_do_has_its_own_error() {
     assert_eq!(try_send(Some(B), b""), Err(SendError::Full));
 }
 
-/// A connection that sends segment by segment.
+/// A connection that sends single segments.
 fn connecting(stack: &mut Stack) -> Slot {
     let config = Config {
         gso_max: 0,
@@ -348,8 +348,8 @@ fn a_capsule_comes_back_as_it_was() {
     assert_eq!(copy.to_capsule(), session.to_capsule());
 }
 
-/// A datagram that `discovery` says how to send, over a path of 1,500 bytes; `Err` if refused, else
-/// whether the kernel is to fragment it, and at how much, and whether routers are not.
+/// Sends a datagram with `discovery` over a path of 1,500 bytes; `Err` if refused, else the fragment size
+/// for the kernel, if any, and whether "don't fragment" is set.
 fn sent_with(
     discovery: MtuDiscovery,
     length: usize,
@@ -392,7 +392,7 @@ fn what_does_not_fit_is_fragmented_or_refused_as_the_socket_wants() {
         assert_eq!(sent_with(discovery, 1472, None), Ok(whole), "{discovery:?}");
         assert_eq!(sent_with(discovery, 1473, None), long, "{discovery:?}");
     }
-    // A router has said that the path takes 1,000.
+    // A router has reported a path MTU of 1,000.
     for (discovery, long) in [
         (Want, Ok((Some(976), false))),
         (Do, Err(SendError::DoesNotFit { mtu: 1000 })),
@@ -407,7 +407,7 @@ fn what_does_not_fit_is_fragmented_or_refused_as_the_socket_wants() {
     }
 }
 
-/// What a router says about the first `quoted` bytes of a frame that `A` sent.
+/// A router's report about the first `quoted` bytes of a frame that `A` sent.
 fn too_big(sent: &[u8], mtu: u32) -> Vec<u8> {
     use portolan_wire::icmp::{Cause, IcmpError, IcmpMessage as Message};
     let packet = &received(sent)[14..];
@@ -531,7 +531,7 @@ fn connected(a: &mut Stack, b: &mut Stack) -> (Slot, Slot) {
     (at_a, at_b)
 }
 
-/// All that one has to send comes to the other: so many frames.
+/// Passes all frames that one stack sends to the other; returns their number.
 fn pass(from: &mut Stack, to: &mut Stack, slot: Slot) -> usize {
     let (own, peer) = match from.get(Slot(0)) {
         Some(Session::Tcp(session)) => (session.flow.local, session.flow.remote),
@@ -563,7 +563,7 @@ fn write(stack: &mut Stack, slot: Slot, bytes: usize) {
     stack.touch(slot);
 }
 
-/// Until acknowledgements are not sent at once any more.
+/// Exchanges data until acknowledgements are no longer sent at once.
 fn talk(a: &mut Stack, b: &mut Stack, (at_a, at_b): (Slot, Slot)) {
     for _ in 0..20 {
         write(a, at_a, 1448);
@@ -574,7 +574,7 @@ fn talk(a: &mut Stack, b: &mut Stack, (at_a, at_b): (Slot, Slot)) {
     pass(a, b, at_b);
 }
 
-/// Two stacks, of which the second has got 1460 bytes and defers its acknowledgement.
+/// Two stacks, of which the second has received 1460 bytes and defers its acknowledgement.
 fn after_a_segment_and_a_little() -> ((Stack, Slot), (Stack, Slot)) {
     let (mut a, mut b) = (Stack::new(now()), Stack::new(now()));
     b.defer_acknowledgements();
@@ -602,7 +602,7 @@ fn an_acknowledgement_that_waits_for_no_answer_goes_when_it_is_settled() {
     b.settle_acknowledgements();
     assert_eq!(pass(&mut b, &mut a, at_a), 1);
     assert!(!b.owes_acknowledgements());
-    // Two full segments do not wait.
+    // An acknowledgement of two full segments is not deferred.
     write(&mut a, at_a, 2 * 1448);
     pass(&mut a, &mut b, at_b);
     assert_eq!(pass(&mut b, &mut a, at_a), 1);

@@ -1,5 +1,5 @@
-//! TxQueues: a session with a class of its own has one of its own, so that a slow class does not stop the
-//! sessions of others (ADR 11). Who finds its transmit queue full waits there, in order.
+//! Transmit queues: a session with a class of its own has its own queue, so that a slow class does not delay the
+//! sessions of others (ADR 11). Sessions whose queue is full wait there, in order.
 
 use std::collections::VecDeque;
 
@@ -8,12 +8,12 @@ use portolan_types::Slot;
 use super::{SessionEntry, Stack};
 use crate::frame::{TxQueueId, Wire};
 
-/// Who waits at which transmit queue.
+/// The sessions waiting at each transmit queue.
 #[derive(Debug, Default)]
 pub(super) struct WaitingQueues {
     /// Few, if any.
     waiting: Vec<(TxQueueId, VecDeque<u32>)>,
-    /// Who has filled a transmit queue, and has more to send: they come behind those that wait by then.
+    /// Sessions that have filled a transmit queue and have more to send: they queue behind those waiting by then.
     served: Vec<(TxQueueId, u32)>,
 }
 
@@ -22,7 +22,8 @@ impl WaitingQueues {
         self.at(tx_queue).push_back(slot);
     }
 
-    /// It has had its turn, and has more to send. Else who has the largest window would keep the others from the wire.
+    /// The session has had its turn and has more to send. Otherwise the one with the largest window would starve the
+    /// others.
     pub(super) fn wait_for_next_turn(&mut self, tx_queue: TxQueueId, slot: u32) {
         self.served.push((tx_queue, slot));
     }
@@ -31,7 +32,7 @@ impl WaitingQueues {
         if self.served.is_empty() {
             return;
         }
-        // The list keeps its memory: a full transmit queue is filled again for each packet that leaves.
+        // The list keeps its memory: a full transmit queue is filled again for each packet sent.
         let mut served = std::mem::take(&mut self.served);
         for (tx_queue, slot) in served.drain(..) {
             self.wait(tx_queue, slot);
@@ -63,8 +64,8 @@ impl WaitingQueues {
 }
 
 impl SessionEntry {
-    /// Chooses the session's transmit queue; false if it is full. A session that is to have another goes there
-    /// once nothing of it waits in the old one: its frames keep their order.
+    /// Selects the session's transmit queue; returns false if it is full. A session changes to its next queue
+    /// once none of its frames wait in the current one, so that they stay in order.
     pub(super) fn enter(&mut self, wire: &mut impl Wire) -> bool {
         wire.choose(self.tx_queue);
         if wire.is_full() {
@@ -80,7 +81,7 @@ impl SessionEntry {
 }
 
 impl Stack {
-    /// The session's transmit queue from now on.
+    /// Sets the session's transmit queue.
     pub fn set_tx_queue(&mut self, slot: Slot, tx_queue: TxQueueId) {
         if let Some(entry) = self.entry(slot.0)
             && entry.next_tx_queue != tx_queue
@@ -90,19 +91,19 @@ impl Stack {
         }
     }
 
-    /// Does anything go through that transmit queue, or will it?
+    /// Whether any session uses that transmit queue, or will.
     pub fn uses_tx_queue(&self, tx_queue: TxQueueId) -> bool {
         self.entries()
             .any(|entry| entry.tx_queue == tx_queue || entry.next_tx_queue == tx_queue)
     }
 
-    /// Is a session to go through that transmit queue of which something waits in another?
+    /// Whether a session that will use that transmit queue still has frames in another one.
     pub fn approaches_tx_queue(&self, tx_queue: TxQueueId) -> bool {
         self.entries()
             .any(|entry| entry.next_tx_queue == tx_queue && entry.tx_queue != tx_queue)
     }
 
-    /// Could a datagram of the session be sent? If not, it changes to be writable when one can.
+    /// Whether a datagram of the session could be sent now. If not, an event reports it writable when one can.
     pub fn has_room(&mut self, slot: Slot, wire: &mut impl Wire) -> bool {
         let Some(entry) = self.entry(slot.0) else {
             return false;
@@ -114,7 +115,7 @@ impl Stack {
         has_room
     }
 
-    /// The session changes to be writable when its transmit queue has room.
+    /// Reports the session writable when its transmit queue has room.
     pub(super) fn await_room(&mut self, slot: Slot) {
         if let Some(entry) = self.entry(slot.0)
             && !entry.is_pending
@@ -125,7 +126,7 @@ impl Stack {
         }
     }
 
-    /// Those who waited for a transmit queue that is free again are the first to send.
+    /// Sessions that waited for a transmit queue that has room again send first.
     pub(super) fn admit_waiting(&mut self, wire: &mut impl Wire) {
         for (tx_queue, waiting) in &mut self.tx_queues.waiting {
             wire.choose(*tx_queue);

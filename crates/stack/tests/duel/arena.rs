@@ -1,4 +1,4 @@
-//! The place between the hosts: runs a program, step by step, and looks at both after each.
+//! The path between the hosts: runs a program step by step, and checks both hosts after each step.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -15,12 +15,12 @@ const START: Instant = Instant::from_millis(1_000_000);
 const DELAY: Duration = Duration::from_millis(5);
 /// The longest pause of a live connection is a time-out of two minutes.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// Both ends come to rest: TIME-WAIT, or R2 of one whose peer has gone.
+/// Both ends become idle: after TIME-WAIT, or R2 if the peer is gone.
 const FOREVER: Duration = Duration::from_secs(4 * 3600);
 const EVENTS: usize = 100_000;
-/// What routers take: no less than 552 bytes of IPv4, and 1280 of IPv6.
+/// Path MTUs of routers: at least 552 bytes for IPv4, and 1280 for IPv6.
 const WIDTHS: [u32; 4] = [1280, 1300, 1400, 1499];
-/// Where checksums begin to cover a frame: behind Ethernet's header, and the first words of IPv6's.
+/// Where the checksums' coverage begins: behind the Ethernet header, and the first words of the IPv6 header.
 const COVERED_V4: usize = 14;
 const COVERED_V6: usize = 22;
 
@@ -30,7 +30,7 @@ pub struct Setup {
     flags: u8,
     congestion: u8,
     buffers: (u8, u8),
-    /// The handshake is done before the hostility begins.
+    /// The handshake is completed before the hostility begins.
     established: bool,
 }
 
@@ -71,7 +71,7 @@ impl Setup {
     }
 }
 
-/// `who` is the second host if true.
+/// `who` is true for the second host.
 #[derive(Clone, Debug, TypeGenerator)]
 pub enum Step {
     Write {
@@ -82,7 +82,7 @@ pub enum Step {
         who: bool,
         bytes: u16,
     },
-    /// The packet at that place in the queue of those on their way from `who` arrives.
+    /// The packet at that place in the queue of those in flight from `who` arrives.
     Deliver {
         who: bool,
         place: u8,
@@ -96,21 +96,21 @@ pub enum Step {
         who: bool,
         place: u8,
     },
-    /// A bit of it flips.
+    /// One of its bits flips.
     Damage {
         who: bool,
         place: u8,
         bit: u16,
     },
-    /// A router takes no larger packets from now on.
+    /// A router reduces its MTU.
     Narrow(u8),
-    /// The session goes to the other holder, after so many frames have been given to the old one.
+    /// The session migrates to the other holder, after that many frames were delivered to the old one.
     Move {
         who: bool,
         waiting: u8,
     },
     Wait(u8),
-    /// Everything arrives and is read, a few times over.
+    /// Everything arrives and is read, a few times.
     Calm(u8),
 }
 
@@ -257,7 +257,7 @@ impl Arena {
         let now = self.now;
         self.hosts[who].move_session(now);
         self.attend();
-        // What the filter was given once more.
+        // Frames that were filtered again.
         self.attend();
     }
 
@@ -268,7 +268,7 @@ impl Arena {
         (!flying.is_empty()).then(|| flying.remove(usize::from(place) % flying.len()))
     }
 
-    /// The packet reaches the other host, if the router takes it.
+    /// The packet reaches the other host, unless it is too large for the router.
     fn pass(&mut self, from: usize, packet: Flying) {
         let now = self.now;
         if packet.length() > self.width as usize {
@@ -284,9 +284,10 @@ impl Arena {
     }
 
     fn damage(&mut self, from: usize, mut frame: Vec<u8>, bit: usize) {
-        let covered = match self.hosts[0].flow.local.is_ipv6() {
-            true => COVERED_V6,
-            false => COVERED_V4,
+        let covered = if self.hosts[0].flow.local.is_ipv6() {
+            COVERED_V6
+        } else {
+            COVERED_V4
         };
         let at = covered + bit / 8 % (frame.len() - covered);
         frame[at] ^= 1 << (bit % 8);
@@ -328,7 +329,7 @@ impl Arena {
 
     // ---- rest ----
 
-    /// A path that only is narrow, and users who read, then close.
+    /// The path stays narrow but is otherwise reliable; the users read, then close.
     pub fn settle(&mut self) {
         let mut wire = VecDeque::new();
         self.go_on(&mut wire, PATIENCE, Arena::is_delivered, "the streams");

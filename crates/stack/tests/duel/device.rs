@@ -1,5 +1,5 @@
-//! The network card: cuts what the stack hands out into packets and completes their checksums. And
-//! the router behind it: says that a packet was too big.
+//! The network card, which cuts the stack's frames into packets and completes their checksums, and
+//! the router behind it, which reports packets that are too big.
 
 use core::net::IpAddr;
 
@@ -11,11 +11,11 @@ use portolan_wire::ipv6::{self, Ipv6Header};
 use portolan_wire::tcp::{self, TcpFlags, TcpHeader};
 use portolan_wire::vnet::VnetHeader;
 
-/// Bytes of a packet that a router quotes.
+/// Number of bytes of a packet that a router quotes.
 const QUOTED: usize = 128;
 const TCP: u8 = 6;
 
-/// A packet on the wire, and what an observer reads in it.
+/// A packet on the wire, and what an observer parses of it.
 #[derive(Clone, Debug)]
 pub struct Flying {
     pub frame: Vec<u8>,
@@ -57,7 +57,7 @@ fn parse(frame: &[u8]) -> Parsed<'_> {
 }
 
 impl Parsed<'_> {
-    /// A frame between the same hosts with another body.
+    /// A frame between the same hosts with another payload.
     fn with(&self, protocol: u8, body: &[u8]) -> Vec<u8> {
         let mut frame = vec![0; ethernet::HEADER_LEN];
         self.ethernet.emit(&mut frame);
@@ -96,7 +96,7 @@ impl Parsed<'_> {
     }
 }
 
-/// What the card makes of a frame with its virtio-net header.
+/// Cuts a frame by its virtio-net header, as the card does.
 pub fn cut(frame: &[u8]) -> Vec<Flying> {
     let (vnet, frame) = VnetHeader::parse(frame).expect("a virtio-net header");
     let parsed = parse(frame);
@@ -133,7 +133,7 @@ fn finish(parsed: &Parsed<'_>, header: TcpHeader, payload: &[u8]) -> Flying {
     }
 }
 
-/// What a router answers that cannot pass `flying` on: the error, addressed to its sender.
+/// The error of a router that cannot forward `flying`, addressed to its sender.
 pub fn too_big(flying: &Flying, mtu: u32) -> Vec<u8> {
     let packet = &flying.frame[ethernet::HEADER_LEN..];
     let error = IcmpMessage::Error(IcmpError {

@@ -1,4 +1,4 @@
-//! A host: two holders of sessions, as a program and the server are, and the filter before them.
+//! A host: two holders of sessions, like a program and the server, and the filter before them.
 
 use core::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -34,20 +34,20 @@ pub struct Host {
     generation: u32,
     iss: SeqNum,
     routes: Routes,
-    /// Frames that the filter has given to a holder who did not look yet.
+    /// Frames that the filter has delivered to a holder that has not polled yet.
     ring: Vec<(usize, RecordHeader, Vec<u8>)>,
-    /// Packets on their way to the other host, in the order they left.
+    /// Packets in flight to the other host, in sending order.
     pub flying: Vec<Flying>,
-    /// Frames that reached a holder who had given the session away.
+    /// Frames that reached a holder that had given the session away.
     pub strays: u32,
     pub written: u64,
     pub read: u64,
-    /// The connection has been here and is over.
+    /// The connection existed and is over.
     pub ended: bool,
-    /// Right edges: of what this host has offered, and of what it was told.
+    /// Right window edges: offered by this host, and offered to it.
     offered: Option<SeqNum>,
     pub allowed: Option<SeqNum>,
-    /// Shift of the windows in its segments.
+    /// Window scale shift of its segments.
     pub scale: u8,
 }
 
@@ -113,21 +113,21 @@ impl Host {
         });
     }
 
-    /// The session goes to the other holder by capsule.
+    /// The session migrates to the other holder by capsule.
     pub fn move_session(&mut self, now: Instant) {
         let Some(row) = self.row.take() else { return };
         let Some(Session::Tcp(session)) = self.holders[row.holder].remove(row.slot) else {
             panic!("the row names no session: {row:?}");
         };
         let mut session = at_the_next(&session);
-        // Its buffers begin at their heads now, unlike those of the first.
+        // Its buffers begin at their heads now, unlike the original's.
         let capsule = session.to_capsule();
         assert_eq!(
             at_the_next(&session).to_capsule(),
             capsule,
             "what was read differs"
         );
-        // Every other time what has arrived travels beside the capsule.
+        // Every other time the received bytes travel beside the capsule.
         if self.generation.is_multiple_of(2) {
             set_aside(&mut session);
             session = at_the_next(&session);
@@ -149,7 +149,7 @@ impl Host {
 
     // ---- frames ----
 
-    /// A frame arrives: the filter stamps it for the holder of the session.
+    /// A frame arrives: the filter assigns it to the holder of the session.
     pub fn filter(&mut self, now: Instant, frame: Vec<u8>, flags: u16) {
         let Some(row) = self.row else {
             return self.refuse_or_accept(now, &frame, flags);
@@ -164,12 +164,12 @@ impl Host {
         self.ring.push((row.holder, record, frame));
     }
 
-    /// Both holders look at what the filter gave them.
+    /// Both holders process what the filter delivered to them.
     pub fn attend(&mut self, now: Instant) {
         for (holder, record, frame) in core::mem::take(&mut self.ring) {
             let input = self.holders[holder].input(now, &record, &frame);
             if matches!(input, Input::Unclaimed(_)) {
-                // The server puts it through the filter once more.
+                // The server passes it through the filter again.
                 self.strays += 1;
                 self.filter(now, frame, record.flags);
             }
@@ -177,7 +177,7 @@ impl Host {
         self.output(now);
     }
 
-    /// For no session here.
+    /// A frame for no session here.
     fn refuse_or_accept(&mut self, now: Instant, frame: &[u8], flags: u16) {
         let record = RecordHeader {
             flags,
@@ -266,7 +266,7 @@ impl Host {
         }
     }
 
-    /// A genuine packet of `peer` arrived whole.
+    /// A genuine packet of the peer arrived undamaged.
     pub fn note_arrived(&mut self, scale: u8, packet: &Flying) {
         let header = &packet.header;
         if header.flags.contains(TcpFlags::RST) || !header.flags.contains(TcpFlags::ACK) {
@@ -278,7 +278,7 @@ impl Host {
         self.allowed = Some(self.allowed.map_or(edge, |before| before.max(edge)));
     }
 
-    /// The stream of this host: a byte out of place is noticed.
+    /// The stream of this host, in which misplaced bytes are detectable.
     pub fn byte(&self, position: u64) -> u8 {
         let salt = u64::from(self.flow.local.port());
         ((position ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
@@ -346,7 +346,7 @@ fn set_aside(session: &mut TcpSession) {
     assert!(session.connection.set_aside(Arc::new(image)), "it fits");
 }
 
-/// The session as another process gets it, with the memory in which it has bytes.
+/// The session as another process receives it, with the memory that holds bytes of it.
 fn at_the_next(session: &TcpSession) -> TcpSession {
     let prefix = session.connection.handoff().cloned();
     TcpSession::from_parts(&session.to_capsule(), prefix).expect("a genuine capsule")

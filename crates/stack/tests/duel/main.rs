@@ -1,7 +1,7 @@
-//! Two hosts of whole stacks and a hostile path between them: real frames that are lost, doubled,
-//! overtaken, damaged and too large for a router, sessions that move between two holders of one
-//! host by capsule while frames are on their way. Then the hostility ends, and both hosts must have
-//! the streams, and come to rest.
+//! Two hosts of whole stacks and a hostile path between them: real frames are lost, duplicated, reordered,
+//! damaged and too large for a router, while sessions migrate between two holders of one host by capsule
+//! with frames in flight. Then the hostility ends, and both hosts must have complete streams and become
+//! idle.
 
 mod arena;
 mod device;
@@ -24,7 +24,7 @@ fn stacks_keep_their_streams_on_every_path() {
         });
 }
 
-/// What the generator might miss, once for sure.
+/// A case that the generator might miss.
 #[test]
 fn a_session_moves_while_its_frames_wait_for_the_old_holder() {
     for family in [0, 1] {

@@ -1,5 +1,5 @@
-//! rtnetlink messages in and out: requests for whole tables, and what an entry means to Portolan.
-//! Entries that Portolan does not use become `None`.
+//! Building and parsing of rtnetlink messages: requests for whole tables, and the entries that Portolan
+//! uses. Other entries become `None`.
 
 use std::cmp::Reverse;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -39,7 +39,7 @@ pub(super) fn all_neighbours() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default())
 }
 
-/// Has the kernel treat the neighbour as if it had a packet for it.
+/// Makes the kernel treat the neighbour as if it had a packet for it.
 pub(super) fn use_neighbour(ifindex: u32, address: IpAddr) -> RouteNetlinkMessage {
     let mut message = NeighbourMessage::default();
     message.header.family = family(address);
@@ -55,7 +55,7 @@ pub(super) fn delete_link(ifindex: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::DelLink(message)
 }
 
-/// Puts a device into a group.
+/// Moves a device to a group.
 pub(super) fn set_group(ifindex: u32, group: u32) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = ifindex;
@@ -69,7 +69,7 @@ pub(super) fn delete_group(group: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::DelLink(message)
 }
 
-/// Frames go to the device's driver at once.
+/// Removes the queueing discipline: frames go to the device's driver directly.
 pub(super) fn no_discipline(ifindex: u32) -> RouteNetlinkMessage {
     let mut message = TcMessage::with_index(ifindex as i32);
     message.header.parent = TcHandle::ROOT;
@@ -84,7 +84,7 @@ fn family(address: IpAddr) -> AddressFamily {
     }
 }
 
-/// A tap of a server's.
+/// Whether it is a tap of a server.
 pub(super) fn is_own_tap(link: &LinkMessage) -> bool {
     let name = link
         .attributes
@@ -145,7 +145,7 @@ pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {
     if flags.intersects(unusable) && !flags.contains(optimistic) {
         return None;
     }
-    // On a point-to-point link `Address` is the peer's and `Local` ours.
+    // On a point-to-point link `Address` is the peer's and `Local` this host's.
     let local = message
         .attributes
         .iter()
@@ -169,7 +169,7 @@ pub(super) fn address(message: &RouteNetlinkMessage) -> Option<Address> {
     })
 }
 
-/// A route, and the table it is from.
+/// A route and its table.
 #[derive(Debug)]
 pub(super) struct RankedRoute {
     pub(super) route: Route,
@@ -177,7 +177,7 @@ pub(super) struct RankedRoute {
 }
 
 /// Longest prefix first, then the local table, then the lowest metric. The destination keeps the
-/// order stable from one reading to the next.
+/// order stable between readings.
 pub(super) fn route_order(ranked: &RankedRoute) -> (Reverse<u8>, bool, u32, IpAddr, u32) {
     let route = &ranked.route;
     (
@@ -195,7 +195,7 @@ pub(super) fn route(message: &RouteNetlinkMessage) -> Option<RankedRoute> {
     };
     let header = &message.header;
     let dead = RouteFlags::Dead | RouteFlags::Cloned;
-    // Routes by source or by type of service are beyond metastate.
+    // The metastate has no routes by source or by type of service.
     if header.flags.intersects(dead) || header.source_prefix_length != 0 || header.tos != 0 {
         return None;
     }
@@ -264,7 +264,7 @@ fn apply(route: &mut Route, attribute: &RouteAttribute) {
     }
 }
 
-/// Of several next hops Portolan uses the first that works.
+/// Of several next hops, uses the first that works.
 fn first_living(route: &mut Route, hops: &[RouteNextHop]) {
     let dead = RouteNextHopFlags::Dead | RouteNextHopFlags::Linkdown;
     if let Some(hop) = hops.iter().find(|hop| !hop.flags.intersects(dead)) {
@@ -313,8 +313,8 @@ pub(super) fn neighbour(message: &RouteNetlinkMessage) -> Option<Neighbour> {
     })
 }
 
-/// States in which the kernel itself would send to the address (RFC 4861 §7.3.2): also a stale
-/// one, until it is found wrong.
+/// Whether the kernel itself would send to the address in this state (RFC 4861 §7.3.2), which
+/// includes stale ones, until they prove wrong.
 fn usable(state: NeighbourState) -> bool {
     matches!(
         state,

@@ -1,4 +1,4 @@
-//! rtnetlink sockets: one that hears of changes, one that asks and is answered.
+//! rtnetlink sockets: one for events, one for requests.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -19,13 +19,13 @@ use super::MonitorError;
 /// The kernel fills at most 32 KiB per message of a dump.
 const BUFFER: usize = 64 * 1024;
 
-/// Events that may wait; beyond, the kernel drops them and says so.
+/// Size of the event queue in bytes; if it is full, the kernel drops events and reports that.
 const EVENT_BUFFER: usize = 1024 * 1024;
 
-/// How often a dump starts over because the table changed meanwhile.
+/// How often a dump is restarted because the table changed.
 const ATTEMPTS: usize = 3;
 
-/// Bytes of a message header; shorter lengths would not advance.
+/// Length of a message header; messages must not be shorter.
 const HEADER: usize = 16;
 
 pub(super) fn open(flags: SocketFlags) -> Result<OwnedFd, Errno> {
@@ -38,8 +38,8 @@ pub(super) fn open(flags: SocketFlags) -> Result<OwnedFd, Errno> {
     )
 }
 
-/// Calls `each` with every message of one datagram. What this version of the parser cannot read
-/// is skipped: tables hold entries that do not concern Portolan.
+/// Calls `each` with every message of one datagram. Messages that the parser cannot read are skipped:
+/// tables hold entries that do not concern Portolan.
 fn for_each_message(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessage>)) {
     while let Some(length) = bytes.first_chunk().map(|word| u32::from_ne_bytes(*word)) {
         let length = length as usize;
@@ -53,7 +53,7 @@ fn for_each_message(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteN
     }
 }
 
-/// Hears of changes; never blocks.
+/// A subscription to changes; never blocks.
 #[derive(Debug)]
 pub(super) struct Events {
     fd: OwnedFd,
@@ -63,7 +63,7 @@ pub(super) struct Events {
 impl Events {
     pub(super) fn subscribe() -> Result<Events, MonitorError> {
         let fd = open(SocketFlags::NONBLOCK).map_err(MonitorError::Open)?;
-        // If the kernel grants less, a storm is answered by reading the tables once more.
+        // If the kernel grants less, a storm of changes causes one more reading of the tables.
         let _ = sockopt::set_socket_recv_buffer_size_force(&fd, EVENT_BUFFER);
         let groups = libc::RTMGRP_LINK
             | libc::RTMGRP_NEIGH
@@ -78,7 +78,7 @@ impl Events {
         })
     }
 
-    /// Takes one datagram of events; `AGAIN` when none waits, `NOBUFS` when some were lost.
+    /// Receives one datagram of events; `AGAIN` if there is none, `NOBUFS` if events were lost.
     pub(super) fn next(&mut self, mut each: impl FnMut(&RouteNetlinkMessage)) -> Result<(), Errno> {
         let (length, _) = recv(&self.fd, &mut self.buffer[..], RecvFlags::empty())?;
         for_each_message(&self.buffer[..length], |message| {
@@ -96,7 +96,7 @@ impl AsFd for Events {
     }
 }
 
-/// Asks the kernel, which answers at once.
+/// A socket for requests, which the kernel answers at once.
 #[derive(Debug)]
 pub(super) struct Requests {
     fd: OwnedFd,
@@ -104,17 +104,17 @@ pub(super) struct Requests {
     sequence: u32,
 }
 
-/// What one datagram of answers amounts to.
+/// The result of one datagram of answers.
 enum Progress {
     More,
-    /// All has been said, undisturbed or not.
+    /// The answer is complete; the table may have changed during the dump.
     Done {
         interrupted: bool,
     },
 }
 
 impl Requests {
-    /// One that the kernel never answers.
+    /// A socket that the kernel never answers.
     #[cfg(test)]
     pub(super) fn broken() -> Requests {
         let fd = socket_with(
@@ -138,7 +138,7 @@ impl Requests {
         })
     }
 
-    /// Reads a whole table and keeps what `parse` makes of its entries.
+    /// Reads a whole table; returns what `parse` makes of its entries.
     pub(super) fn dump<T>(
         &mut self,
         request: &RouteNetlinkMessage,
@@ -164,7 +164,7 @@ impl Requests {
         Err(Errno::BUSY)
     }
 
-    /// Sends `request`, to create what it names, and awaits the kernel's word.
+    /// Sends `request`, creating what it names, and waits for the acknowledgement.
     pub(super) fn acknowledged(&mut self, request: RouteNetlinkMessage) -> Result<(), Errno> {
         self.send(request, NLM_F_ACK | NLM_F_CREATE)?;
         while let Progress::More = self.receive(&mut false, |_| {})? {}
@@ -183,7 +183,7 @@ impl Requests {
         send(&self.fd, &bytes, SendFlags::empty()).map(drop)
     }
 
-    /// Takes one datagram of answers to the last request.
+    /// Receives one datagram of answers to the last request.
     fn receive(
         &mut self,
         disturbed: &mut bool,
@@ -193,7 +193,7 @@ impl Requests {
         let sequence = self.sequence;
         let mut progress = Ok(Progress::More);
         for_each_message(&self.buffer[..length], |message| {
-            // An answer to an earlier request that was given up.
+            // An answer to an earlier request that was abandoned.
             if message.header.sequence_number != sequence {
                 return;
             }
@@ -220,8 +220,8 @@ mod tests {
     use super::super::parse;
     use super::*;
 
-    /// The kernel is trusted; the parser of another crate, which meets what future kernels send,
-    /// less so.
+    /// The kernel is trusted, but not the parser, which is of another crate and must handle the messages
+    /// of future kernels.
     #[test]
     fn no_bytes_make_the_parsers_panic() {
         portolan_fuzz::check!(3000)

@@ -1,4 +1,4 @@
-//! The monitor's snapshot is what `ip` has just set up, and follows when that changes.
+//! The monitor's snapshot matches what `ip` has set up, and follows changes.
 
 use std::os::fd::AsRawFd;
 use std::time::Duration;
@@ -42,7 +42,7 @@ fn route_to<'a>(metastate: &'a Metastate, destination: &str) -> Option<&'a Route
         .find(|route| route.destination == destination)
 }
 
-/// Lets the monitor follow until `condition` holds, two seconds at most.
+/// Lets the monitor run until `condition` holds, at most two seconds.
 fn until(monitor: &mut Monitor, condition: impl Fn(&Metastate) -> bool) {
     let deadline = clock::now() + Duration::from_secs(2);
     while !condition(&monitor.tables().snapshot(&BTreeSet::new())) {
@@ -163,7 +163,7 @@ fn changes_are_followed() {
             let known = |one: &Neighbour| one.address == address("10.1.0.2") && one.mac == PEER;
             now.neighbours.iter().any(known)
         });
-        // The kernel drops the IPv4 routes without a word on each.
+        // The kernel silently drops the IPv4 routes.
         ip("link set p0 down");
         until(&mut monitor, |now| route_to(now, "10.9.0.0").is_none());
     });
@@ -172,7 +172,7 @@ fn changes_are_followed() {
 #[test]
 fn nothing_new_is_no_change() {
     in_fresh_namespace(|| {
-        // Other devices change by themselves for two seconds: carrier, addresses of IPv6.
+        // Other devices change by themselves for two seconds: carrier, IPv6 addresses.
         ip("link set lo up");
         let mut monitor = Monitor::new().unwrap();
         ip("route add 10.9.0.0/16 dev lo");
@@ -278,7 +278,7 @@ fn a_table_that_cannot_be_read_is_read_later() {
         let due = monitor.deadline().expect("tables are stale");
         assert!(due > now);
 
-        // No event comes any more.
+        // No further event arrives.
         monitor.requests = requests;
         assert!(monitor.process(due).unwrap());
         let snapshot = monitor.tables().snapshot(&BTreeSet::new());

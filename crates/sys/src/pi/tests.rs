@@ -1,4 +1,4 @@
-//! One thread at a time, also after a fork; and who holds the lock runs as whoever waits for it.
+//! Mutual exclusion, also after a fork; and the holder inherits the priority of waiters.
 
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32};
@@ -19,7 +19,7 @@ fn own() -> u32 {
     crate::thread::number().unsigned_abs()
 }
 
-/// The calling thread runs on the first CPU alone.
+/// Binds the calling thread to the first CPU.
 fn stay_on_first_cpu() {
     let mut first = CpuSet::new();
     first.set(0);
@@ -43,7 +43,7 @@ fn cpu_time() -> Duration {
 #[test]
 fn one_thread_at_a_time_has_the_value() {
     const TURNS: u64 = 20_000;
-    // Two words that only agree if nobody saw them between.
+    // Two words that only agree if no thread saw them between updates.
     let value = Arc::new(PiMutex::new((0_u64, 0_u64)));
     let threads: Vec<_> = (0..4)
         .map(|_| {
@@ -71,7 +71,7 @@ fn one_thread_at_a_time_has_the_value() {
 fn a_forked_child_has_a_lock_of_its_own() {
     let value = Arc::new(PiMutex::new(0));
     *value.lock() += 1;
-    // SAFETY: the child makes no call that could need what another thread held.
+    // SAFETY: the child makes no call that needs a lock held by another thread.
     let child = unsafe { libc::fork() };
     if child == 0 {
         forget_number();
@@ -80,7 +80,7 @@ fn a_forked_child_has_a_lock_of_its_own() {
         let is_own = value.word.load(Relaxed) == own();
         drop(holder);
         let is_free = value.word.load(Relaxed) == 0;
-        // SAFETY: ends the child without the handlers of its parent.
+        // SAFETY: ends the child without running its parent's handlers.
         unsafe { libc::_exit(if is_own && is_free { 0 } else { 1 }) };
     }
     let child = rustix::process::Pid::from_raw(child).unwrap();
@@ -92,7 +92,7 @@ fn a_forked_child_has_a_lock_of_its_own() {
 #[test]
 fn who_waits_for_a_lock_held_in_the_name_of_another_gets_it() {
     let mutex = Arc::new(PiMutex::new(()));
-    // A child of `vfork` holds it with its parent's number; the parent is there, and holds nothing.
+    // A child of `vfork` holds it under its parent's ID; the parent exists, and holds nothing.
     let mut parent = Command::new("sleep").arg("60").spawn().unwrap();
     mutex.word.store(parent.id(), Relaxed);
     let waiter = thread::spawn({
@@ -140,7 +140,7 @@ fn the_holder_has_the_priority_of_who_waits_while_he_waits() {
     assert_eq!(priority_of(holder), Some(ordinary));
 }
 
-/// A holder that is alone on a CPU with a thread that does not let it run gets it for whoever waits.
+/// A holder on a CPU with a thread that keeps it from running gets to run on behalf of the waiter.
 #[test]
 fn a_waiter_does_not_wait_for_who_keeps_the_holder_from_running() {
     let mutex = Arc::new(PiMutex::new(()));

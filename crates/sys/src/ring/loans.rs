@@ -1,8 +1,9 @@
-//! Frames that stay in the ring while somebody uses them.
+//! Frames that stay in the ring while in use.
 //!
-//! The filter reuses the ring's space in order, so the oldest loan holds up all that was read after it. A loan that is kept
-//! for long is therefore *detached*: its pages are replaced by a private copy at the same address, under its reader's
-//! eyes, and the ring goes on. Loans have a mapping of their own for this; after a detachment the next ones get a new one.
+//! The filter reuses the ring's space in order, so the oldest loan blocks everything read after it. A loan that is kept
+//! for long is therefore *detached*: its pages are replaced by a private copy at the same address, while readers may
+//! read them, and the ring continues. Loans have their own mapping for this; after a detachment the next ones get a new
+//! one.
 
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut, Range};
@@ -14,27 +15,27 @@ use rustix::io::Errno;
 
 use crate::mapping::{Mapping, page_size};
 
-/// Bytes of a frame that was received, which stay as they are for as long as this exists.
+/// Bytes of a received frame, which do not change while this exists.
 #[derive(Debug)]
 pub struct Loan(Content);
 
 #[derive(Debug)]
 enum Content {
     InRing(Arc<Lent>),
-    /// Where the tap was read to.
+    /// In the buffer that the tap was read into.
     InBuffer(FrameBuffer, Range<usize>),
     Copied(Box<[u8]>),
 }
 
-/// Bytes of the largest frame that comes by the tap, its virtio-net header included.
+/// Size of the largest frame received by the tap, including its virtio-net header.
 pub(crate) const LARGEST_FRAME: usize = 66 * 1024;
 
-/// Buffers that wait to be used again; more are given back to the allocator.
+/// Maximum number of free buffers in the pool; further ones are returned to the allocator.
 const POOLED: usize = 32;
 
 static POOL: Mutex<Vec<Box<[u8]>>> = Mutex::new(Vec::new());
 
-/// Memory that a frame is read to from the tap.
+/// A buffer for a frame read from the tap.
 #[derive(Debug)]
 pub(crate) struct FrameBuffer(Box<[u8]>);
 
@@ -78,9 +79,9 @@ struct Lent {
 
 #[derive(Debug, Default)]
 pub(super) struct Loans {
-    /// Producer page, then the data area twice; none before the first loan, and after a detachment.
+    /// Producer page, then the data area twice; none before the first loan and after a detachment.
     memory: Option<Arc<Mapping>>,
-    /// Where the record of each begins, in the order of the ring.
+    /// The loans in the order of the ring, each with the position of its record.
     out: VecDeque<(u64, Arc<Lent>)>,
 }
 
@@ -89,13 +90,13 @@ impl Loan {
         Loan(Content::Copied(bytes.into()))
     }
 
-    /// `range` of a buffer, which is the loan's from now on.
+    /// A loan of `range` of a buffer, which it takes over.
     pub(crate) fn of_buffer(buffer: FrameBuffer, range: Range<usize>) -> Loan {
         assert!(range.end <= buffer.len(), "outside buffer");
         Loan(Content::InBuffer(buffer, range))
     }
 
-    /// Do they lie where the kernel put them, on the ring or by the tap?
+    /// Whether the bytes lie where the kernel put them, in the ring or in the tap's buffer.
     pub fn is_in_place(&self) -> bool {
         !matches!(self.0, Content::Copied(_))
     }
@@ -111,19 +112,20 @@ impl Deref for Loan {
             Content::Copied(bytes) => return bytes,
         };
         let data = lent.memory.pointer(lent.offset, lent.length);
-        // SAFETY: in bounds (`pointer` asserts it), alive as long as `self`, and nobody writes these bytes meanwhile: the
-        // mapping is read-only, the kernel refuses a writable one to anybody, and the filter reuses a record's space only
-        // after the consumer position has passed it. `Ring::release` keeps that position before the record until this
+        // SAFETY: in bounds (`pointer` asserts it), valid as long as `self`, and nobody writes these bytes meanwhile:
+        // the mapping is read-only, the kernel refuses a writable one to everybody, and the filter reuses a record's
+        // space only after the consumer position has passed it. `Ring::release` keeps that position before the record
+        // until this
         // `Arc` is the only one, or the pages are a private copy with the same bytes.
         unsafe { from_raw_parts(data, lent.length) }
     }
 }
 
 impl Loans {
-    /// Forgets loans that were given back. Returns where the oldest begins that was not.
+    /// Discards loans that were returned. Returns the position of the oldest remaining one.
     pub(super) fn reclaim(&mut self) -> Option<u64> {
         while let Some((start, lent)) = self.out.front_mut() {
-            // That nobody else has it is seen after all reads by whoever had it.
+            // Seeing the last reference is ordered after all reads by former holders.
             if Arc::get_mut(lent).is_none() {
                 return Some(*start);
             }
@@ -157,14 +159,14 @@ impl Loans {
         Some(Loan(Content::InRing(lent)))
     }
 
-    /// Puts copies in the place of what is still in use. Without memory for that it stays lent.
+    /// Replaces what is still in use by copies. Without memory for that it stays lent.
     pub(super) fn detach(&mut self) {
         self.out
             .retain_mut(|(_, lent)| Arc::get_mut(lent).is_none());
         if self.out.is_empty() {
             return;
         }
-        // Pages that were replaced show the ring no more: the next loans need others.
+        // Replaced pages no longer show the ring: the next loans need a new mapping.
         self.memory = None;
         let pages = |lent: &Lent| {
             let page = page_size();
@@ -182,7 +184,7 @@ impl Loans {
     }
 }
 
-/// How many loans from the first on lie in pages that join; `run` grows to have all of them.
+/// Returns how many of the first loans lie in adjoining pages; extends `run` to cover them.
 fn run_of(
     out: &VecDeque<(u64, Arc<Lent>)>,
     memory: &Arc<Mapping>,

@@ -9,7 +9,7 @@ use crate::testing::memory;
 
 pub(crate) const SIZE: usize = 8192;
 
-/// The kernel's side. The data area's second copy is real memory here, so `put` writes both.
+/// The kernel's side. The second copy of the data area is real memory here, so `put` writes both.
 pub(crate) struct Producer {
     pub(crate) memory: Mapping,
     pub(crate) position: u64,
@@ -35,7 +35,7 @@ impl Producer {
             let place = (start + 8 + index) % SIZE;
             for copy in [0, SIZE] {
                 let pointer = self.memory.pointer(2 * page_size() + copy + place, 1);
-                // SAFETY: in bounds, and no slice of the ring is alive in these tests.
+                // SAFETY: in bounds, and no slice of the ring exists in these tests.
                 unsafe { pointer.write(*byte) };
             }
         }

@@ -1,5 +1,5 @@
-//! A ring over plain shared memory, filled as the kernel would: what is read comes back whole and
-//! in order, and space is given back only when it may be.
+//! A ring over plain shared memory, filled as the kernel would: records are read completely and in
+//! order, and space is released only when permitted.
 
 use zerocopy::IntoBytes;
 
@@ -111,7 +111,7 @@ fn a_real_ring_maps_and_its_data_are_only_the_kernels_to_write() {
     assert!(matches!(Ring::map(&fd, 2 * SIZE), Err(MapError::Data(_))));
 }
 
-/// What the kernel's side may do: records of any content, finished, discarded.
+/// Actions of the kernel's side: records of any content, submitted or discarded.
 #[derive(Debug, bolero::TypeGenerator)]
 struct Put {
     discard: bool,

@@ -1,5 +1,5 @@
-//! Frames that come while their owner falls asleep, sleeps and wakes are given in the order in which
-//! the filter saw them, and none is waited for without end.
+//! Frames that arrive while their owner falls asleep, sleeps and wakes up are returned in the order in
+//! which the filter saw them, and none is waited for without limit.
 
 use std::os::fd::OwnedFd;
 
@@ -15,7 +15,7 @@ use crate::mapping::{Mapping, page_size};
 use crate::ring::testing::Producer;
 use crate::testing::memory;
 
-/// The filter's side of an receive path. Frames are told apart by their slot.
+/// The filter's side of a receive path. Frames are identified by their slot.
 struct Filter {
     ring: Producer,
     page: Mapping,
@@ -79,7 +79,7 @@ fn taken(rx_path: &mut RxPath, tap: &TapIo<OwnedFd>, now: Instant) -> Vec<u32> {
 fn what_met_the_owner_awake_comes_before_what_met_it_asleep() {
     let (mut filter, mut rx_path, tap) = rx_path();
     assert!(rx_path.fall_asleep());
-    // The filter had seen the owner awake, and is done only now.
+    // The filter saw the owner awake, and finishes only now.
     filter.by_ring(1);
     filter.by_tap(2);
     filter.by_tap(3);
@@ -133,7 +133,7 @@ fn a_lost_frame_is_given_up_and_harms_no_later_one() {
     filter.by_ring(2);
     assert_eq!(taken(&mut rx_path, &tap, at(900)), [0; 0]);
     assert_eq!(taken(&mut rx_path, &tap, at(1_100)), [2]);
-    // It comes after all, long since given up, while the owner sleeps again.
+    // It arrives after all, long given up, while the owner sleeps again.
     assert!(rx_path.fall_asleep());
     filter.put_on_tap(1);
     filter.by_tap(3);
@@ -149,7 +149,7 @@ fn who_is_awake_finds_what_always_comes_by_the_tap() {
     filter.by_ring(2);
     assert!(rx_path.has_received());
     assert_eq!(taken(&mut rx_path, &tap, at(10)), [1, 2]);
-    // Counted, and on its way still: nobody sleeps over it, and it is not given up.
+    // Counted but still in transit: the owner does not sleep, and it is not given up.
     filter.count_on_tap();
     assert!(!rx_path.fall_asleep());
     assert_eq!(taken(&mut rx_path, &tap, at(20)), [0; 0]);

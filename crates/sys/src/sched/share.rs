@@ -1,6 +1,6 @@
-//! A cgroup of a thread's own, for its share of the CPUs: in the `cpu` hierarchy of the first version, where single
-//! threads can be moved without a change to anything else, or, where the second version has the controller, a threaded
-//! group below its own, so that its process stays what it is.
+//! A cgroup for a single thread, for its share of the CPUs: in the `cpu` hierarchy of cgroup version 1, where single
+//! threads can be moved without other effects, or, if version 2 has the controller, a threaded group below the thread's
+//! own, so that its process stays in its group.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 mod first;
 mod second;
 
-/// Why a thread has no share of its own.
+/// Why a thread cannot have a share.
 #[derive(Debug, thiserror::Error)]
 pub enum ShareError {
     #[error("no hierarchy of cgroups is mounted")]
@@ -24,45 +24,45 @@ pub enum ShareError {
     },
 }
 
-/// How the files of a group are called and what they take.
+/// Determines the names and formats of a group's files.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Version {
     First,
     Second,
 }
 
-/// The quota's period: between 1 ms and 1 s.
+/// Permitted periods of a quota: 1 ms to 1 s.
 const QUOTA_PERIODS_US: std::ops::RangeInclusive<u32> = 1_000..=1_000_000;
 const LEAST_QUOTA_US: u64 = 1_000;
 
-/// A thread's group. Ends with [`Share::end`].
+/// A thread's group. Must be ended by [`Share::end`].
 #[derive(Debug)]
 pub struct Share {
     version: Version,
     group: PathBuf,
-    /// Where the thread was before.
+    /// The thread's former group.
     before: PathBuf,
     controller: Controller,
     tid: u32,
 }
 
-/// Whether children of the thread's former group are weighed.
+/// Whether the controller is enabled for children of the thread's former group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Controller {
-    /// As it was found.
+    /// Left as it was found.
     Found,
-    /// Because a share needs it, and as long as one does.
+    /// A share enabled it, for as long as there is one.
     Requested,
 }
 
-/// Threads in groups at the root of the first version's hierarchy: that group's path there, and what was their own.
+/// Threads in groups at the root of the version 1 hierarchy: the group's path there, and the former one.
 static MOVED: Mutex<BTreeMap<u32, (String, String)>> = Mutex::new(BTreeMap::new());
 
 fn moved() -> MutexGuard<'static, BTreeMap<u32, (String, String)>> {
     MOVED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A thread's memberships, as `/proc/PID/cgroup` tells them, but that its share moves it to no other cgroup.
+/// A thread's memberships in the form of `/proc/PID/cgroup`, `told`, but with its former group in place of its share's.
 pub fn memberships(tid: u32, told: &str) -> String {
     let moved = moved();
     let Some((group, before)) = moved.get(&tid) else {
@@ -76,7 +76,7 @@ pub fn memberships(tid: u32, told: &str) -> String {
 }
 
 impl Share {
-    /// What it would be: nothing is changed before [`Share::begin`].
+    /// Plans a share: nothing changes before [`Share::begin`].
     pub fn plan(tid: u32) -> Result<Share, ShareError> {
         match first::plan(tid) {
             Err(ShareError::NoHierarchy) => second::plan(tid),
@@ -91,8 +91,8 @@ impl Share {
         }
     }
 
-    /// For whoever comes after this process, by [`Share::adopt`]. No path has two slashes beside each other, nor is there
-    /// an end of line in one of a cgroup's.
+    /// Encodes the share for a later process, which takes it over by [`Share::adopt`]. The paths contain no double
+    /// slash, and cgroup names no newline.
     pub fn record(&self) -> String {
         let kind = match (self.version, self.controller) {
             (Version::First, _) => "first",
@@ -102,7 +102,7 @@ impl Share {
         format!("{kind} {}//{}", self.group.display(), self.before.display())
     }
 
-    /// One that a process which died has begun, or was about to. All of them are adopted before the first ends.
+    /// Takes over a share that a dead process had begun or planned. All must be adopted before the first is ended.
     pub fn adopt(tid: u32, record: &str) -> Option<Share> {
         let (kind, paths) = record.split_once(' ')?;
         let (version, controller) = match kind {
@@ -123,7 +123,8 @@ impl Share {
         Some(share)
     }
 
-    /// As much weight against ordinary threads as a rate, in millionths of a CPU, gives; and no more time than that.
+    /// Sets the weight that corresponds to a rate, in millionths of a CPU, against ordinary threads, and limits the
+    /// time to it.
     pub fn set_rate(&self, rate_ppm: u32, period_us: u32) -> Result<(), ShareError> {
         let quota = Quota::of(rate_ppm, period_us);
         match self.version {
@@ -132,7 +133,7 @@ impl Share {
         }
     }
 
-    /// The thread may have more while CPUs are idle.
+    /// Lets the thread use more while CPUs are idle.
     pub fn lift_limit(&self) -> Result<(), ShareError> {
         match self.version {
             Version::First => write(&self.group, "cpu.cfs_quota_us", -1),
@@ -140,7 +141,7 @@ impl Share {
         }
     }
 
-    /// For people.
+    /// A description for users.
     pub fn form(&self) -> &'static str {
         match self.version {
             Version::First => "cpu.shares and cpu.cfs_quota_us of a cgroup",
@@ -148,8 +149,8 @@ impl Share {
         }
     }
 
-    /// Back to where it was. A thread that has ended left by itself, and its number may be another's; one that was moved
-    /// elsewhere since stays there.
+    /// Moves the thread back. Not if it has ended, as its ID may have been reused, or if it was moved to another group
+    /// since.
     pub fn end(&self) {
         if self.has_thread() {
             let _ = write(self.home(), self.threads(), self.tid);
@@ -175,14 +176,14 @@ impl Share {
         inside.lines().any(|line| line == number)
     }
 
-    /// Its former group, or the nearest that is left if somebody has removed that one meanwhile.
+    /// The former group, or its nearest ancestor that still exists.
     fn home(&self) -> &Path {
         let mut groups = self.before.ancestors();
         groups.find(|group| group.is_dir()).unwrap_or(&self.before)
     }
 }
 
-/// So much of each period.
+/// The permitted part of each period.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Quota {
     quota_us: u64,
@@ -204,7 +205,7 @@ impl Quota {
     }
 }
 
-/// Of the server's that made it, and for one thread.
+/// The group's name, which contains the server's process ID and the thread ID.
 fn name(tid: u32) -> String {
     format!("portolan-{}-{tid}", std::process::id())
 }
@@ -223,13 +224,13 @@ fn refused(path: &Path, source: std::io::Error) -> ShareError {
 
 fn create(group: &Path) -> Result<(), ShareError> {
     match fs::create_dir(group) {
-        // Of a thread of the same number that has ended.
+        // Left over from an ended thread with the same ID.
         Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(()),
         created => created.map_err(|source| refused(group, source)),
     }
 }
 
-/// Where the first hierarchy is that is mounted so, by the lines of proc_pid_mounts(5).
+/// Mount point of the first matching hierarchy in proc_pid_mounts(5).
 fn mount_point(is_meant: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     mounts.lines().find_map(|line| {
@@ -239,7 +240,7 @@ fn mount_point(is_meant: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     })
 }
 
-/// Where control groups are that share processors, of either version.
+/// Mount points of the hierarchies that control CPU time, of either version.
 pub fn hierarchies() -> impl Iterator<Item = PathBuf> {
     let first = mount_point(|kind, options| {
         kind == "cgroup" && options.split(',').any(|option| option == "cpu")

@@ -1,4 +1,4 @@
-//! Against the kernel that runs the tests: other processes' threads, as the server sets them.
+//! Against the running kernel: threads of other processes, as the server schedules them.
 
 use std::process::{Child, Command};
 use std::thread;
@@ -58,7 +58,7 @@ fn sleeping_threads_that_leave_take_no_bandwidth_along() {
         runtime: TENTH.runtime * 3,
         ..TENTH
     };
-    // As often as would fill a machine of so many CPUs, were some of it lost each time.
+    // Often enough to use up a machine with that many CPUs, if some bandwidth leaked each time.
     for _ in 0..4 * cpus() {
         third.apply(tid).unwrap();
         Deadline::revoke(tid, &before).unwrap();
@@ -98,7 +98,7 @@ fn the_kernel_refuses_who_is_bound_to_some_cpus() {
         return;
     }
     let program = Program::start("taskset -pc 0 $$ >/dev/null; sleep 60");
-    // Not before: under a reservation its shell could not start `taskset`.
+    // Not earlier: under a reservation its shell could not start `taskset`.
     let has_bound_itself = (0..2000).any(|_| {
         thread::sleep(Duration::from_millis(5));
         is_bound(program.tid())

@@ -1,5 +1,5 @@
-//! Capsules and lists as they travel: in the message, or, if they are too long, in a memfd that its sender cannot change
-//! any more.
+//! Capsules and lists in messages: in the message itself, or, if too long, in a memfd that its sender can no longer
+//! change.
 
 use std::ops::Deref;
 use std::os::fd::{AsFd, OwnedFd};
@@ -12,10 +12,10 @@ use rustix::io::{Errno, pwrite};
 use super::{create, seal};
 use crate::mapping::Mapping;
 
-/// What `fstatfs` calls ordinary shared memory (`TMPFS_MAGIC`).
+/// `f_type` of ordinary shared memory in `fstatfs` (`TMPFS_MAGIC`).
 const TMPFS: FsWord = libc::TMPFS_MAGIC as FsWord;
 
-/// Bytes that go in the message.
+/// Maximum size of a blob in the message.
 const INLINE: usize = 32 * 1024;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -40,14 +40,14 @@ pub enum BlobReadError {
     Read(#[from] Errno),
 }
 
-/// What came, to be read in place.
+/// A received blob, read in place.
 #[derive(Debug)]
 pub struct Bytes(Storage);
 
 #[derive(Debug)]
 enum Storage {
     Message(Vec<u8>),
-    /// Nobody can change it.
+    /// Sealed: nobody can change it.
     Sealed(Mapping),
 }
 
@@ -59,7 +59,7 @@ impl Deref for Bytes {
             Storage::Message(bytes) => bytes,
             Storage::Sealed(mapping) => {
                 let length = mapping.length();
-                // SAFETY: `length` bytes are mapped for as long as `self` lives, and the seals that `map` asked for
+                // SAFETY: `length` bytes are mapped as long as `self` lives, and the seals required by `map`
                 // keep everybody from writing to them.
                 unsafe { std::slice::from_raw_parts(mapping.pointer(0, length), length) }
             }
@@ -67,7 +67,7 @@ impl Deref for Bytes {
     }
 }
 
-/// Packs bytes for a message; the memfd, if one is needed, has to travel along.
+/// Packs bytes for a message; the memfd, if there is one, must be sent with it.
 pub fn pack(bytes: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), BlobWriteError> {
     if bytes.len() <= INLINE {
         return Ok((Blob::Inline(bytes), None));
@@ -77,7 +77,7 @@ pub fn pack(bytes: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), BlobWriteError> {
     Ok((Blob::Memfd { length }, Some(fd)))
 }
 
-/// Takes the bytes of a message, or of the descriptor that came with it.
+/// Returns the bytes of a message or of the descriptor that came with it.
 pub fn unpack(blob: Blob, fd: Option<OwnedFd>) -> Result<Bytes, BlobReadError> {
     match blob {
         Blob::Inline(bytes) => Ok(Bytes(Storage::Message(bytes))),
@@ -85,12 +85,12 @@ pub fn unpack(blob: Blob, fd: Option<OwnedFd>) -> Result<Bytes, BlobReadError> {
     }
 }
 
-/// Puts `bytes` into a sealed memfd.
+/// Writes `bytes` to a sealed memfd.
 pub fn write_blob(bytes: &[u8]) -> Result<OwnedFd, BlobWriteError> {
     write_pieces(bytes.len(), [(0, bytes)].into_iter())
 }
 
-/// The same for pieces that have their places among `length` bytes.
+/// Writes pieces to a sealed memfd of `length` bytes, each at its offset.
 pub(super) fn write_pieces<'a>(
     length: usize,
     pieces: impl Iterator<Item = (usize, &'a [u8])>,
@@ -109,12 +109,13 @@ pub(super) fn write_pieces<'a>(
     Ok(fd)
 }
 
-/// Maps the `length` bytes that a message says are in `fd`.
+/// Maps `fd`, which must have `length` bytes.
 fn map(fd: impl AsFd, length: u32) -> Result<Bytes, BlobReadError> {
     let bytes = map_all(fd)?;
-    match bytes.len() == length as usize {
-        true => Ok(bytes),
-        false => Err(BlobReadError::WrongLength),
+    if bytes.len() == length as usize {
+        Ok(bytes)
+    } else {
+        Err(BlobReadError::WrongLength)
     }
 }
 

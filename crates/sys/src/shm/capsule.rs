@@ -1,4 +1,4 @@
-//! A session as it travels: its state, and beside it the memory with what nobody has read.
+//! A session in transfer: its capsule, and the memory with its unread bytes.
 
 use std::os::fd::OwnedFd;
 
@@ -7,10 +7,10 @@ use portolan_proto::control::{Blob, ByteRange, Capsule};
 use super::blob::{BlobReadError, BlobWriteError, Bytes, pack, unpack};
 use super::unread::SetAside;
 
-/// Unread bytes: from where on in a memory, and how many.
+/// Unread bytes: a memory, the offset in it, and the length.
 pub type Unread<'a> = (&'a SetAside, usize, usize);
 
-/// Packs a session for a message; the descriptors have to travel along.
+/// Packs a session for a message; the descriptors must be sent with it.
 pub fn pack_capsule(
     state: Vec<u8>,
     unread: Option<Unread<'_>>,
@@ -25,7 +25,7 @@ pub fn pack_capsule(
     Ok((capsule, fds))
 }
 
-/// Takes a session's bytes, and where the unread ones are, from a message and its descriptors.
+/// Returns the capsule, and the unread bytes, of a message and its descriptors.
 pub fn unpack_capsule(
     capsule: Capsule,
     fds: Vec<OwnedFd>,
@@ -46,7 +46,7 @@ pub fn unpack_capsule(
     Ok((bytes, unread))
 }
 
-/// How a message names a part of such a memory.
+/// The range of such a memory in the form of a message.
 pub fn stretch(start: usize, length: usize) -> Option<ByteRange> {
     Some(ByteRange {
         start: u32::try_from(start).ok()?,

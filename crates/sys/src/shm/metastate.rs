@@ -1,5 +1,5 @@
-//! The metastate memfd: one writer, many readers, a sequence lock. Both sides touch the memory
-//! through atomics only, so a reader that loses the race reads rubbish, notices, and tries again.
+//! The metastate memfd: one writer, many readers, a sequence lock. Both sides access the memory
+//! through atomics only, so a reader that loses the race reads garbage, detects it, and retries.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -12,13 +12,13 @@ use rustix::fs::SealFlags;
 use super::{CreateError, MapError, check_size, create, seal};
 use crate::mapping::Mapping;
 
-/// Offsets of the header's two words.
+/// Offsets of the two header words.
 const GENERATION: usize = 0;
 const LENGTH: usize = 4;
 
 const WORD: usize = size_of::<u64>();
 
-/// How often a reader tries while the writer is at work.
+/// How often a reader retries while the writer is active.
 const ATTEMPTS: usize = 1000;
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,7 +27,7 @@ pub enum PublishError {
     TooLarge(usize),
 }
 
-/// The server's end.
+/// The server's side.
 #[derive(Debug)]
 pub struct MetastateWriter {
     fd: OwnedFd,
@@ -38,13 +38,13 @@ impl MetastateWriter {
     /// Creates the memory, empty until the first `publish`.
     pub fn create() -> Result<MetastateWriter, CreateError> {
         let fd = create("portolan-metastate", SIZE)?;
-        // Mapped before the seal: from then on nobody else gets a writable view.
+        // Mapped before the seal: after it nobody else can map it writable.
         let memory = Mapping::read_write(fd.as_fd(), 0, SIZE)?;
         seal(&fd, SealFlags::FUTURE_WRITE)?;
         Ok(MetastateWriter { fd, memory })
     }
 
-    /// Replaces what readers see.
+    /// Replaces the published metastate.
     pub fn publish(&mut self, metastate: &Metastate) -> Result<(), PublishError> {
         let encoded = encode(metastate);
         if encoded.len() > SIZE - HEADER {
@@ -74,14 +74,14 @@ impl MetastateWriter {
     }
 }
 
-/// For handing over: whoever gets it can read and nothing else.
+/// To be passed to others, who can only read it.
 impl AsFd for MetastateWriter {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// A library's end.
+/// The library's side.
 #[derive(Debug)]
 pub struct MetastateReader {
     memory: Mapping,
@@ -94,18 +94,18 @@ impl MetastateReader {
         Ok(MetastateReader { memory })
     }
 
-    /// Changes whenever the metastate does. Take it before `read`: if it has moved since, what was
-    /// read may be old.
+    /// Changes whenever the metastate does. Read it before `read`: if it has changed since, the data
+    /// may be outdated.
     pub fn generation(&self) -> u32 {
         self.memory.u32_at(GENERATION).load(Acquire)
     }
 
-    /// A consistent copy; none if nothing was published yet, or the writer died half way.
+    /// Returns a consistent copy; none if nothing was published yet, or the writer died while publishing.
     pub fn read(&self) -> Option<Metastate> {
         for _ in 0..ATTEMPTS {
             let before = self.generation();
             let encoded = self.copy()?;
-            // The bytes are read before the generation is looked at again.
+            // The bytes are read before the generation is checked again.
             fence(Acquire);
             let settled = before.is_multiple_of(2);
             if settled && self.memory.u32_at(GENERATION).load(Relaxed) == before {
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
     use crate::testing::memory;
 
-    /// Metastate of `count` interfaces that all say `count`.
+    /// Metastate of `count` interfaces whose fields all contain `count`.
     fn sample(count: u32) -> Metastate {
         let interface = Interface {
             index: count,

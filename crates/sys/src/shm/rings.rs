@@ -1,7 +1,7 @@
 //! The memory of a local session: two byte rings and a block for each end (see
 //! [`portolan_proto::local`]). The server creates and seals it; both ends map all of it. The other
-//! end may write anything anywhere at any time, so the header is atomics only, bytes of the rings
-//! are copied and never borrowed, and every copy is bounded here.
+//! end may write anything anywhere at any time, so the header consists of atomics only, bytes of the
+//! rings are copied and never borrowed, and every copy is bounds-checked here.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::copy_nonoverlapping;
@@ -16,12 +16,12 @@ use crate::mapping::Mapping;
 #[derive(Debug)]
 pub struct Rings {
     memory: Mapping,
-    /// Bytes of one ring, a power of two.
+    /// Size of one ring, a power of two.
     size: usize,
 }
 
 impl Rings {
-    /// Creates the memory with rings of at least `least` bytes, within bounds.
+    /// Creates the memory, with rings of at least `least` bytes within the permitted range.
     pub fn create(least: usize) -> Result<OwnedFd, CreateError> {
         let ring = least.clamp(RING_MIN, RING_MAX).next_power_of_two();
         let fd = create("portolan-local", size(ring))?;
@@ -40,7 +40,7 @@ impl Rings {
         Ok(Rings { memory, size: ring })
     }
 
-    /// Bytes of one ring.
+    /// Size of one ring.
     pub fn size(&self) -> usize {
         self.size
     }
@@ -48,21 +48,21 @@ impl Rings {
     /// The words of both ends.
     pub fn ends(&self) -> &Ends {
         let start = self.memory.pointer(0, size_of::<Ends>());
-        // SAFETY: in bounds (`pointer` asserts it), aligned as a mapping starts at a page, alive as
-        // long as `self`; `Ends` is atomics only, of which every pattern is a value, and shared
-        // memory is only touched through them.
+        // SAFETY: in bounds (`pointer` asserts it), aligned as a mapping starts at a page, valid as long
+        // as `self`; `Ends` consists of atomics, for which every bit pattern is valid, and the shared
+        // memory is only accessed through them.
         unsafe { &*start.cast_const().cast::<Ends>() }
     }
 
-    /// Copies `bytes`, no more than the ring has, into the ring of `side` from `offset` on. After `cycle` bytes, a
-    /// power of two, it begins again.
+    /// Copies `bytes`, at most the ring's size, into the ring of `side` at `offset`, which wraps after `cycle` bytes, a
+    /// power of two.
     pub fn put(&self, side: Side, cycle: usize, offset: u64, bytes: &[u8]) {
         let bytes = &bytes[..bytes.len().min(self.size)];
         let (start, first) = self.place(cycle, offset, bytes.len());
         let (front, back) = bytes.split_at(first);
-        // SAFETY: `place` gives a part of the ring of `side` that begins at `start` and has room for
-        // `front`; what does not fit before its end starts at its beginning, and both together are
-        // no longer than the ring. The source is private memory and cannot overlap.
+        // SAFETY: `place` returns a part of the ring of `side` that begins at `start` and has room for
+        // `front`; the rest goes to the beginning of the ring, and both together are no longer than the
+        // ring. The source is private memory and cannot overlap.
         unsafe {
             copy_nonoverlapping(
                 front.as_ptr(),
@@ -73,13 +73,13 @@ impl Rings {
         }
     }
 
-    /// Copies bytes, no more than the ring has, from the ring of `side` from `offset` on. What the
-    /// other end writes meanwhile may show in part.
+    /// Copies bytes, at most the ring's size, from the ring of `side` at `offset`. Concurrent writes by
+    /// the other end may be visible in part.
     pub fn get(&self, side: Side, cycle: usize, offset: u64, out: &mut [u8]) {
         let length = out.len().min(self.size);
         let (start, first) = self.place(cycle, offset, length);
         let (front, back) = out[..length].split_at_mut(first);
-        // SAFETY: as in `put`, the other way round; any bytes are a value of `u8`.
+        // SAFETY: as in `put`, with the roles exchanged; any bytes are valid for `u8`.
         unsafe {
             copy_nonoverlapping(
                 self.at(side, start, front.len()).cast_const(),
@@ -94,14 +94,14 @@ impl Rings {
         }
     }
 
-    /// Where `offset` lies in a ring, and how many of `length` bytes fit before the end of the cycle.
+    /// The position of `offset` in a ring, and how many of `length` bytes fit before the end of the cycle.
     fn place(&self, cycle: usize, offset: u64, length: usize) -> (usize, usize) {
         let cycle = cycle.clamp(1, self.size);
         let start = (offset & (cycle as u64 - 1)) as usize;
         (start, length.min(cycle - start))
     }
 
-    /// First of `length` bytes of a ring, which must lie inside it.
+    /// Pointer to the first of `length` bytes of a ring, which must lie inside it.
     fn at(&self, side: Side, start: usize, length: usize) -> *mut u8 {
         assert!(start + length <= self.size, "outside ring");
         let ring = match side {
@@ -155,8 +155,8 @@ mod tests {
     #[test]
     fn both_see_the_words() {
         let (a, b) = pair();
-        a.ends().of(Side::Accepter).taken.0.store(7, Relaxed);
-        assert_eq!(b.ends().accepter.taken.0.load(Relaxed), 7);
+        a.ends().of(Side::Accepter).taken.0.bytes.store(7, Relaxed);
+        assert_eq!(b.ends().accepter.taken.0.bytes.load(Relaxed), 7);
     }
 
     #[test]

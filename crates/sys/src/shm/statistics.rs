@@ -1,5 +1,5 @@
-//! The statistics memfd: a library keeps one row per session there, the server reads them when
-//! somebody asks. Rows are read word by word without a lock: they are claims, not facts.
+//! The statistics memfd: a library writes a row per session, which the server reads on request. Rows are
+//! read word by word without a lock: they are claims, not facts.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering::Relaxed;
@@ -21,7 +21,7 @@ const _: () = assert!(ROW.is_multiple_of(WORD));
 const _: () = assert!(size_of::<RawRow>().is_multiple_of(WORD));
 const _: () = assert!(size_of::<ThreadedRow>().is_multiple_of(WORD));
 
-/// Where the row of `slot` begins, if the memory has one for it.
+/// Offset of the row of `slot`, if the memory has one.
 fn row_offset(slot: Slot) -> Option<usize> {
     let index = slot.0 as usize;
     (index < STATISTICS_SLOTS).then_some(index * ROW)
@@ -58,7 +58,7 @@ fn write<T: IntoBytes + Immutable>(memory: &Mapping, offset: usize, value: &T) {
     }
 }
 
-/// The server's end, which creates the memory.
+/// The server's side, which creates the memory.
 #[derive(Debug)]
 pub struct StatisticsReader {
     fd: OwnedFd,
@@ -73,12 +73,12 @@ impl StatisticsReader {
         Ok(StatisticsReader { fd, memory })
     }
 
-    /// What the library says of the session at `slot`; all zero if it never said anything.
+    /// The library's row for the session at `slot`; all zero if none was written.
     pub fn row(&self, slot: Slot) -> Option<StatisticsRow> {
         row_offset(slot).map(|offset| read(&self.memory, offset))
     }
 
-    /// What the library says of the raw flow at `slot`; all zero if it says nothing.
+    /// The library's figures for the raw flow at `slot`; all zero if there are none.
     pub fn raw(&self, slot: Slot) -> RawFigures {
         let flow = u64::from(slot.0) + 1;
         let offsets = (0..RAW_ROWS).filter_map(raw_offset);
@@ -87,25 +87,25 @@ impl StatisticsReader {
             .map_or_else(RawFigures::default, |row| row.figures)
     }
 
-    /// What the library says in that row of a handler in a thread.
+    /// The library's row for a handler in a thread.
     pub fn threaded(&self, row: u8) -> Option<ThreadedRow> {
         threaded_offset(row).map(|offset| read(&self.memory, offset))
     }
 
-    /// What the library says that it counted.
+    /// The library's counters.
     pub fn counters(&self) -> [u64; COUNTER_SLOTS] {
         std::array::from_fn(|index| self.memory.u64_at(counter_offset(index)).load(Relaxed))
     }
 }
 
-/// For handing over to the library.
+/// To be passed to the library.
 impl AsFd for StatisticsReader {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
 
-/// The library's end.
+/// The library's side.
 #[derive(Debug)]
 pub struct StatisticsWriter {
     memory: Mapping,
@@ -118,28 +118,28 @@ impl StatisticsWriter {
         Ok(StatisticsWriter { memory })
     }
 
-    /// Shows `row` for `slot`; slots beyond the memory show nothing.
+    /// Writes `row` for `slot`; ignored for slots beyond the memory.
     pub fn publish(&self, slot: Slot, row: &StatisticsRow) {
         if let Some(offset) = row_offset(slot) {
             write(&self.memory, offset, row);
         }
     }
 
-    /// Shows what is said of a raw flow.
+    /// Writes the row of a raw flow.
     pub fn publish_raw(&self, index: usize, row: &RawRow) {
         if let Some(offset) = raw_offset(index) {
             write(&self.memory, offset, row);
         }
     }
 
-    /// Shows what a handler in a thread did, which nobody else writes of.
+    /// Writes the row of a handler in a thread, which has no other writer.
     pub fn publish_threaded(&self, index: u8, row: &ThreadedRow) {
         if let Some(offset) = threaded_offset(index) {
             write(&self.memory, offset, row);
         }
     }
 
-    /// Shows `counters`; those beyond the memory show nothing.
+    /// Writes `counters`; those beyond the memory are ignored.
     pub fn publish_counters(&self, counters: &[u64]) {
         for (index, value) in counters.iter().take(COUNTER_SLOTS).enumerate() {
             let place = self.memory.u64_at(counter_offset(index));

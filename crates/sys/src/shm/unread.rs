@@ -1,5 +1,5 @@
-//! Unread bytes of a session that moves: written once, into a memfd that nobody can change any
-//! more, and read there by whoever holds the session next.
+//! Unread bytes of a migrating session: written once, to a memfd that is then sealed, and read in place by
+//! the next holder.
 
 use std::any::Any;
 use std::fmt;
@@ -10,17 +10,17 @@ use rustix::io::{Errno, fcntl_dupfd_cloexec};
 
 use super::blob::{BlobReadError, BlobWriteError, Bytes, map_all, write_pieces};
 
-/// Fewer bytes travel in the capsule with less ado.
+/// Minimum size: fewer bytes are cheaper to send in the capsule.
 pub const WORTH_SETTING_ASIDE: usize = 16 * 1024;
 
-/// A memfd with bytes that somebody has not read, mapped.
+/// A mapped memfd with unread bytes.
 pub struct SetAside {
     fd: OwnedFd,
     bytes: Bytes,
 }
 
 impl SetAside {
-    /// Puts `pieces` into a memfd of `length` bytes, each where it says, one after the other; and seals it.
+    /// Writes `pieces` in order, each at its offset, to a memfd of `length` bytes, and seals it.
     pub fn write<'a>(
         length: usize,
         pieces: impl Iterator<Item = (usize, &'a [u8])>,
@@ -30,19 +30,19 @@ impl SetAside {
         Ok(SetAside { fd, bytes })
     }
 
-    /// Takes what came with a message. It can be read without fear only if nobody can change or
-    /// shrink it.
+    /// Maps a received memfd. Fails if anybody can change or shrink it, which would make reading it
+    /// unsafe.
     pub fn open(fd: OwnedFd) -> Result<SetAside, BlobReadError> {
         let bytes = map_all(&fd)?;
         Ok(SetAside { fd, bytes })
     }
 
-    /// Another descriptor of the same memory, for a message.
+    /// Duplicates the descriptor, for a message.
     pub fn descriptor(&self) -> Result<OwnedFd, Errno> {
         fcntl_dupfd_cloexec(&self.fd, 0)
     }
 
-    /// To be read, and not to be handed on: without the descriptor.
+    /// Keeps only the mapping, for memory that is not passed on.
     pub fn into_bytes(self) -> Bytes {
         self.bytes
     }

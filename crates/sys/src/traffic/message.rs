@@ -1,4 +1,4 @@
-//! rtnetlink messages of traffic control, byte by byte.
+//! rtnetlink messages of traffic control, encoded by hand.
 
 use std::os::fd::OwnedFd;
 
@@ -21,14 +21,14 @@ const DONE: u16 = 3;
 const HEADER: usize = 16;
 const TC_HEADER: usize = 20;
 const ATTRIBUTE: usize = 4;
-/// Marks of an attribute's type.
+/// Flag bits of an attribute's type are outside this mask.
 const TYPE_MASK: u16 = 0x3fff;
 
 const ATTEMPTS: usize = 10;
 /// The kernel fills at most 32 KiB per message of a dump.
 const BUFFER: usize = 64 << 10;
 
-/// The part of `tcmsg` that is of use.
+/// The fields of `tcmsg` that are used.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Header {
     pub ifindex: u32,
@@ -36,13 +36,13 @@ pub(super) struct Header {
     pub parent: u32,
 }
 
-/// Attributes to be sent.
+/// Attributes to send.
 #[derive(Debug, Default)]
 pub(super) struct Attributes(Vec<u8>);
 
 impl Attributes {
     pub(super) fn with(mut self, kind: u16, bytes: &[u8]) -> Attributes {
-        // What goes in is a few hundred bytes, or came in an attribute.
+        // The data is a few hundred bytes, or was received in an attribute.
         let length = (ATTRIBUTE + bytes.len()) as u16;
         self.0.extend(length.to_ne_bytes());
         self.0.extend(kind.to_ne_bytes());
@@ -56,7 +56,7 @@ impl Attributes {
     }
 }
 
-/// Attributes that came.
+/// Received attributes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Reader<'a>(&'a [u8]);
 
@@ -65,7 +65,7 @@ impl<'a> Reader<'a> {
         Reader(bytes)
     }
 
-    /// The bytes of an attribute; none if it is not there.
+    /// The bytes of an attribute; empty if it is missing.
     pub(super) fn bytes(&self, kind: u16) -> &'a [u8] {
         let mut rest = self.0;
         while let Some((found, bytes, after)) = next_attribute(rest) {
@@ -116,7 +116,7 @@ impl Kernel {
         })
     }
 
-    /// Has something made, changed or removed. `names` are its handle and its parent's.
+    /// Creates, changes or removes an object. `names` are its handle and its parent's.
     pub(super) fn change(
         &mut self,
         kind: u16,
@@ -167,7 +167,7 @@ impl Kernel {
         bytes.extend(kind.to_ne_bytes());
         bytes.extend((REQUEST | flags).to_ne_bytes());
         bytes.extend(self.sequence.to_ne_bytes());
-        // The port is the kernel's to fill in, the family none.
+        // The kernel fills in the port; the family is unspecified.
         for word in [0, 0, ifindex, handle, parent, 0] {
             bytes.extend(word.to_ne_bytes());
         }
@@ -175,7 +175,7 @@ impl Kernel {
         send(&self.fd, &bytes, SendFlags::empty()).map(drop)
     }
 
-    /// Takes all answers to the last request; tells whether the table changed meanwhile.
+    /// Receives all answers to the last request; returns whether the table changed meanwhile.
     fn answers(&mut self, mut each: impl FnMut(&Header, &[u8])) -> Result<bool, Errno> {
         let mut disturbed = false;
         loop {

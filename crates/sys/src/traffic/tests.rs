@@ -1,4 +1,4 @@
-//! What is put on a device is what `tc` then shows, and what was there before comes back.
+//! `tc` shows what is installed on a device, and the former state is restored.
 
 use std::process::Command;
 
@@ -26,7 +26,7 @@ fn tc(arguments: &str) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// A device with our discipline and two classes, in a namespace of its own.
+/// A device with Portolan's qdisc and two classes, in a namespace of its own.
 fn with_device(test: fn(&mut Traffic, u32)) {
     in_fresh_namespace(move || {
         ip("link add p0 type veth peer name p1");
@@ -118,7 +118,7 @@ fn a_users_classes_come_back_whole() {
         tc("class add dev p0 parent 9: classid 9:1 htb rate 50mbit");
         tc("class add dev p0 parent 9:1 classid 9:20 htb rate 5mbit ceil 50mbit prio 3");
         tc("qdisc add dev p0 parent 9:20 handle 20: pfifo limit 55");
-        // What the kernel itself sends meanwhile is counted.
+        // The kernel's own packets are counted meanwhile.
         let shown = || {
             let shown = tc("qdisc show dev p0") + &tc("class show dev p0");
             let words = shown.split_ascii_whitespace().collect::<Vec<_>>();

@@ -1,4 +1,4 @@
-//! Messages arrive whole with their descriptors, or the receiver learns why not.
+//! Messages arrive complete with their descriptors, or the receiver learns why not.
 
 use std::os::fd::AsFd;
 
@@ -104,7 +104,7 @@ fn a_dead_servers_socket_is_replaced_and_a_live_one_is_not() {
     );
     let dead = Listener::bind(&path).unwrap();
     assert!(matches!(Listener::bind(&path), Err(BindError::InUse(_))));
-    // A server that is killed does not unlink its path.
+    // A killed server does not unlink its path.
     let Listener { ref fd, .. } = dead;
     rustix::net::shutdown(fd, rustix::net::Shutdown::Both).unwrap();
     let live = Listener::bind(&path).unwrap();
@@ -143,7 +143,7 @@ fn an_end_whose_peer_has_gone_is_empty_unless_the_peer_left_something() {
     let (near, far) = socket_pair(PairKind::Stream).unwrap();
     drop(near);
     assert!(is_empty(&far));
-    // An empty message may bring descriptors, and reads as the end does.
+    // An empty message may carry descriptors, and reads like the end.
     let (near, far) = socket_pair(PairKind::SeqPacket).unwrap();
     drop(near);
     assert!(!is_empty(&far));

@@ -1,6 +1,6 @@
-//! BBR, version 1 (draft-cardwell-iccrg-bbr-congestion-control-00): a model of the path, its
-//! bottleneck's rate and its round trip without queues, sets the pace and bounds the flight.
-//! Losses do not move the model; a time-out restarts it.
+//! BBR, version 1 (draft-cardwell-iccrg-bbr-congestion-control-00): a model of the path, made of the
+//! bottleneck's rate and the round trip without queues, sets the pacing rate and bounds the flight.
+//! Losses do not change the model; a time-out restarts it.
 
 use core::time::Duration;
 
@@ -28,16 +28,16 @@ const CYCLE: [u64; 8] = [
     UNIT,
     UNIT,
 ];
-/// Round trips that the bottleneck's rate is remembered for.
+/// Round trips for which a sample of the bottleneck's rate is remembered.
 const BANDWIDTH_ROUNDS: u64 = 10;
 const MIN_RTT_WINDOW: Duration = Duration::from_secs(10);
 const PROBE_RTT_TIME: Duration = Duration::from_millis(200);
-/// The pipe is full when three rounds have not brought a quarter more.
+/// The pipe counts as full when three rounds have not raised the rate by a quarter.
 const FULL_ROUNDS: u8 = 3;
 const MIN_SEGMENTS: u32 = 4;
-/// The model's rate is undercut by a hundredth, so that queues drain.
+/// Pacing stays one percent below the model's rate, so that queues drain.
 const MARGIN_PERCENT: u64 = 99;
-/// Bounds of what a hostile capsule may claim; 8 Tb/s.
+/// Upper bounds, against hostile capsules; 8 Tb/s.
 const MAX_RATE: u64 = 1 << 40;
 const MAX_RTT: Duration = Duration::from_secs(1 << 16);
 
@@ -62,25 +62,25 @@ pub(super) struct Bbr {
     mode: Mode,
     /// Bytes per second, by round.
     bandwidth: MaxFilter,
-    /// The round trip without queues, and when it was seen.
+    /// The round trip without queues, and when it was measured.
     min_rtt: Option<(Duration, Instant)>,
     round: u64,
-    /// The round ends once this much is delivered.
+    /// The round ends when this many bytes have been delivered.
     round_end: u64,
-    /// The best rate of startup and the rounds since.
+    /// The highest rate of startup, and the rounds since.
     full: u64,
     full_rounds: u8,
     filled: bool,
-    /// UrgentMark in `CYCLE` and since when.
+    /// Index into `CYCLE`, and the time it was entered.
     phase: u8,
     phase_at: Instant,
-    /// When the flight of PROBE_RTT may grow again, and whether a round has passed.
+    /// When the flight may grow again after PROBE_RTT, and whether a round has passed.
     probe_end: Option<Instant>,
     probe_round_over: bool,
-    /// The window before recovery or PROBE_RTT.
+    /// The window saved before recovery or PROBE_RTT.
     saved: u32,
     recovering: bool,
-    /// In the first round of recovery only what arrived is replaced.
+    /// In the first round of recovery, packet conservation: only as much is sent as was delivered.
     conserving: bool,
     rate: Option<u64>,
     resumed: bool,
@@ -117,7 +117,7 @@ impl Bbr {
         began
     }
 
-    /// §4.1.1.3: the highest rate recently; what the application held back counts only if higher.
+    /// §4.1.1.3: the highest recent rate; application-limited samples count only if they are higher.
     fn update_bandwidth(&mut self, ack: &Acknowledged) {
         if let Some(rate) = ack.sample.rate()
             && (!ack.sample.limited || rate >= self.bandwidth.max())
@@ -153,7 +153,7 @@ impl Bbr {
 
     fn enter_probe_bandwidth(&mut self, now: Instant) {
         self.mode = Mode::ProbeBandwidth;
-        // Any phase but that of draining; flows that start together shall not probe together.
+        // Any phase except draining. The choice varies so that flows started together do not probe together.
         let lot = (now.as_micros() % (CYCLE.len() as u64 - 1)) as u8;
         self.phase = if lot == 1 { CYCLE.len() as u8 - 1 } else { lot };
         self.phase_at = now;
@@ -179,7 +179,7 @@ impl Bbr {
         }
     }
 
-    /// §4.1.2, §4.3.5: the shortest round trip, and the probe for it when it is old.
+    /// §4.1.2, §4.3.5: the shortest round trip, and the probe for it once it has expired.
     fn update_min_rtt(&mut self, window: &mut Window, began: bool, ack: &Acknowledged) {
         let expired = self
             .min_rtt
@@ -246,7 +246,7 @@ impl Bbr {
         }
     }
 
-    /// §4.2.1; before there is a model, by the window and the first round trip.
+    /// §4.2.1; without a model yet, the rate follows from the window and the first round trip.
     fn set_rate(&mut self, window: &Window, ack: &Acknowledged) {
         let bandwidth = match (self.bandwidth.max(), self.rate) {
             (0, None) if !ack.rtt.is_zero() => {
@@ -266,7 +266,7 @@ impl Bbr {
         self.min_rtt.map_or(Duration::ZERO, |(rtt, _)| rtt)
     }
 
-    /// §4.2.3.2: the bandwidth-delay product times `gain`, with room for what the hosts batch.
+    /// §4.2.3.2: the bandwidth-delay product times `gain`, with allowance for batching by the hosts.
     fn inflight(&self, gain: u64, mss: u32) -> u32 {
         let Some((rtt, _)) = self.min_rtt else {
             return INITIAL_SEGMENTS * mss;
@@ -278,7 +278,7 @@ impl Bbr {
         (product + 3 * self.quantum(mss)).min(MAX_WINDOW)
     }
 
-    /// §4.2.2: bytes that leave at once, about a millisecond's worth.
+    /// §4.2.2: the size of a burst in bytes, about a millisecond's worth.
     fn quantum(&self, mss: u32) -> u32 {
         let burst = u32::try_from(self.rate.unwrap_or(0) / 1000).unwrap_or(u32::MAX);
         burst.clamp(2 * mss, (2 * mss).max(64 << 10))
@@ -292,7 +292,7 @@ impl Bbr {
         };
     }
 
-    /// §4.2.3.4: conserves packets in the first round of recovery, and restores the window after.
+    /// §4.2.3.4: conserves packets in the first round of recovery, and restores the window afterwards.
     fn modulate(&mut self, window: &mut Window, ack: &Acknowledged) -> bool {
         if ack.lost > 0 {
             window.cwnd = window.cwnd.saturating_sub(ack.lost).max(ack.mss);
@@ -348,7 +348,7 @@ impl Controller for Bbr {
     fn reduce(&mut self, window: &Window, _base: u32, signal: Signal) -> u32 {
         self.save(window.cwnd);
         if signal == Signal::Timeout {
-            // The path may be another: look again whether the pipe is full.
+            // The path may have changed: check again whether the pipe is full.
             self.full = 0;
             self.full_rounds = 0;
             self.recovering = true;

@@ -1,4 +1,4 @@
-//! CUBIC (RFC 9438) in integers: bytes and milliseconds. The first slow start is HyStart++'s.
+//! CUBIC (RFC 9438) in integers: bytes and milliseconds. The first slow start uses HyStart++.
 
 use core::time::Duration;
 
@@ -8,7 +8,7 @@ use super::hystart::{CSS_GROWTH_DIVISOR, Growth, HyStart};
 use super::{Acknowledged, Controller, MAX_WINDOW, Signal, Window};
 use crate::encoding;
 
-/// Longest time from the inflection point that the cubic is evaluated at.
+/// Largest distance from the inflection point at which the cubic is evaluated, in milliseconds.
 const MAX_MILLIS: u64 = 1_000_000;
 
 #[derive(Clone, Debug, Default)]
@@ -31,14 +31,14 @@ struct Curve {
     w_max: u32,
     /// `cwnd_prior`: the window before the last reduction.
     cwnd_prior: u32,
-    /// Start of the present congestion avoidance stage; none before its first acknowledgement.
+    /// Start of the current congestion avoidance stage; none before its first acknowledgement.
     epoch: Option<Instant>,
-    /// The inflection point of the stage, bytes, and `K`, milliseconds from its start to there.
+    /// The inflection point of the stage in bytes, and `K`, the milliseconds from its start to that point.
     origin: u32,
     k: u64,
-    /// `W_est`: what Reno would have, bytes.
+    /// `W_est`: the window Reno would have, bytes.
     estimate: u32,
-    /// Bytes acknowledged that have not yet moved `estimate`, and the window.
+    /// Acknowledged bytes not yet credited to `estimate` and to the window.
     estimate_credit: u64,
     credit: u64,
 }
@@ -79,7 +79,7 @@ impl Curve {
     }
 
     /// RFC 9438 §4.3: Reno's window with a decrease factor of 0.7 grows by 9/17 of a segment
-    /// each round trip, and by a whole one once it has passed `cwnd_prior`.
+    /// per round trip, and by a whole segment beyond `cwnd_prior`.
     fn grow_estimate(&mut self, bytes: u32, mss: u32) {
         let (num, den) = if self.estimate < self.cwnd_prior {
             (9, 17)
@@ -101,8 +101,8 @@ impl Curve {
         let millis = u64::try_from(elapsed.as_millis()).unwrap_or(u64::MAX);
         self.grow_estimate(bytes, ack.mss);
         let cwnd = window.cwnd;
-        // RFC 9438 §4.4, §4.5: at most half as much again in one round trip. Before there was a
-        // loss, at least a twentieth (as Linux): the capacity is not known yet.
+        // RFC 9438 §4.4, §4.5: at most half as much again in one round trip. Before the first loss
+        // at least a twentieth (as Linux): the capacity is not known yet.
         let least = if self.w_max == 0 { cwnd / 20 } else { 0 };
         let target = self
             .cubic(millis, ack.mss)
@@ -118,7 +118,7 @@ impl Curve {
         self.credit = 0;
         self.cwnd_prior = window.cwnd;
         self.w_max = match signal {
-            // RFC 9438 §4.8: the next stage starts at its inflection point.
+            // RFC 9438 §4.8: the next stage starts at its own inflection point.
             Signal::Timeout => 0,
             // RFC 9438 §4.7, fast convergence.
             _ if base < self.w_max => base / 20 * 17,
@@ -170,7 +170,7 @@ impl Controller for Cubic {
     }
 
     fn resume(&mut self, now: Instant, idle: Duration) {
-        // RFC 9438 §5.8: the time without data does not count as time since the loss.
+        // RFC 9438 §5.8: idle time does not count as time since the loss.
         self.curve.epoch = self.curve.epoch.map(|epoch| (epoch + idle).min(now));
     }
 

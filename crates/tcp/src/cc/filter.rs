@@ -1,4 +1,4 @@
-//! The largest value recently, in constant space (Kathleen Nichols' windowed filter).
+//! The recent maximum, in constant space (Kathleen Nichols' windowed filter).
 
 use crate::encoding;
 
@@ -10,7 +10,7 @@ struct Estimate {
 
 encoding::fields!(Estimate { at, value });
 
-/// The best, second and third best value in a window of `at`, each later than the one before.
+/// The best, second and third best value within a window of `at`, each later than the one before.
 #[derive(Clone, Debug, Default)]
 pub(super) struct MaxFilter {
     best: [Estimate; 3],
@@ -23,7 +23,7 @@ impl MaxFilter {
         self.best[0].value
     }
 
-    /// `value` was measured at `at`, which never decreases; older than `window` is forgotten.
+    /// Adds `value`, measured at `at`, which never decreases; discards values older than `window`.
     pub(super) fn update(&mut self, at: u64, window: u64, value: u64) {
         let new = Estimate { at, value };
         let oldest_counts = at.saturating_sub(self.best[2].at) <= window;
@@ -49,7 +49,7 @@ impl MaxFilter {
                 self.best = [third, new, new];
             }
         } else if second.at == self.best[0].at && age > window / 4 {
-            // A quarter of the window has passed without a second choice.
+            // A quarter of the window has passed without a second best value.
             self.best[1] = new;
             self.best[2] = new;
         } else if third.at == second.at && age > window / 2 {

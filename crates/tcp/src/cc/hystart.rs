@@ -1,5 +1,5 @@
-//! HyStart++ (RFC 9406): leaves the first slow start when round trips grow, before packets are
-//! lost. On suspicion it grows more slowly for some rounds, and goes back if it was wrong.
+//! HyStart++ (RFC 9406): leaves the first slow start when round trips grow, before packets are lost.
+//! After a suspected increase it grows more slowly for some rounds, and resumes if it was wrong.
 
 use core::time::Duration;
 
@@ -15,7 +15,7 @@ const N_RTT_SAMPLE: u32 = 8;
 pub(super) const CSS_GROWTH_DIVISOR: u32 = 4;
 const CSS_ROUNDS: u32 = 5;
 
-/// How the window is to grow.
+/// How the window should grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Growth {
     SlowStart,
@@ -27,12 +27,12 @@ pub(super) enum Growth {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct HyStart {
-    /// End of the present round.
+    /// End of the current round.
     window_end: Option<SeqNum>,
     last_round: Option<Duration>,
     this_round: Option<Duration>,
     samples: u32,
-    /// Conservative slow start: the round trip that began it, and the rounds since.
+    /// Conservative slow start: the round trip when it began, and the rounds since.
     css: Option<(Duration, u32)>,
 }
 
@@ -62,7 +62,7 @@ impl HyStart {
         }
     }
 
-    /// True when conservative slow start has lasted long enough.
+    /// Returns true when conservative slow start has lasted long enough.
     fn begin_round(&mut self, end: SeqNum) -> bool {
         self.window_end = Some(end);
         self.last_round = self.this_round.take();
@@ -89,7 +89,7 @@ impl HyStart {
             return;
         };
         match (self.css, self.last_round) {
-            // The round trips have become shorter again: it was a false alarm.
+            // Round trips have become shorter again: the increase was spurious.
             (Some((baseline, _)), _) if this < baseline => self.css = None,
             (None, Some(last)) => {
                 let margin = (last / MIN_RTT_DIVISOR).clamp(MIN_RTT_THRESH, MAX_RTT_THRESH);

@@ -1,6 +1,6 @@
-//! Congestion control: one window, and the algorithm that moves it, which may change while the
-//! session lives. The algorithms know bytes, time and losses; when data counts as lost, and how
-//! the flight shrinks to a smaller window, is not their business (`send::recovery`, `send::prr`).
+//! Congestion control: one window, and the algorithm that sets it, which may change during the session.
+//! Algorithms know bytes, time and losses. When data counts as lost, and how the flight shrinks to a
+//! smaller window, is decided in `send::recovery` and `send::prr`.
 
 mod bbr;
 mod cubic;
@@ -40,9 +40,9 @@ impl Window {
         self.cwnd < self.ssthresh
     }
 
-    /// RFC 5681 §3.1: grows by `bytes` up to the threshold; returns what is left of them. Like
-    /// Linux without the limit of RFC 3465 §2.2: receivers merge packets and acknowledge many
-    /// segments at once, which says nothing of their spacing.
+    /// RFC 5681 §3.1: grows by `bytes` up to the threshold; returns the bytes left over. Like Linux
+    /// without the limit of RFC 3465 §2.2: receivers merge packets and acknowledge many segments at
+    /// once, which says nothing about their spacing.
     fn slow_start(&mut self, bytes: u32) -> u32 {
         let used = bytes.min(self.ssthresh.saturating_sub(self.cwnd));
         self.cwnd += used;
@@ -54,18 +54,18 @@ impl Window {
     }
 }
 
-/// What an algorithm may look at when an acknowledgement arrives.
+/// What an algorithm may use of an arriving acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Acknowledged {
     pub(crate) now: Instant,
-    /// Bytes that are now known to have arrived.
+    /// Bytes newly known to have arrived.
     pub(crate) bytes: u32,
-    /// Bytes that now count as lost.
+    /// Bytes newly counted as lost.
     pub(crate) lost: u32,
-    /// Bytes in the network, after this acknowledgement.
+    /// Bytes in flight after this acknowledgement.
     pub(crate) flight: u32,
     pub(crate) mss: u32,
-    /// Smoothed round-trip time, and the one that this acknowledgement shows.
+    /// Smoothed round-trip time, and the sample of this acknowledgement.
     pub(crate) rtt: Duration,
     pub(crate) latest: Option<Duration>,
     /// The stream is acknowledged up to `una` and sent up to `nxt`.
@@ -76,31 +76,31 @@ pub(crate) struct Acknowledged {
     pub(crate) sample: RateSample,
 }
 
-/// What the network said when it was too much.
+/// How the network signalled congestion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Signal {
     Loss,
-    /// A mark (RFC 3168).
+    /// A congestion mark (RFC 3168).
     Mark,
     Timeout,
 }
 
 trait Controller {
-    /// New data was acknowledged, outside recovery, while the window was in full use.
+    /// New data was acknowledged outside recovery while the window was fully used.
     fn grow(&mut self, window: &mut Window, ack: &Acknowledged);
-    /// The threshold after `signal`; `base` bytes were what the path did not carry.
+    /// Returns the threshold after `signal`; `base` is the number of bytes that the path failed to carry.
     fn reduce(&mut self, window: &Window, base: u32, signal: Signal) -> u32;
-    /// The last reduction was a mistake.
+    /// The last reduction was spurious.
     fn undo(&mut self) {}
     /// Nothing was in flight for `idle`.
     fn resume(&mut self, _now: Instant, _idle: Duration) {}
-    /// Moves the window by a model of the path, at each acknowledgement and in recovery too.
+    /// Sets the window from a model of the path, on each acknowledgement, also during recovery.
     fn steer(&mut self, _window: &mut Window, _ack: &Acknowledged) {}
-    /// Bytes per second at which segments are to leave.
+    /// The pacing rate, bytes per second.
     fn pacing_rate(&self) -> Option<u64> {
         None
     }
-    /// What Linux tells of the algorithm.
+    /// What Linux reports about the algorithm.
     fn info(&self) -> Option<BbrInfo> {
         None
     }
@@ -110,7 +110,7 @@ trait Controller {
 /// `struct tcp_bbr_info`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BbrInfo {
-    /// Bytes per second that the bottleneck carries.
+    /// The bottleneck's bandwidth, bytes per second.
     pub bandwidth: u64,
     pub min_rtt: Option<Duration>,
     /// 256ths.
@@ -160,7 +160,7 @@ impl Algorithm {
 #[derive(Clone, Debug)]
 pub(crate) struct Congestion {
     window: Window,
-    /// The window before the last reduction, in case it was a mistake.
+    /// The window before the last reduction, in case that was spurious.
     prior: Window,
     algorithm: Algorithm,
 }
@@ -204,14 +204,14 @@ impl Congestion {
         }
     }
 
-    /// Another algorithm takes over; the window stays as it is.
+    /// Switches to another algorithm; the window stays as it is.
     pub(crate) fn set_kind(&mut self, kind: CongestionKind) {
         if kind != self.kind() {
             self.algorithm = Algorithm::new(kind);
         }
     }
 
-    /// Whether the algorithm sets the window itself, also while losses are repaired.
+    /// Whether the algorithm sets the window itself, also during loss recovery.
     pub(crate) fn steers(&self) -> bool {
         matches!(self.algorithm, Algorithm::Bbr(_))
     }
@@ -224,8 +224,8 @@ impl Congestion {
         self.algorithm.view().pacing_rate()
     }
 
-    /// The segment size became known: the initial window follows it, if the handshake went well
-    /// (RFC 6928 §2, as Linux reads it: one lost SYN is forgiven).
+    /// The segment size is known now: sets the initial window accordingly, provided the handshake went
+    /// well (RFC 6928 §2, as Linux reads it: one lost SYN is tolerated).
     pub(crate) fn set_initial(&mut self, mss: u32, handshake_retries: u32) {
         let segments = if handshake_retries > 1 {
             1
@@ -235,7 +235,7 @@ impl Congestion {
         self.window.cwnd = segments * mss;
     }
 
-    /// RFC 5681 §3.1: new data was acknowledged while the window was in full use.
+    /// RFC 5681 §3.1: new data was acknowledged while the window was fully used.
     pub(crate) fn grow(&mut self, ack: &Acknowledged) {
         let Congestion {
             window, algorithm, ..
@@ -244,7 +244,7 @@ impl Congestion {
         window.cwnd = window.cwnd.min(MAX_WINDOW);
     }
 
-    /// Any acknowledgement, for an algorithm that steers.
+    /// Any acknowledgement, for an algorithm that sets the window itself.
     pub(crate) fn steer(&mut self, ack: &Acknowledged) {
         let Congestion {
             window, algorithm, ..
@@ -253,8 +253,8 @@ impl Congestion {
         window.cwnd = window.cwnd.clamp(ack.mss, MAX_WINDOW);
     }
 
-    /// Lowers the threshold once for `signal`; `base` bytes were what the path did not carry. How
-    /// the window gets there is up to the caller.
+    /// Lowers the threshold once for `signal`; `base` is the number of bytes that the path failed to
+    /// carry. The caller moves the window to the threshold.
     pub(crate) fn reduce(&mut self, base: u32, mss: u32, signal: Signal) {
         self.prior = self.window.clone();
         let reduced = self
@@ -264,25 +264,25 @@ impl Congestion {
         self.window.ssthresh = reduced.max(2 * mss).min(MAX_WINDOW);
     }
 
-    /// What `send::prr` and time-outs make of the window.
+    /// Sets the window as `send::prr` or a time-out requires.
     pub(crate) fn set_window(&mut self, bytes: u32) {
         self.window.cwnd = bytes.clamp(1, MAX_WINDOW);
     }
 
-    /// The last reduction was a mistake (RFC 4015 §3.2, RFC 9438 §4.9).
+    /// The last reduction was spurious (RFC 4015 §3.2, RFC 9438 §4.9).
     pub(crate) fn undo(&mut self) {
         self.window.cwnd = self.window.cwnd.max(self.prior.cwnd);
         self.window.ssthresh = self.window.ssthresh.max(self.prior.ssthresh);
         self.algorithm.controller().undo();
     }
 
-    /// Data follows after a pause.
+    /// Sending resumes after a pause.
     pub(crate) fn resume(&mut self, now: Instant, idle: Duration) {
         self.algorithm.controller().resume(now, idle);
     }
 
-    /// RFC 5681 §4.1, as Linux does it: halve for each time-out that passed idle, down to the
-    /// initial window.
+    /// RFC 5681 §4.1, as Linux does it: halves the window for each time-out that passed idle, down to
+    /// the initial window.
     pub(crate) fn on_idle(&mut self, idle: Duration, rto: Duration, mss: u32) {
         let initial = INITIAL_SEGMENTS * mss;
         let mut left = idle;
@@ -293,7 +293,7 @@ impl Congestion {
         }
     }
 
-    /// RFC 7661 §4.4.3: too long in the non-validated phase.
+    /// RFC 7661 §4.4.3: the non-validated phase has lasted too long.
     pub(crate) fn shrink_unused(&mut self, mss: u32) {
         self.window.ssthresh = self.window.ssthresh.max(self.window.cwnd / 4 * 3);
         self.window.cwnd = (self.window.cwnd / 2).max(INITIAL_SEGMENTS * mss);

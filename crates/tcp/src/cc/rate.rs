@@ -1,5 +1,5 @@
-//! How fast the path delivers (draft-cheng-iccrg-delivery-rate-estimation): each transmission is
-//! stamped with what was delivered by then; its acknowledgement tells how much more since.
+//! Delivery rate of the path (draft-cheng-iccrg-delivery-rate-estimation): each transmission is
+//! stamped with the bytes delivered so far; its acknowledgement shows how many were delivered since.
 
 use portolan_types::Instant;
 
@@ -8,12 +8,12 @@ use crate::encoding;
 /// What was known when some bytes were sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Stamp {
-    /// Bytes delivered by then, and when the last of them were.
+    /// Bytes delivered so far, and when the last of them were.
     delivered: u64,
     delivered_at: Instant,
     /// When the sampled flight began.
     first_sent: Instant,
-    /// The application gave too little to fill the pipe.
+    /// The application supplied too little data to fill the pipe.
     limited: bool,
 }
 
@@ -24,13 +24,13 @@ encoding::fields!(Stamp {
     limited
 });
 
-/// The connection's side of it.
+/// The connection's delivery state.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Rate {
     delivered: u64,
     delivered_at: Instant,
     first_sent: Instant,
-    /// The bubble in the pipe is out once this much is delivered.
+    /// The application-limited bubble has left the pipe when this many bytes are delivered.
     limited_until: u64,
 }
 
@@ -41,10 +41,10 @@ encoding::fields!(Rate {
     limited_until
 });
 
-/// What one acknowledgement tells of the rate; without an interval it tells nothing.
+/// The rate sample of one acknowledgement; without an interval there is none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RateSample {
-    /// Bytes delivered in all, and those that were when the newest bytes were sent.
+    /// Bytes delivered in total, and the total when the newest of them were sent.
     pub(crate) delivered: u64,
     pub(crate) prior_delivered: u64,
     /// Nanoseconds.
@@ -66,7 +66,7 @@ pub(crate) fn bytes_per_second(bytes: u64, nanos: u64) -> Option<u64> {
     Some(bytes.checked_mul(1_000_000_000)? / nanos.max(1))
 }
 
-/// The newest transmission of those that one acknowledgement covers.
+/// The newest transmission that one acknowledgement covers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Newest {
     stamp: Stamp,
@@ -83,7 +83,7 @@ impl Newest {
 }
 
 impl Rate {
-    /// Bytes leave now.
+    /// Returns the stamp for bytes sent now.
     pub(crate) fn stamp(&mut self, now: Instant, idle: bool) -> Stamp {
         if idle {
             self.first_sent = now;
@@ -97,12 +97,12 @@ impl Rate {
         }
     }
 
-    /// All is sent and the window is not full: what is measured now is the application's rate.
+    /// Everything is sent and the window is not full: samples from here on are application-limited.
     pub(crate) fn limit(&mut self, flight: u32) {
         self.limited_until = self.delivered + u64::from(flight.max(1));
     }
 
-    /// Is the bubble still in the pipe?
+    /// Whether the application-limited bubble is still in the pipe.
     pub(crate) fn is_limited(&self) -> bool {
         self.limited_until > self.delivered
     }
@@ -111,7 +111,7 @@ impl Rate {
         self.delivered
     }
 
-    /// `bytes` arrived, the newest of which were `newest`; `min_rtt` in nanoseconds.
+    /// Records the delivery of `bytes`, whose newest transmission is `newest`; `min_rtt` in nanoseconds.
     pub(crate) fn deliver(
         &mut self,
         now: Instant,
@@ -134,7 +134,7 @@ impl Rate {
         let since =
             |late: Instant, early: Instant| late.as_nanos().saturating_sub(early.as_nanos());
         let interval = since(sent, stamp.first_sent).max(since(now, stamp.delivered_at));
-        // Less than a round trip is an artefact of merged acknowledgements.
+        // An interval below one round trip is an artefact of merged acknowledgements.
         sample.interval = (interval >= min_rtt.max(1)).then_some(interval);
         sample
     }

@@ -1,4 +1,4 @@
-//! Reno (RFC 5681), with appropriate byte counting (RFC 3465) and the milder answer to marks of
+//! Reno (RFC 5681), with appropriate byte counting (RFC 3465) and the milder response to marks of
 //! RFC 8511.
 
 use super::{Acknowledged, Controller, MAX_WINDOW, Signal, Window};

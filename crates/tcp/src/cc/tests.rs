@@ -1,4 +1,4 @@
-//! How the congestion window moves.
+//! Changes of the congestion window.
 
 use core::time::Duration;
 
@@ -28,7 +28,7 @@ fn new(kind: CongestionKind) -> Congestion {
     Congestion::new(kind, MSS)
 }
 
-/// What fast recovery has done once it is over.
+/// The effect of a completed fast recovery.
 fn lose(cc: &mut Congestion, signal: Signal) {
     cc.reduce(cc.cwnd(), MSS, signal);
     cc.set_window(cc.ssthresh());
@@ -41,7 +41,7 @@ fn double(cc: &mut Congestion, rounds: u64) {
     }
 }
 
-/// Acknowledges a window each 100 ms.
+/// Acknowledges one window every 100 ms.
 fn run(cc: &mut Congestion, from: u64, to: u64) {
     for now in (from..to).step_by(100) {
         let window = cc.cwnd();
@@ -95,7 +95,7 @@ fn cubic_aims_lower_when_losses_follow_each_other() {
     let second = cc.cwnd();
     lose(&mut cc, Signal::Loss);
     run(&mut cc, 0, 4_000);
-    // Fast convergence: the plateau lies at 0.85 of the window at the second loss.
+    // Fast convergence: the plateau is at 0.85 of the window at the second loss.
     assert!(cc.cwnd() < second * 9 / 10, "{} of {second}", cc.cwnd());
 }
 
@@ -162,7 +162,7 @@ fn slow_start_ends_gently_when_round_trips_grow() {
         }
     }
     assert!(cc.ssthresh() < MAX_WINDOW);
-    // Five rounds of a quarter's growth, and not of doubling.
+    // Five rounds of growth by a quarter, not of doubling.
     assert!(last < 10 * MSS * 8 * 4, "{last}");
 }
 
@@ -174,8 +174,8 @@ fn an_idle_time_shrinks_the_window_towards_the_initial_one() {
     assert_eq!(cc.cwnd(), 10 * MSS);
 }
 
-/// A path that carries `rate` bytes a second with a round trip of 20 ms, one acknowledgement for
-/// each two segments; what does not fit queues.
+/// A path that carries `rate` bytes per second with a round trip of 20 ms and one acknowledgement per
+/// two segments; the excess is queued.
 fn bbr_on_a_path(rate: u64, seconds: u64) -> Congestion {
     let mut cc = new(CongestionKind::Bbr);
     let mut book = Rate::default();

@@ -1,4 +1,4 @@
-//! What happens when nothing happens: retransmission, probes, keep-alive, the ends of waiting.
+//! Timers of a connection: retransmission, probes, keep-alive, and states that expire.
 
 use core::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::state::State;
 use crate::tcp_info::RunningTimer;
 use crate::timers::SendTimer;
 
-/// Linux's `tcp_retries2`, about 15 minutes, and what it grants an orphan.
+/// Linux's `tcp_retries2`, about 15 minutes, and its limit for an orphan.
 const DATA_RETRIES: u32 = 15;
 const ORPHAN_RETRIES: u32 = 8;
-/// No capsule can make its holder probe without a pause.
+/// Lower bound, so that no capsule can make its holder probe without a pause.
 const MIN_KEEPALIVE: Duration = Duration::from_millis(1);
 
 impl Connection {
-    /// When `on_timer` wants to be called.
+    /// When `on_timer` must be called next.
     pub fn deadline(&self) -> Option<Instant> {
         let at = self
             .timers
@@ -118,7 +118,7 @@ impl Connection {
         self.send.on_retransmit_timeout(now);
     }
 
-    /// RFC 9293 §3.8.6.1 [MUST-36]: ask for the window, or send a short segment that was held back.
+    /// RFC 9293 §3.8.6.1 [MUST-36]: probes the window, or sends a short segment that was held back.
     fn on_persist(&mut self, now: Instant) {
         if self.is_hopeless(now, self.send.probes) {
             return self.give_up();
@@ -130,14 +130,14 @@ impl Connection {
         self.probe = self.send.window == 0;
     }
 
-    /// RFC 8985 §7.3: new data if there is any, else the last segment again.
+    /// RFC 8985 §7.3: sends new data if there is any, else the last segment again.
     fn on_tail_probe(&mut self, now: Instant) {
         self.event_counters.count(Event::TailProbe);
         self.send.probe_tail();
         self.arm_retransmission(now);
     }
 
-    /// The timer that `ss -o` shows, and when it is due.
+    /// The timer shown by `ss -o`, and when it expires.
     pub fn running_timer(&self) -> Option<(RunningTimer, Instant)> {
         let keepalive = self.keepalive_deadline();
         let timers = &self.timers;
@@ -162,14 +162,14 @@ impl Connection {
         }
         match self.keepalives {
             0 => self.last_rx + keepalive.idle,
-            // From the probe itself: who ran late does not send them all at once.
+            // Counted from the probe itself, so that a late call does not send all probes at once.
             _ => self.probed + keepalive.interval.max(MIN_KEEPALIVE),
         }
     }
 
     /// RFC 9293 §3.8.4 [MAY-5, MUST-29].
     fn on_keepalive(&mut self, now: Instant) {
-        // Linux's `tcp_keepalive_timer`: the user's time-out, if set, replaces the count.
+        // Linux's `tcp_keepalive_timer`: the user timeout, if set, replaces the count.
         let hopeless = match self.options.user_timeout {
             Some(timeout) => self.keepalives > 0 && now.since(self.last_rx) >= timeout,
             None => self.keepalives >= self.options.keepalive.count,

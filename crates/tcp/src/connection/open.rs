@@ -1,4 +1,4 @@
-//! How connections begin: active and passive opens, Fast Open, what a handshake agrees.
+//! How connections begin: active and passive opens, Fast Open, and the options agreed in a handshake.
 
 use arrayvec::ArrayVec;
 use portolan_types::{Instant, SeqNum};
@@ -42,7 +42,7 @@ impl Connection {
         Connection::new(config, (local_port, remote_port), state, iss, receive, now)
     }
 
-    /// Sends text with the SYN, or asks for the cookie that a later open needs for that; to be
+    /// Sends data with the SYN, or requests the cookie that a later open needs for that; must be
     /// called before the first `transmit` of an active open.
     pub fn open_fast(&mut self, how: FastOpen) {
         if let State::SynSent(state) = &mut self.state {
@@ -60,8 +60,8 @@ impl Connection {
         }
     }
 
-    /// After `open_fast`: the user waits for the handshake with text, which will take the
-    /// acknowledgement of the SYN+ACK along (Linux: `sk_write_pending`).
+    /// Called after `open_fast` if the user already has data to send: the data will carry the
+    /// acknowledgement of the SYN+ACK (Linux: `sk_write_pending`).
     pub fn expect_text(&mut self) {
         if let State::SynSent(SynSent {
             fast: Some(fast), ..
@@ -71,25 +71,25 @@ impl Connection {
         }
     }
 
-    /// The SYN+ACK of a passive open brings its peer a cookie.
+    /// Sends the peer a cookie in the SYN+ACK of a passive open.
     pub fn grant_cookie(&mut self, cookie: Cookie) {
         if let State::SynReceived(state) = &mut self.state {
             state.grant = Some(cookie.0);
         }
     }
 
-    /// While a passive open is held it is not completed: its last acknowledgement is dropped, with
-    /// what that carries, and the SYN+ACK is sent again when its time comes. For a listener whose
-    /// accept queue is full (Linux: `tcp_check_req`).
+    /// Holds a passive open: the final acknowledgement of its handshake is dropped with its data, and
+    /// the SYN+ACK is retransmitted when due. Used while the listener's accept queue is full (Linux:
+    /// `tcp_check_req`).
     pub fn hold_handshake(&mut self, is_held: bool) {
         if let State::SynReceived(state) = &mut self.state {
-            // With Fast Open it was accepted by its SYN.
+            // With Fast Open the connection was accepted by its SYN.
             state.is_held = is_held && !state.fast && !state.active;
         }
     }
 
-    /// Takes the text that came with the SYN of a passive open; the caller has found its cookie
-    /// good. The user may answer at once.
+    /// Accepts the data that came with the SYN of a passive open; the caller has verified its cookie.
+    /// The user may answer at once.
     pub fn take_early(&mut self, now: Instant, payload: &[u8]) {
         let State::SynReceived(state) = &mut self.state else {
             return;
@@ -103,7 +103,7 @@ impl Connection {
         self.events.insert(Events::READABLE);
     }
 
-    /// The cookie that the peer granted, once.
+    /// Takes the cookie granted by the peer; returns it once.
     pub fn take_cookie(&mut self) -> Option<GrantedCookie> {
         let (cookie, mss) = self.granted.take()?;
         Some(GrantedCookie {
@@ -138,8 +138,8 @@ impl Connection {
         connection
     }
 
-    /// A passive open whose state travelled in a SYN cookie: ESTABLISHED. The caller then passes
-    /// the same segment to `on_segment`, for the bytes it may carry.
+    /// A passive open whose state travelled in a SYN cookie: ESTABLISHED. The caller then passes the
+    /// same segment to `on_segment`, for the data it may carry.
     pub fn accept_cookie(
         config: &Config,
         ack: &TcpHeader,
@@ -205,7 +205,7 @@ impl Connection {
         }
     }
 
-    /// The options of both SYNs are known.
+    /// Applies what the options of both SYNs agree on.
     pub(crate) fn settle(&mut self, agreement: Agreement, peer: &TcpHeader, now: Instant) {
         self.send.mss = self.clamped(u32::from(agreement.mss));
         self.send.mss_limit = self.send.mss;
@@ -234,11 +234,12 @@ impl Connection {
         self.events.insert(Events::CONNECTED | Events::WRITABLE);
     }
 
-    /// The state after the handshake: the user may have said that it sends no more.
+    /// The state after the handshake: FIN-WAIT-1 if the user has already shut down sending.
     pub(crate) fn established(&self) -> State {
-        match self.send.fin {
-            true => State::FinWait1(Established.close()),
-            false => State::Established(Established),
+        if self.send.fin {
+            State::FinWait1(Established.close())
+        } else {
+            State::Established(Established)
         }
     }
 

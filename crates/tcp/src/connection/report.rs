@@ -1,4 +1,4 @@
-//! What a connection says of itself.
+//! What a connection reports about itself.
 
 use super::{Connection, Counters};
 use crate::cc::BbrInfo;
@@ -12,17 +12,17 @@ impl Connection {
         self.send.congestion.kind()
     }
 
-    /// What `TCP_CC_INFO` tells, if the algorithm has anything to tell.
+    /// The value of `TCP_CC_INFO`, if the algorithm has one.
     pub fn congestion_info(&self) -> Option<BbrInfo> {
         self.send.congestion.info()
     }
 
-    /// How often each of [`EVENTS`](crate::EVENTS) happened.
+    /// How often each of [`EVENTS`](crate::EVENTS) occurred.
     pub fn counts(&self) -> &[u32; EVENTS_MAX] {
         self.event_counters.counts()
     }
 
-    /// Segments that were sent again, and neither acknowledged nor given up since.
+    /// Retransmitted segments that are neither acknowledged nor counted as lost since.
     pub fn retransmissions_in_flight(&self) -> u32 {
         self.send.board.retransmitted().div_ceil(self.send.mss)
     }
@@ -95,7 +95,7 @@ impl Connection {
         }
     }
 
-    /// What was sent and is neither in flight nor lost has arrived, and so has the SYN of the handshake.
+    /// Segments sent that are neither in flight nor lost have arrived, and so has the SYN of the handshake.
     fn segments_delivered(&self) -> u64 {
         let Counters {
             data_out,
@@ -107,7 +107,7 @@ impl Connection {
         once + u64::from(self.state.is_synchronized())
     }
 
-    /// Where sending stands.
+    /// The state of the send sequence space.
     pub fn edges(&self) -> SendSpace {
         SendSpace {
             una: self.send.una,

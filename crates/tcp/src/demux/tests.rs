@@ -1,4 +1,4 @@
-//! MS Fig. 9, and what a peer may say.
+//! MS Fig. 9, and options that a peer may send.
 
 use super::*;
 
@@ -85,7 +85,7 @@ fn operations_count_in_the_order_of_their_numbers() {
     assert_eq!(after(revoke(5)), Some(5));
     assert_eq!(after(revoke(6)), None);
     assert_eq!(after(advertise(5)), None);
-    // They wrap.
+    // Numbers wrap.
     for sequence in [100, 200, 40] {
         assert_eq!(after(advertise(sequence)), Some(sequence.into()));
     }

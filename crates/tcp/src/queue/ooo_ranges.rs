@@ -1,12 +1,12 @@
-//! Bytes that came out of order to an earlier holder of the session, and lie in the memory that was
-//! handed on. They are copied once the stream reaches them, if that is while the session is here.
+//! Bytes that arrived out of order at an earlier holder of the session, and lie in the memory that was handed over.
+//! They are copied to the ring when the stream reaches them, if that happens at this holder.
 
 use std::collections::VecDeque;
 
 use crate::buffer::LARGEST;
 use crate::encoding;
 
-/// A stretch of the memory.
+/// A range of the memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OooRange {
     pub(crate) start: u32,
@@ -21,11 +21,11 @@ impl OooRange {
     }
 }
 
-/// Sorted and disjoint. Offsets count from the start of the ring.
+/// Sorted and disjoint ranges. Offsets count from the start of the ring.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OooRanges {
     all: VecDeque<OooRange>,
-    /// Where the byte would lie in the memory that is the ring's first.
+    /// Position in the memory that corresponds to the first byte of the ring.
     base: i64,
 }
 
@@ -44,14 +44,14 @@ impl OooRanges {
         self.all.is_empty()
     }
 
-    /// `count` bytes have left the ring at its head, or, if negative, come back there.
+    /// `count` bytes have left the ring at its head, or, if negative, were put back.
     pub(super) fn shift(&mut self, count: i64) {
         if !self.all.is_empty() {
             self.base += count;
         }
     }
 
-    /// Offset of the end of the last one; zero if there is none.
+    /// Offset of the end of the last range; zero if there is none.
     pub(super) fn span(&self) -> usize {
         self.all.back().map_or(0, |last| self.offset(last.end))
     }
@@ -60,7 +60,7 @@ impl OooRanges {
         usize::try_from(i64::from(position) - self.base).unwrap_or(0)
     }
 
-    /// Each with its offset.
+    /// The bytes of each range, with their offset.
     pub(super) fn pieces<'a>(
         &'a self,
         memory: &'a [u8],
@@ -70,13 +70,13 @@ impl OooRanges {
             .map(move |ooo_range| (self.offset(ooo_range.start), ooo_range.bytes(memory)))
     }
 
-    /// The byte at `offset`, if it lies in one of them.
+    /// The byte at `offset`, if a range contains it.
     pub(super) fn byte(&self, offset: usize, memory: &[u8]) -> Option<u8> {
         self.pieces(memory)
             .find_map(|(start, bytes)| bytes.get(offset.checked_sub(start)?).copied())
     }
 
-    /// Takes out what begins before `offset`: which part of it lies before there, and its own offset.
+    /// Removes the part of the first range that lies before `offset`; returns its offset and that part.
     pub(super) fn reach(&mut self, offset: usize) -> Option<(usize, OooRange)> {
         let &first = self.all.front()?;
         let begin = self.offset(first.start);
@@ -93,7 +93,7 @@ impl OooRanges {
         Some((begin, OooRange { end, ..first }))
     }
 
-    /// Are they in the memory, in their order, and behind the `readable` bytes of the ring?
+    /// Whether the ranges lie within the memory, in order, and behind the `readable` bytes of the ring.
     pub(super) fn is_consistent(&self, readable: usize, memory: &[u8]) -> bool {
         if self.base.unsigned_abs() > LARGEST as u64 {
             return false;

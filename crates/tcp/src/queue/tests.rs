@@ -1,4 +1,4 @@
-//! A queue reads the same wherever its bytes lie.
+//! A queue reads the same wherever its bytes are stored.
 
 use super::*;
 use crate::encoding::{Encoded, Reader, Writer};
@@ -7,7 +7,7 @@ fn elsewhere(bytes: &[u8], start: usize, length: usize) -> Option<HandoffBuffer>
     HandoffBuffer::new(Arc::new(bytes.to_vec()), start, length)
 }
 
-/// "cdef" elsewhere, "gh" in the ring.
+/// "cdef" in handed-over memory, "gh" in the ring.
 fn queue() -> Queue {
     let mut queue = Queue::default();
     queue.push(b"gh");
@@ -22,7 +22,7 @@ fn all(queue: &Queue) -> Vec<u8> {
     out
 }
 
-/// What somebody else would get.
+/// The contents that the next holder would get.
 fn image(queue: &Queue) -> Vec<u8> {
     let mut image = vec![b'.'; queue.span()];
     for (at, bytes) in queue.pieces() {
@@ -35,7 +35,7 @@ fn ooo_range(start: u32, end: u32) -> OooRange {
     OooRange { start, end }
 }
 
-/// "ab" to be read, a hole of two, "ef", a hole of one, "hij".
+/// "ab" readable, a hole of two, "ef", a hole of one, "hij".
 fn out_of_order() -> Queue {
     let mut queue = Queue::default();
     queue.push(b"ab");
@@ -82,7 +82,7 @@ fn bytes_of_the_handoff_that_are_put_back_are_not_copied() {
     queue.unread(b"de");
     assert_eq!(all(&queue), b"defgh");
     assert_eq!(queue.handoff().map(HandoffBuffer::start), Some(3));
-    // They lie before it, too, though nobody here has read them.
+    // They precede it in the memory, too, though nobody here has read them.
     queue.unread(b"abc");
     assert_eq!(all(&queue), b"abcdefgh");
 }

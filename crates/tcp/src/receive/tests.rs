@@ -1,4 +1,4 @@
-//! What a receiver from another process must satisfy.
+//! Invariants of a receiver from another process.
 
 use super::*;
 
@@ -68,7 +68,7 @@ fn bytes_that_are_put_back_were_not_taken() {
     assert_eq!((receiver.limit(), receiver.space()), before);
 }
 
-/// In the middle of a stream whose next byte is number 100.
+/// A receiver whose next expected byte has number 100.
 fn receiving() -> Receiver {
     let mut receiver = Receiver::new(&Config::default());
     receiver.synchronize(SeqNum(99), None, Instant::from_millis(1_000));
@@ -95,7 +95,7 @@ fn a_payload_that_stays_is_received_and_takes_room_until_it_is_given_back() {
     assert_eq!(receiver.stay(), 1000);
     assert_eq!((receiver.nxt, receiver.buffer.len()), (SeqNum(1100), 0));
     assert_eq!(receiver.wanted(None), room - 1000);
-    // The next one is stored as ever.
+    // The next one is stored as usual.
     append(&mut receiver, b"bb");
     assert_eq!((receiver.stay(), read(&mut receiver)), (0, b"bb".to_vec()));
     receiver.give_back(1000);

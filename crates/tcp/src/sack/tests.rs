@@ -1,4 +1,4 @@
-//! What the scoreboard knows of each byte, and when it gives one up.
+//! The fate of each byte on the scoreboard, and when it counts as lost.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn at(ms: u64) -> Instant {
     Instant::from_millis(ms)
 }
 
-/// Ten segments from 0 on, sent at 100, 101 … ms.
+/// Ten segments, starting at 0, sent at 100, 101 … ms.
 fn board() -> Scoreboard {
     let mut board = Scoreboard::default();
     for i in 0..10 {
@@ -76,7 +76,7 @@ fn three_segments_beyond_a_hole_make_it_a_loss() {
 fn a_hole_is_given_the_time_that_reordering_may_take() {
     let mut board = board();
     sack(&mut board, 1000, 2000, at(120));
-    // Sent at 100, a round trip of 19 ms, 5 ms of patience.
+    // Sent at 100, a round trip of 19 ms, a reordering window of 5 ms.
     assert_eq!(board.detect_loss(at(120), 5 * MS), (0, Some(at(124))));
     assert_eq!(board.detect_loss(at(124), 5 * MS), (1000, None));
 }

@@ -1,5 +1,5 @@
-//! When segments leave: a moment for each burst, for algorithms that set a rate and for users who
-//! bound it; and how large a burst may be.
+//! Pacing: the time at which each burst is sent, for algorithms that set a rate and users that limit
+//! it; and the size of a burst.
 
 use core::time::Duration;
 
@@ -13,23 +13,23 @@ const SLOW_START_RATIO: u64 = 200;
 const AVOIDANCE_RATIO: u64 = 120;
 /// Linux's `tcp_min_tso_segs`.
 const MIN_SEGMENTS: u32 = 2;
-/// Linux's `tcp_tso_rtt_log`: each such time of round trip halves what is added on short paths.
+/// Linux's `tcp_tso_rtt_log`: each such interval of round trip halves the increase for short paths.
 const SHORT_PATH: Duration = Duration::from_micros(512);
-/// What waits longer was not this code's doing, but that of a capsule's author.
+/// A longer wait was not computed here, but comes from a hostile capsule; it is ignored.
 const LONGEST: Duration = Duration::from_secs(60);
-/// Bursts that take a millisecond at the present rate.
+/// A burst takes a millisecond at the current rate.
 const BURSTS_PER_SECOND: u64 = 1000;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pacer {
-    /// When the next segment may leave.
+    /// Earliest time of the next segment.
     next: Instant,
 }
 
 encoding::fields!(Pacer { next });
 
 impl Sender {
-    /// Bytes per second that the window amounts to, with room to grow (Linux's
+    /// Bytes per second that correspond to the window, with room to grow (Linux's
     /// `tcp_update_pacing_rate`).
     pub(crate) fn window_rate(&self) -> Option<u64> {
         let nanos = u64::try_from(self.rtt.smoothed()?.as_nanos()).ok()?.max(1);
@@ -44,7 +44,7 @@ impl Sender {
         Some(window * percent / 100 * 1_000_000_000 / nanos)
     }
 
-    /// The rate at which segments leave, if something sets one.
+    /// The pacing rate, if the algorithm or the user sets one.
     pub(crate) fn pacing_rate(&self, maximum: Option<u64>) -> Option<u64> {
         let wanted = self.congestion.pacing_rate();
         match (wanted, maximum) {
@@ -59,15 +59,15 @@ impl Sender {
         .map(|rate| rate.max(1))
     }
 
-    /// Until when nothing may leave.
+    /// Until when pacing holds segments back.
     pub(crate) fn held_until(&self, now: Instant, maximum: Option<u64>) -> Option<Instant> {
         let wait = self.pacer.next.since(now);
         let held = !wait.is_zero() && wait <= LONGEST && self.pacing_rate(maximum).is_some();
         held.then_some(self.pacer.next)
     }
 
-    /// `bytes` leave now: the next burst waits for as long as they take. A late timer is made up
-    /// for by half a burst at most, as in Linux.
+    /// `bytes` are sent now: the next burst waits for the time they take at the pacing rate. A late
+    /// timer is compensated by half a burst at most, as in Linux.
     pub(super) fn pace(&mut self, bytes: u32, now: Instant, maximum: Option<u64>) {
         let Some(rate) = self.pacing_rate(maximum) else {
             return;
@@ -81,8 +81,8 @@ impl Sender {
         self.pacer.next = self.pacer.next.max(now) + (took - late.min(took / 2));
     }
 
-    /// The most that leaves as one burst (Linux's `tcp_tso_autosize`): what takes a millisecond,
-    /// and more on short paths, unless the pace is what matters.
+    /// The largest burst (Linux's `tcp_tso_autosize`): a millisecond's worth, and more on short paths,
+    /// unless the rate is what limits.
     pub(crate) fn burst(&self, maximum: Option<u64>) -> u32 {
         let most = self
             .burst_limit

@@ -5,7 +5,7 @@ use crate::encoding;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Prr {
-    /// `RecoverFS`: the flight when recovery began.
+    /// `RecoverFS`: bytes in flight when recovery began.
     flight: u32,
     delivered: u32,
     out: u32,
@@ -17,13 +17,13 @@ encoding::fields!(Prr {
     out
 });
 
-/// What one acknowledgement brought.
+/// The effect of one acknowledgement.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Progress {
     pub(crate) delivered: u32,
-    /// Bytes in the network now.
+    /// Bytes in flight now.
     pub(crate) pipe: u32,
-    /// `SafeACK`: the stream moved on and no further loss showed.
+    /// `SafeACK`: the acknowledgement advanced and revealed no further loss.
     pub(crate) safe: bool,
     pub(crate) mss: u32,
 }
@@ -37,7 +37,7 @@ impl Prr {
         }
     }
 
-    /// Bytes left.
+    /// `bytes` were sent.
     pub(crate) fn sent(&mut self, bytes: u32) {
         self.out = self.out.saturating_add(bytes);
     }

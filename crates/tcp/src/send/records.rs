@@ -1,5 +1,4 @@
-//! Ends of records (`MSG_EOR`): no segment holds bytes from both sides of one, as on Linux. TCP has no other notion of
-//! a record.
+//! Ends of records (`MSG_EOR`): as on Linux, no segment holds bytes from both sides of one. TCP itself has no records.
 
 use std::collections::VecDeque;
 
@@ -8,10 +7,10 @@ use portolan_types::SeqNum;
 use super::{Chunk, Sender};
 use crate::encoding;
 
-/// Ends that are remembered; with more, later ones are not seen.
+/// Number of ends that are remembered; further ones are ignored.
 const MAX_ENDS: usize = 1024;
 
-/// The numbers behind the last byte of each record that is not acknowledged, in order.
+/// The sequence numbers behind the last byte of each unacknowledged record, in order.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Records {
     ends: VecDeque<SeqNum>,
@@ -37,7 +36,7 @@ impl Records {
 }
 
 impl Sender {
-    /// The last byte that was queued ends a record.
+    /// Marks the last queued byte as the end of a record.
     pub(crate) fn end_record(&mut self) {
         let end = self.data_end();
         let records = self.records.get_or_insert_default();
@@ -51,14 +50,14 @@ impl Sender {
         self.records.is_some()
     }
 
-    /// Whether bytes of a later record wait behind the one that is sent next: it does not wait for more.
+    /// Whether the record sent next is followed by another one, so that it need not wait for more data.
     pub(crate) fn is_record_complete(&self) -> bool {
         let records = self.records.as_ref();
         let end = records.and_then(|records| records.first_after(self.nxt));
         end.is_some_and(|end| end.before(self.data_end()))
     }
 
-    /// The part of `chunk` that is of one record.
+    /// The part of `chunk` that belongs to its first record.
     pub(crate) fn within_record(&self, chunk: Chunk) -> Chunk {
         let records = self.records.as_ref();
         match records.and_then(|records| records.first_after(chunk.seq)) {
@@ -71,7 +70,7 @@ impl Sender {
         }
     }
 
-    /// All before `una` is acknowledged.
+    /// Discards ends of records that are acknowledged.
     pub(super) fn forget_records(&mut self) {
         let Some(records) = &mut self.records else {
             return;

@@ -1,4 +1,4 @@
-//! What acknowledgements and their absence tell the sender: round trips, losses, the pace.
+//! What the sender learns from acknowledgements and their absence: round trips, losses, the pacing rate.
 
 use core::time::Duration;
 
@@ -17,11 +17,11 @@ use crate::sack::Delivery;
 /// RFC 5681 §3.2.
 const DUPLICATE_THRESHOLD: u32 = 3;
 
-/// Where the sender stands in a loss episode; `until` is what was sent when it began.
+/// Congestion state, as Linux's `tcp_ca_state`; an episode ends when `until`, `nxt` at its start, is acknowledged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum CaState {
     Open,
-    /// The network said that it is congested, without a loss (RFC 3168 §6.1.2).
+    /// The network signalled congestion without a loss (RFC 3168 §6.1.2).
     Reduced {
         until: SeqNum,
     },
@@ -59,11 +59,11 @@ pub(crate) struct AckInput<'a> {
     pub(crate) marked: bool,
 }
 
-/// How things stood before an acknowledgement.
+/// The state before an acknowledgement.
 #[derive(Clone, Copy)]
 struct Before {
     una: SeqNum,
-    /// Bytes that counted as lost.
+    /// Bytes counted as lost.
     lost: u32,
 }
 
@@ -72,17 +72,17 @@ struct Before {
 pub(crate) struct AckOutcome {
     pub(crate) advanced: bool,
     pub(crate) fin_acknowledged: bool,
-    /// When to look for reordered segments again.
+    /// When to check for reordered segments again.
     pub(crate) reorder_at: Option<Instant>,
-    /// A probe of the tail is no longer what to wait for.
+    /// The tail loss probe is no longer needed.
     pub(crate) no_tail_probe: bool,
-    /// Bytes that are now known to have arrived.
+    /// Bytes newly known to have arrived.
     pub(crate) delivered: u32,
 }
 
 impl Sender {
-    /// RFC 9293 §3.10.7.4, fifth; `ack` is at most `nxt`, and not older than `una` less the
-    /// largest window.
+    /// RFC 9293 §3.10.7.4, fifth; `ack` is at most `nxt`, and not older than `una` less the largest
+    /// window.
     pub(crate) fn on_ack(
         &mut self,
         input: &AckInput<'_>,
@@ -96,7 +96,7 @@ impl Sender {
         for block in input.sack {
             news |= self.board.sack(*block, input.now, &mut delivery);
         }
-        // RFC 7323 §4.3: only an acknowledgement of what came in order echoes its own segment.
+        // RFC 7323 §4.3: only an acknowledgement of in-order data echoes its own segment.
         delivery.echo = input.echo;
         self.probes = 0;
         let moved = self.update_window(input);
@@ -123,7 +123,7 @@ impl Sender {
         outcome
     }
 
-    /// Drops what is acknowledged.
+    /// Drops acknowledged data.
     fn advance(&mut self, input: &AckInput<'_>, delivery: &mut Delivery, outcome: &mut AckOutcome) {
         let bytes = (input.ack - self.una) as usize;
         self.board.acknowledge(input.ack, input.now, delivery);
@@ -140,12 +140,12 @@ impl Sender {
         outcome.advanced = true;
     }
 
-    /// RFC 9293 §3.10.7.4: a window from an older segment does not replace a newer one. Nor, as on
-    /// Linux, does a smaller one that comes with nothing else that is new: a receiver should not
-    /// shrink its window [SHLD-14], while acknowledgements overtake each other. A closed one is
-    /// taken all the same.
+    /// RFC 9293 §3.10.7.4: a window from an older segment does not replace a newer one. As on Linux, a
+    /// smaller window is ignored, too, if the segment brings nothing else new: a receiver should not
+    /// shrink its window [SHLD-14], but acknowledgements may be reordered. A zero window is always
+    /// accepted.
     fn update_window(&mut self, input: &AckInput<'_>) -> bool {
-        // What acknowledges more is newer whatever its number: the peer may have sent it again.
+        // A higher acknowledgement is newer whatever its sequence number: the peer may have retransmitted.
         let moved = self.window != input.window;
         let older = input.seq.before(self.wl1) && input.ack == self.una;
         if older || input.ack.before(self.una) {
@@ -156,7 +156,7 @@ impl Sender {
             return moved;
         }
         if moved && self.board.is_empty() {
-            // Window probes did their work.
+            // The window probes have succeeded.
             self.rtt.reset_backoff();
         }
         self.window = input.window;
@@ -166,7 +166,7 @@ impl Sender {
     }
 
     /// RFC 2883 §4: the first block reports a duplicate if it lies below the acknowledgement or
-    /// within the second block. True if the probe of the tail was one.
+    /// within the second block. Returns true if the duplicate was the tail loss probe.
     fn note_duplicate_report(
         &mut self,
         input: &AckInput<'_>,
@@ -196,8 +196,8 @@ impl Sender {
         probe
     }
 
-    /// Karn's rule: the clock of a byte sent once, else the echoed timestamp. Returns the round
-    /// trip of bytes sent once.
+    /// Karn's rule: samples bytes sent once, else the echoed timestamp. Returns the round trip of
+    /// bytes sent once.
     fn sample(&mut self, input: &AckInput<'_>, delivery: &Delivery) -> Option<Duration> {
         if delivery.bytes == 0 {
             return None;
@@ -216,8 +216,8 @@ impl Sender {
         }
     }
 
-    /// RFC 5681 §2: what is a duplicate acknowledgement. Returns the bytes that have left the
-    /// network, of which a peer without SACK tells by duplicates.
+    /// RFC 5681 §2: counts duplicate acknowledgements. Returns the bytes that have left the network;
+    /// a peer without SACK reports them by duplicates.
     fn count_duplicate(
         &mut self,
         input: &AckInput<'_>,
@@ -227,7 +227,7 @@ impl Sender {
     ) -> u32 {
         if advanced {
             self.duplicates = 0;
-            // All but the first segment had told of themselves.
+            // All but the first segment were already reported by duplicates.
             let told = self.reno_sacked_out.min(bytes.saturating_sub(self.mss));
             self.reno_sacked_out -= told;
             if self.ca_state == CaState::Open {
@@ -248,7 +248,7 @@ impl Sender {
         bytes
     }
 
-    /// Enters, pursues and leaves loss episodes. Returns when to look for losses again.
+    /// Enters, continues and leaves recovery. Returns when to check for losses again.
     fn recover(
         &mut self,
         input: &AckInput<'_>,
@@ -279,7 +279,7 @@ impl Sender {
                 self.board.lose_first(self.mss);
                 self.enter_recovery();
             }
-            // RFC 6582 §3.2 step 3: a partial acknowledgement shows the next hole.
+            // RFC 6582 §3.2 step 3: a partial acknowledgement reveals the next hole.
             CaState::Recovery { .. } if advanced => self.board.lose_first(self.mss),
             _ => {}
         }
@@ -299,7 +299,7 @@ impl Sender {
         else {
             return;
         };
-        // RFC 6582 §4: without SACK, duplicates of what went twice look like a new loss.
+        // RFC 6582 §4: without SACK, duplicates caused by retransmissions look like a new loss.
         let ambiguous = !sack_permitted && self.una == until && !self.board.is_empty();
         if self.una.before(until) || (ambiguous && self.is_recovering()) {
             return;
@@ -316,8 +316,8 @@ impl Sender {
         self.reno_sacked_out = 0;
     }
 
-    /// RFC 8985 §6.3: the time that reordering may take is over. No acknowledgement comes with a loss that shows so,
-    /// and the window begins to shrink at once: one segment goes again, as in Linux's `tcp_rack_reo_timeout`.
+    /// RFC 8985 §6.3: the reordering window has expired. No acknowledgement arrives with a loss detected this way, and
+    /// the window starts to shrink at once: one segment is retransmitted, as in Linux's `tcp_rack_reo_timeout`.
     pub(crate) fn on_reordering_timeout(&mut self, now: Instant) -> Option<Instant> {
         let before = self.ca_state;
         let again = self.detect_loss(now);
@@ -350,7 +350,7 @@ impl Sender {
     }
 
     fn enter_recovery(&mut self) {
-        // A reduction for a mark in the same flight was answer enough.
+        // A reduction for a mark in the same flight suffices.
         if self.ca_state == CaState::Open {
             self.reduce(Signal::Loss);
         }
@@ -360,7 +360,7 @@ impl Sender {
         self.forced = true;
     }
 
-    /// The window shrinks for `signal`, and the peer will hear of it (RFC 3168 §6.1.2).
+    /// Reduces the window for `signal`; the peer will be told (RFC 3168 §6.1.2).
     pub(super) fn reduce(&mut self, signal: Signal) {
         let base = self.reduction_base();
         self.prr = Prr::new(self.board.outstanding() - self.board.sacked());
@@ -369,8 +369,8 @@ impl Sender {
         self.cwr_pending = true;
     }
 
-    /// Moves the window: a steering algorithm's always, else by `prr` while an episode lasts, and
-    /// by the algorithm's growth while the window is what limits (RFC 7661).
+    /// Updates the window: by the algorithm if it sets the window itself; else by `prr` during an
+    /// episode, and by the algorithm's growth while the window limits sending (RFC 7661).
     fn update_congestion(
         &mut self,
         input: &AckInput<'_>,
@@ -428,8 +428,8 @@ impl Sender {
         }
     }
 
-    /// RFC 5681 §3.1: what is acknowledged out of order does not open the window – unless disorder
-    /// is the way of this path (Linux's `tcp_may_raise_cwnd`).
+    /// RFC 5681 §3.1: data acknowledged out of order does not open the window, unless reordering is
+    /// normal on this path (Linux's `tcp_may_raise_cwnd`).
     fn may_grow(&self, before: SeqNum) -> bool {
         self.una != before || self.board.reordering() > DUPLICATE_THRESHOLD
     }
@@ -455,7 +455,7 @@ impl Sender {
     /// RFC 6298 §5.4–5.6, RFC 8985 §6.3.
     pub(crate) fn on_retransmit_timeout(&mut self, now: Instant) {
         let fresh = !self.is_recovering();
-        // Progress since the last time-out makes this one a new event.
+        // Progress since the last time-out makes this a new event.
         let again = matches!(self.ca_state, CaState::Loss { .. }) && self.retries > 0;
         let moved = matches!(self.ca_state, CaState::Loss { .. }) && self.retries == 0;
         if fresh || moved {
@@ -465,17 +465,19 @@ impl Sender {
         let patience = self.rtt.minimum().unwrap_or(Duration::ZERO) / 4;
         let recent = self.rtt.smoothed().unwrap_or(Duration::ZERO) + patience;
         self.board
-            .lose_sent_before(match now.since(Instant::ZERO) > recent {
-                true => Instant::from_nanos(now.as_nanos() - recent.as_nanos() as u64),
-                false => Instant::ZERO,
+            .lose_sent_before(if now.since(Instant::ZERO) > recent {
+                Instant::from_nanos(now.as_nanos() - recent.as_nanos() as u64)
+            } else {
+                Instant::ZERO
             });
         self.duplicates = 0;
         self.reno_sacked_out = 0;
         self.tail = TailProbe::None;
         self.congestion.set_window(self.in_flight() + self.mss);
-        self.forward_rto = match fresh || again || moved {
-            true => ForwardRto::Waiting,
-            false => ForwardRto::Off,
+        self.forward_rto = if fresh || again || moved {
+            ForwardRto::Waiting
+        } else {
+            ForwardRto::Off
         };
         self.ca_state = CaState::Loss { until: self.nxt };
         self.retries += 1;
@@ -483,8 +485,8 @@ impl Sender {
         self.forced = true;
     }
 
-    /// The path takes segments of `mss` at most: what is in flight and larger goes again at once,
-    /// without an answer to congestion (RFC 8201 §5.4, RFC 1191 §6.5; Linux's
+    /// The path carries segments of at most `mss`: larger ones in flight are retransmitted at once,
+    /// without a response to congestion (RFC 8201 §5.4, RFC 1191 §6.5; Linux's
     /// `tcp_simple_retransmit`).
     pub(crate) fn shrink_mss(&mut self, mss: u32) {
         if mss >= self.mss {

@@ -1,4 +1,4 @@
-//! Tail loss probes (RFC 8985 §7): when the end of a flight stays silent, one segment more brings
+//! Tail loss probes (RFC 8985 §7): if the end of a flight is not acknowledged, one more segment elicits
 //! the acknowledgement that shows what was lost.
 
 use portolan_types::SeqNum;
@@ -8,10 +8,10 @@ use super::recovery::{AckInput, CaState};
 use crate::cc::Signal;
 use crate::encoding;
 
-/// Nanoseconds. Linux adds these to two round trips before it probes the tail of a flight.
+/// Nanoseconds that Linux adds to two round trips before it probes the tail of a flight.
 const DELAYED_ACK: u64 = 200_000_000;
 const TAIL_PATIENCE: u64 = 2_000_000;
-/// RFC 8985 §7.2: without a measured round trip.
+/// RFC 8985 §7.2: the delay without a measured round trip.
 const UNMEASURED: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -19,7 +19,7 @@ pub(crate) enum TailProbe {
     None,
     /// The next segment is the probe.
     Due,
-    /// It ended at `end`, and was not acknowledged yet.
+    /// The probe ends at `end`, and is not acknowledged yet.
     Sent {
         end: SeqNum,
         retransmission: bool,
@@ -33,7 +33,7 @@ encoding::variants!(TailProbe {
 });
 
 impl Sender {
-    /// RFC 8985 §7.2: how long the tail of the flight may stay silent before it is probed; nanoseconds.
+    /// RFC 8985 §7.2: how long the tail of the flight may stay unacknowledged before it is probed; nanoseconds.
     pub(crate) fn tail_probe_delay(&self) -> Option<u64> {
         let quiet = matches!(self.ca_state, CaState::Open | CaState::Reduced { .. });
         if self.tail != TailProbe::None || !quiet || self.board.sacked() > 0 {
@@ -42,14 +42,14 @@ impl Sender {
         let Some(srtt) = self.rtt.smoothed_nanos() else {
             return Some(UNMEASURED);
         };
-        // A single segment may wait for its delayed acknowledgement.
+        // A single segment may be subject to a delayed acknowledgement.
         let single = self.board.outstanding() <= self.mss;
         let patience = if single { DELAYED_ACK } else { TAIL_PATIENCE };
         Some(2 * srtt + patience)
     }
 
-    /// RFC 8985 §7.3: one segment may leave although the window is full; without new bytes that
-    /// the peer has room for, the last ones go again.
+    /// RFC 8985 §7.3: one segment may be sent although the window is full; without new bytes that
+    /// the peer has room for, the last ones are retransmitted.
     pub(crate) fn probe_tail(&mut self) {
         if self.tail_probe_delay().is_none() {
             return;
@@ -62,7 +62,7 @@ impl Sender {
         self.forced = true;
     }
 
-    /// Bytes in flight again because they were lost: a probe was not.
+    /// Bytes in flight that were retransmitted because of a loss, which excludes a probe.
     pub(crate) fn lost_and_sent_again(&self) -> u32 {
         let probe = match self.tail {
             TailProbe::Sent {
@@ -74,7 +74,7 @@ impl Sender {
         self.board.retransmitted().saturating_sub(probe)
     }
 
-    /// A segment leaves that ends at `end`.
+    /// A segment that ends at `end` is sent.
     pub(super) fn note_tail(&mut self, end: SeqNum, retransmission: bool) {
         if self.tail == TailProbe::Due {
             self.tail = TailProbe::Sent {
@@ -84,7 +84,7 @@ impl Sender {
         }
     }
 
-    /// Whether a report of a duplicate that ends at `end` is about the probe.
+    /// Whether a reported duplicate that ends at `at` is the probe.
     pub(super) fn is_tail_probe(&self, at: SeqNum) -> bool {
         matches!(self.tail, TailProbe::Sent { end, .. } if end == at)
     }
@@ -110,7 +110,7 @@ impl Sender {
         if !retransmission || reported {
             self.tail = TailProbe::None;
         } else if self.una.after(end) {
-            // The original was lost, and only the probe told.
+            // The original was lost, and only the probe revealed it.
             self.tail = TailProbe::None;
             if self.ca_state == CaState::Open {
                 self.reduce(Signal::Loss);
@@ -119,7 +119,7 @@ impl Sender {
             }
             return true;
         } else if !advanced && !news && !input.occupies {
-            // A plain duplicate: both arrived.
+            // A plain duplicate acknowledgement: original and probe both arrived.
             self.tail = TailProbe::None;
         }
         false

@@ -1,7 +1,7 @@
-//! Reductions of the window that were a mistake: the segments thought lost were late. Known by the
-//! timestamp that the original's acknowledgement echoes (Eifel, RFC 3522), by reports that every
-//! retransmission was a duplicate (RFC 3708), or by what arrives after a time-out (F-RTO,
-//! RFC 5682). The answer is that of RFC 4015.
+//! Undoing spurious reductions of the window, when segments thought lost were only late. Detected by
+//! the timestamp that the original's acknowledgement echoes (Eifel, RFC 3522), by reports that every
+//! retransmission was a duplicate (RFC 3708), or by what arrives after a time-out (F-RTO, RFC 5682).
+//! The response is that of RFC 4015.
 
 use portolan_types::{Instant, SeqNum};
 
@@ -12,17 +12,17 @@ use crate::encoding;
 use crate::event_counters::{Event, EventCounters};
 use crate::sack::Delivery;
 
-/// What must be known to take the present reduction back.
+/// State needed to undo the current reduction.
 #[derive(Clone, Debug)]
 pub(crate) struct Undo {
     /// The oldest unacknowledged byte when the window was reduced.
     marker: SeqNum,
-    /// It was reduced for a time-out.
+    /// The reduction was caused by a time-out.
     after_time_out: bool,
-    /// When the first retransmission left.
+    /// When the first retransmission was sent.
     retransmitted_at: Option<Instant>,
-    /// What was retransmitted and not reported as a duplicate; none if that is too much to
-    /// remember, and then it does not count.
+    /// Retransmitted ranges not reported as duplicates; none if there are too many to remember, and
+    /// then this criterion is not used.
     unreported: Option<Vec<(SeqNum, SeqNum)>>,
 }
 
@@ -33,16 +33,16 @@ encoding::fields!(Undo {
     unreported
 });
 
-/// Ranges remembered of one episode.
+/// Limit of the ranges remembered per episode.
 const MAX_RANGES: usize = 64;
 
-/// Where F-RTO stands after a time-out.
+/// State of F-RTO after a time-out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ForwardRto {
     Off,
     /// RFC 5682 §2.1 step 2: the first acknowledgement decides.
     Waiting,
-    /// Step 2b: new data leaves instead of retransmissions; the next acknowledgement decides.
+    /// Step 2b: new data is sent instead of retransmissions; the next acknowledgement decides.
     Probing,
 }
 
@@ -75,7 +75,7 @@ impl Undo {
         }
     }
 
-    /// RFC 3708 §3.2: only what was sent again counts; the network duplicates too.
+    /// RFC 3708 §3.2: only retransmitted ranges count, since the network duplicates packets, too.
     fn reported(&mut self, start: SeqNum, end: SeqNum) {
         let Some(ranges) = &mut self.unreported else {
             return;
@@ -112,7 +112,7 @@ impl Sender {
         });
     }
 
-    /// `start..end` leaves again.
+    /// `start..end` is retransmitted.
     pub(super) fn note_retransmission(&mut self, start: SeqNum, end: SeqNum, now: Instant) {
         if let Some(undo) = &mut self.undo {
             undo.retransmitted_at.get_or_insert(now);
@@ -120,7 +120,7 @@ impl Sender {
         }
     }
 
-    /// The peer reports that it had `start..end` before (RFC 2883).
+    /// The peer reports that it received `start..end` twice (RFC 2883).
     pub(super) fn note_reported(&mut self, start: SeqNum, end: SeqNum) {
         if let Some(undo) = &mut self.undo
             && end.after(undo.marker)
@@ -129,7 +129,7 @@ impl Sender {
         }
     }
 
-    /// Takes the last reduction back if it shows to have been a mistake.
+    /// Undoes the last reduction if it proves spurious.
     pub(super) fn try_undo(
         &mut self,
         input: &AckInput<'_>,
@@ -178,7 +178,7 @@ impl Sender {
         }
     }
 
-    /// RFC 5682 §3.1, for peers with and without SACK: true if the time-out was spurious.
+    /// RFC 5682 §3.1, for peers with and without SACK: returns true if the time-out was spurious.
     fn step_forward_rto(
         &mut self,
         input: &AckInput<'_>,
@@ -191,8 +191,8 @@ impl Sender {
         if self.forward_rto == ForwardRto::Off {
             return false;
         }
-        // Bytes that were sent once, before the time-out, have arrived. Without SACK they may have
-        // arrived long ago, and what was sent again has filled the hole before them.
+        // Bytes sent once, before the time-out, have arrived. Without SACK they may have arrived long
+        // ago, and the retransmission has filled the hole before them.
         let told = input.sack_permitted || !delivery.again;
         if told && delivery.original.is_some_and(|end| end.at_or_before(until)) {
             return true;
@@ -210,7 +210,7 @@ impl Sender {
         false
     }
 
-    /// New bytes left after the first acknowledgement.
+    /// Whether new bytes were sent after the first acknowledgement.
     pub(super) fn has_sent_beyond_ca_state(&self) -> bool {
         matches!(self.ca_state, CaState::Loss { until } if self.nxt.after(until))
     }

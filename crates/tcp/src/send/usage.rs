@@ -1,5 +1,5 @@
-//! How much of the window is used (RFC 7661): a window that was not filled says nothing of the
-//! path, so a loss is answered by what was really in use, and it does not stay forever.
+//! How much of the window is used (RFC 7661). A window that was not filled says nothing about the path, so the
+//! response to a loss starts from what was in use, and an unused window shrinks in time.
 
 use core::time::Duration;
 
@@ -8,7 +8,7 @@ use portolan_types::{Instant, SeqNum};
 use super::Sender;
 use crate::encoding;
 
-/// RFC 7661 §4.2: `pipeACK` is the most of a period of three round trips, at least a second.
+/// RFC 7661 §4.2: `pipeACK` is the maximum over a period of three round trips, at least a second.
 const LEAST_PERIOD: Duration = Duration::from_secs(1);
 const PERIOD_ROUNDS: u32 = 3;
 /// RFC 7661 §4.4.3: the non-validated period.
@@ -16,10 +16,10 @@ const NON_VALIDATED: Duration = Duration::from_secs(300);
 
 #[derive(Clone, Debug)]
 pub(crate) struct CwndValidation {
-    /// The present round trip: where it ends and what was delivered when it began.
+    /// The current round trip: where it ends, and the bytes delivered when it began.
     round_end: Option<SeqNum>,
     round_delivered: u64,
-    /// The most acknowledged in one round trip, in this period and the one before.
+    /// The most acknowledged in one round trip, in the current period and the one before.
     present: u32,
     previous: u32,
     period_began: Instant,
@@ -38,13 +38,13 @@ encoding::fields!(CwndValidation {
     fill
 });
 
-/// How far the window was filled since the last acknowledgement of `until` (Linux's `tcp_cwnd_validate`).
+/// How far the window was filled; valid until `until` is acknowledged (Linux's `tcp_cwnd_validate`).
 #[derive(Clone, Debug)]
 struct Fill {
     until: SeqNum,
-    /// The congestion window held something back.
+    /// The congestion window limited sending.
     is_limited: bool,
-    /// The most in flight.
+    /// The most bytes in flight.
     most: u32,
 }
 
@@ -55,7 +55,7 @@ encoding::fields!(Fill {
 });
 
 impl CwndValidation {
-    /// `first` is the number of the first byte.
+    /// `first` is the sequence number of the first byte.
     pub(super) fn new(first: SeqNum) -> CwndValidation {
         let fill = Fill {
             until: first,
@@ -75,7 +75,7 @@ impl CwndValidation {
 }
 
 impl Sender {
-    /// New bytes have left.
+    /// New bytes were sent.
     pub(super) fn note_use(&mut self) {
         let most = self.nxt - self.una;
         let gone = self.board.sacked() + self.board.lost() + self.reno_sacked_out;
@@ -91,7 +91,7 @@ impl Sender {
         }
     }
 
-    /// The congestion window holds something back.
+    /// The congestion window limits sending.
     pub(super) fn note_congestion_limited(&mut self) {
         self.usage.fill = Fill {
             until: self.nxt,
@@ -100,7 +100,7 @@ impl Sender {
         };
     }
 
-    /// Whether the window is what limits, so that it may grow: in slow start to twice what was in flight.
+    /// Whether the congestion window limits sending, so that it may grow; in slow start up to twice what was in flight.
     pub(super) fn is_congestion_limited(&self) -> bool {
         let Fill {
             is_limited, most, ..
@@ -109,7 +109,7 @@ impl Sender {
         is_limited || (self.congestion.in_slow_start() && doubles())
     }
 
-    /// New bytes are acknowledged.
+    /// New bytes were acknowledged.
     pub(super) fn measure_usage(&mut self, now: Instant) {
         let CwndValidation { round_end, .. } = self.usage;
         if round_end.is_some_and(|end| self.una.before(end)) {
@@ -146,7 +146,7 @@ impl Sender {
         }
     }
 
-    /// `pipeACK`; none before it was measured.
+    /// `pipeACK`; none before the first measurement.
     fn pipe_ack(&self) -> Option<u32> {
         let pipe = self.usage.present.max(self.usage.previous);
         (pipe > 0).then_some(pipe)
@@ -158,7 +158,7 @@ impl Sender {
             .is_none_or(|pipe| pipe >= self.congestion.cwnd() / 2)
     }
 
-    /// RFC 7661 §4.4.2: what a reduction starts from.
+    /// RFC 7661 §4.4.2: the number of bytes that a reduction starts from.
     pub(super) fn reduction_base(&self) -> u32 {
         let cwnd = self.congestion.cwnd();
         match self.pipe_ack() {

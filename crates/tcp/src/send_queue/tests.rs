@@ -1,9 +1,9 @@
-//! A queue of copied bytes and chunks is what a plain list of bytes would be, and never gives a segment in more pieces than
-//! two.
+//! A queue of copied bytes and chunks behaves like a plain list of bytes, and never returns a segment in more than two
+//! slices.
 
 use super::*;
 
-/// More than any segment has.
+/// Larger than any segment.
 const SEGMENT: usize = 65_483;
 
 fn chunk(length: usize, first: u8) -> Chunk {

@@ -22,7 +22,7 @@ fn emit_v4(message: &IcmpMessage) -> Vec<u8> {
     bytes
 }
 
-/// An IPv4 packet of which only eight transport bytes are left.
+/// An IPv4 packet with only eight bytes of its transport header.
 fn quoted_v4(protocol: u8, fragment_offset: u16) -> Vec<u8> {
     let mut packet = vec![0; 28];
     Ipv4Header {

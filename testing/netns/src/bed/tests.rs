@@ -1,4 +1,4 @@
-//! The kernel's own TCP crosses each kind of bed, with the faults that were asked for.
+//! The kernel's own TCP works over each kind of bed, with the requested faults.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -54,7 +54,7 @@ fn an_impaired_bed_without_faults_carries_both_families() {
     echo(&bed, Bed::B6, 10_000_000);
     let counters = bed.counters();
     assert_eq!(counters.lost + counters.overflowed + counters.duplicated, 0);
-    // Large frames were cut: two times 20 MB in segments.
+    // Large frames were segmented: 20 MB in segments, twice.
     assert!(counters.forwarded > 40_000_000 / 1500, "{counters:?}");
 }
 

@@ -1,4 +1,4 @@
-//! `portolan-pkt`: plays scripts by hand.
+//! `portolan-pkt`: plays single scripts, for use by hand.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -81,9 +81,10 @@ fn all_jobs(paths: &[PathBuf]) -> Result<Vec<Job>, Box<dyn std::error::Error>> {
 }
 
 fn files(path: &Path) -> std::io::Result<Vec<PathBuf>> {
-    match path.is_dir() {
-        true => scripts(path),
-        false => Ok(vec![path.to_owned()]),
+    if path.is_dir() {
+        scripts(path)
+    } else {
+        Ok(vec![path.to_owned()])
     }
 }
 

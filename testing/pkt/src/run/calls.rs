@@ -1,4 +1,4 @@
-//! Calls of a script: made by the agent, judged here.
+//! Calls of a script: the agent makes them, and their results are checked here.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,7 +10,7 @@ use crate::script::{Argument, Base, Call, Comparison, Expression, Family, Field,
 use crate::segment::pattern;
 use crate::wire::now;
 
-/// The flow that a call names.
+/// Returns the flow that a call names.
 pub(super) fn flow_name(call: &Call) -> Option<String> {
     let named = matches!(call.name, "connect" | "sendto");
     match call.arguments.get(1) {
@@ -20,7 +20,7 @@ pub(super) fn flow_name(call: &Call) -> Option<String> {
 }
 
 impl Player<'_> {
-    /// Has the agent make a call.
+    /// Has the agent make a call and returns the number of the request.
     pub(super) fn request(&mut self, call: &Call) -> Result<u32, String> {
         let mut values = Vec::new();
         for (index, argument) in call.arguments.iter().enumerate() {
@@ -62,7 +62,7 @@ impl Player<'_> {
             .ok_or_else(|| format!("there is no flow {name:?}"))
     }
 
-    /// `local`: the script's own port; `any`: that port on every address; `ephemeral`: no port.
+    /// Resolves `local` (the script's own port), `any` (that port on all addresses) or `ephemeral` (no port).
     fn local(&self, words: &[String]) -> Result<SocketAddr, String> {
         let own = crate::bed::Bed::local(self.family);
         let every: IpAddr = match self.family {
@@ -102,7 +102,7 @@ impl Player<'_> {
         match (fd, &answer.data) {
             (Some(fd), Some(data)) if tells_stream => self.check_stream(fd, data, peeks),
             (Some(fd), Some(_)) => {
-                // Whatever it was, the pattern is not known to go on behind it.
+                // The position in the pattern after other data is unknown.
                 self.read_so_far.insert(fd, None);
                 Ok(())
             }
@@ -110,14 +110,15 @@ impl Player<'_> {
         }
     }
 
-    /// What is received and no script tells is the pattern, without a gap.
+    /// Checks that data which the script does not specify is the pattern, without a gap.
     fn check_stream(&mut self, fd: i64, data: &[u8], peeks: bool) -> Stepped {
         let Some(first) = data.first() else {
             return Ok(());
         };
-        let expected = match self.datagram_sockets.contains(&fd) {
-            true => Some(0),
-            false => self.read_so_far.get(&fd).copied().flatten(),
+        let expected = if self.datagram_sockets.contains(&fd) {
+            Some(0)
+        } else {
+            self.read_so_far.get(&fd).copied().flatten()
         };
         let position = expected.unwrap_or(u64::from(*first));
         let wrong = data
@@ -178,9 +179,10 @@ impl Player<'_> {
         };
         let expected = self.scope.evaluate(expression, None);
         let expected = expected.map_err(|unknown| unknown.to_string())?;
-        match comparison.holds(number, expected) {
-            true => Ok(()),
-            false => Err(format!("it returned {number}, not {comparison}{expected}")),
+        if comparison.holds(number, expected) {
+            Ok(())
+        } else {
+            Err(format!("it returned {number}, not {comparison}{expected}"))
         }
     }
 }

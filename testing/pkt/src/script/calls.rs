@@ -1,15 +1,15 @@
-//! The calls that a script can make, and what each takes.
+//! The calls that a script can make, and their arguments.
 
-/// What an argument has to be.
+/// The kind of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ArgumentKind {
     /// A number; a descriptor is the name that `x = socket(…)` gave it.
     Number,
-    /// `"text"`, or how many bytes of the pattern.
+    /// `"text"`, or a number of bytes of the pattern.
     Data,
     /// A word, or several joined by `|`.
     Words,
-    /// A number, a text or words: what the option takes.
+    /// A number, a text or words, depending on the option.
     Value,
 }
 

@@ -1,8 +1,8 @@
-//! Reading one line from left to right.
+//! Parses one line from left to right.
 
 use super::{Base, Comparison, Expression, Field, ParseError};
 
-/// A place in a line.
+/// A position in a line.
 pub(super) struct Cursor<'a> {
     text: &'a str,
     at: usize,
@@ -28,7 +28,7 @@ impl<'a> Cursor<'a> {
         &self.text[self.at..]
     }
 
-    /// Skips blanks; a comment is a blank up to the end.
+    /// Skips blanks, and a comment, which extends to the end of the line.
     pub(super) fn skip_blanks(&mut self) {
         let rest = self.rest();
         self.at += rest.len() - rest.trim_start().len();
@@ -49,7 +49,7 @@ impl<'a> Cursor<'a> {
         self.error(format!("{:?} is too much", self.rest()))
     }
 
-    /// Takes `token` if it is next.
+    /// Consumes `token` if it is next.
     pub(super) fn take(&mut self, token: &str) -> bool {
         self.skip_blanks();
         let found = self.rest().starts_with(token);
@@ -66,7 +66,7 @@ impl<'a> Cursor<'a> {
         self.error(format!("{token:?} is missing"))
     }
 
-    /// Takes `word` if it is the next word.
+    /// Consumes `word` if it is the next word.
     pub(super) fn take_word(&mut self, word: &str) -> bool {
         let before = self.at;
         if self.word() == Some(word) {
@@ -76,7 +76,7 @@ impl<'a> Cursor<'a> {
         false
     }
 
-    /// A run of letters, digits, `_` and `-` that begins with a letter.
+    /// Consumes letters, digits, `_` and `-`, beginning with a letter.
     pub(super) fn word(&mut self) -> Option<&'a str> {
         self.skip_blanks();
         let rest = self.rest();
@@ -87,7 +87,7 @@ impl<'a> Cursor<'a> {
         Some(self.run(belongs))
     }
 
-    /// As [`Cursor::word`], without `-`, which is an operator beside names of numbers.
+    /// As [`Cursor::word`], without `-`, which is an operator after the name of a number.
     fn name(&mut self) -> Option<&'a str> {
         self.skip_blanks();
         if !self.rest().starts_with(|c: char| c.is_ascii_alphabetic()) {
@@ -119,7 +119,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Everything up to the next blank.
+    /// Consumes everything up to the next blank.
     pub(super) fn chunk(&mut self) -> &'a str {
         self.skip_blanks();
         self.run(|c| !c.is_whitespace())
@@ -132,7 +132,7 @@ impl<'a> Cursor<'a> {
         &rest[..end]
     }
 
-    /// Decimal, or hexadecimal after `0x`; maybe negative.
+    /// Parses a decimal number, or a hexadecimal one after `0x`, with an optional minus sign.
     pub(super) fn number(&mut self) -> Option<i64> {
         self.skip_blanks();
         let before = self.at;
@@ -143,7 +143,7 @@ impl<'a> Cursor<'a> {
             None => digits.parse(),
         };
         match value {
-            // Digits are not negative, so there is no overflow.
+            // The digits have no sign, so negation does not overflow.
             Ok(value) => Some(if negative { -value } else { value }),
             Err(_) => {
                 self.at = before;
@@ -159,7 +159,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A number that fits `T`.
+    /// Parses a number that fits `T`.
     pub(super) fn expect_small<T: TryFrom<i64>>(&mut self, what: &str) -> Parsed<T> {
         let number = self.expect_number(what)?;
         match T::try_from(number) {
@@ -168,12 +168,12 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// Seconds with a fraction.
+    /// Parses seconds with a fraction.
     pub(super) fn seconds(&mut self) -> Parsed<std::time::Duration> {
         self.skip_blanks();
         let before = self.at;
         let digits = self.run(|c| c.is_ascii_digit() || c == '.');
-        // An hour is longer than any script.
+        // No script takes an hour.
         let seconds = digits.parse().ok().filter(|s| (0.0..3600.0).contains(s));
         match seconds {
             Some(seconds) => Ok(std::time::Duration::from_secs_f64(seconds)),
@@ -184,7 +184,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// `"…"` with `\n`, `\\`, `\"` and `\xHH`; none if there is no quote.
+    /// Parses `"…"` with `\n`, `\\`, `\"` and `\xHH`; None if the next character is no quote.
     pub(super) fn text(&mut self) -> Parsed<Option<Vec<u8>>> {
         if !self.take("\"") {
             return Ok(None);
@@ -219,7 +219,7 @@ impl<'a> Cursor<'a> {
         self.error("the text has no end")
     }
 
-    /// Bytes as hexadecimal digits.
+    /// Parses bytes written as hexadecimal digits.
     pub(super) fn bytes(&mut self) -> Parsed<Vec<u8>> {
         self.skip_blanks();
         let digits = self.run(|c| c.is_ascii_hexdigit());
@@ -233,7 +233,7 @@ impl<'a> Cursor<'a> {
             .collect())
     }
 
-    /// `12`, `$name`, `MSS` or `TS`, each maybe with `+3` or `-3` behind it.
+    /// Parses `12`, `$name`, `MSS` or `TS`, each optionally followed by `+3` or `-3`.
     pub(super) fn expression(&mut self) -> Parsed<Option<Expression>> {
         let base = if let Some(number) = self.number() {
             Base::Number(number)
@@ -263,7 +263,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// `*`, `12`, `>=12`, `?name`.
+    /// Parses `*`, `12`, `>=12` or `?name`.
     pub(super) fn field(&mut self, what: &str) -> Parsed<Field> {
         if self.take("*") {
             return Ok(Field::Any);
@@ -271,7 +271,7 @@ impl<'a> Cursor<'a> {
         if self.take("?") {
             return Ok(Field::Capture(self.expect_name()?));
         }
-        // The longer ones first.
+        // Longer tokens first.
         let comparisons = [
             (">=", Comparison::GreaterOrEqual),
             ("<=", Comparison::LessOrEqual),

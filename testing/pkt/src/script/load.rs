@@ -1,4 +1,4 @@
-//! Scripts from files, with what they include.
+//! Loads scripts from files, with the files that they include.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::parse::{Line, about, line};
 use super::{Family, ParseError, Script};
 
-/// Files within files.
+/// Maximum depth of nested includes.
 const DEEPEST: usize = 4;
 
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum LoadError {
     NoComment(PathBuf),
 }
 
-/// Reads a script; a path to include is relative to the file that includes it.
+/// Loads a script. The path of an included file is relative to the file that includes it.
 pub fn load(path: &Path) -> Result<Script, LoadError> {
     let mut script = Script {
         about: about(&read(path)?),

@@ -1,4 +1,4 @@
-//! A script as data: what the parser makes and the runner plays.
+//! A script as data, as produced by the parser and played by the runner.
 
 mod calls;
 mod cursor;
@@ -14,7 +14,7 @@ pub use calls::{ArgumentKind, CALLS, Signature};
 pub use load::{LoadError, load};
 pub use parse::parse;
 
-/// One file.
+/// A script.
 #[derive(Clone, Debug)]
 pub struct Script {
     /// The comment at its head.
@@ -41,7 +41,7 @@ impl fmt::Display for Family {
     }
 }
 
-/// Where something stands.
+/// A position in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     pub file: Arc<str>,
@@ -55,7 +55,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// What is wrong with a script, and where.
+/// A syntax error and its position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}, column {column}: {message}")]
 pub struct ParseError {
@@ -71,12 +71,12 @@ pub struct Step {
     pub action: Action,
 }
 
-/// When, counted from the step before: an action is taken at the earliest moment; an expectation
-/// must be met between the two.
+/// Time relative to the previous step: an action is performed at the earliest time; an expectation must be
+/// fulfilled between the two.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub struct Time {
     pub earliest: Duration,
-    /// None: when the runner's patience ends.
+    /// None: the runner's time limit applies.
     pub latest: Option<Duration>,
 }
 
@@ -84,15 +84,15 @@ pub struct Time {
 pub enum Action {
     Inject(Packet),
     Expect(Packet),
-    /// The packet may come before what follows.
+    /// The packet may arrive before the next step.
     Allow(Packet),
-    /// No packet for this long.
+    /// No packet arrives for this long.
     Quiet(Duration),
     Call {
         call: Call,
         result: Outcome,
     },
-    /// A call that may block, known by a name.
+    /// Starts a call that may block, under a name.
     Start {
         name: String,
         call: Call,
@@ -119,10 +119,10 @@ pub enum Argument {
     Words(Vec<String>),
 }
 
-/// What a call answers.
+/// The expected outcome of a call.
 #[derive(Clone, Debug)]
 pub enum Outcome {
-    /// Anything but an error.
+    /// Any value, but no error.
     Success,
     Any,
     Number(Field),
@@ -130,7 +130,7 @@ pub enum Outcome {
     Text(Vec<u8>),
     /// Events of poll, in any order.
     Words(Vec<String>),
-    /// A number that the script calls by a name from now on.
+    /// A number, which the script can refer to by this name afterwards.
     Named(String),
 }
 
@@ -145,18 +145,18 @@ pub struct Expression {
 pub enum Base {
     Number(i64),
     Variable(String),
-    /// The largest segment of the wire without options.
+    /// The largest segment on the link without options.
     Mss,
-    /// The last timestamp seen of the stack under test.
+    /// The last timestamp that the stack under test has sent.
     Timestamp,
 }
 
-/// What a number of a packet must be.
+/// The expected value of a number in a packet.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Field {
     Any,
     Compare(Comparison, Expression),
-    /// Any, and known by this name from now on.
+    /// Any value, which the script can refer to by this name afterwards.
     Capture(String),
 }
 
@@ -173,13 +173,13 @@ pub enum Comparison {
 /// A packet to send, or one to expect.
 #[derive(Clone, Debug)]
 pub struct Packet {
-    /// Which pair of ports; empty for the one without a name.
+    /// The pair of ports; empty for the flow without a name.
     pub flow: String,
     pub ip: Ip,
     pub body: Body,
 }
 
-/// What a script says about the IP header.
+/// The properties of the IP header that a script states.
 #[derive(Clone, Debug, Default)]
 pub struct Ip {
     pub ttl: Option<Field>,
@@ -207,17 +207,17 @@ pub enum Body {
 #[derive(Clone, Debug)]
 pub struct Tcp {
     pub flags: u16,
-    /// Flags that may be set or not.
+    /// Flags that may be set or clear.
     pub either: u16,
     pub sequence: Sequence,
     pub payload: Payload,
     pub ack: Option<Sequence>,
     pub window: Option<Field>,
     pub urgent: Option<Field>,
-    /// None: not looked at, or none sent.
+    /// None: not checked in expectations, absent in sent packets.
     pub options: Option<Vec<TcpOption>>,
     pub checksum: Checksum,
-    /// A data offset that is wrong, in words.
+    /// An invalid data offset, in words.
     pub offset: Option<u8>,
 }
 
@@ -225,17 +225,17 @@ pub struct Tcp {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Sequence {
     Any,
-    /// Counted from the sender's first.
+    /// Relative to the sender's initial sequence number.
     Relative(Expression),
-    /// As on the wire.
+    /// The number in the packet itself.
     Absolute(Expression),
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Payload {
-    /// So many bytes of the sender's stream, which is a pattern.
+    /// A number of bytes of the sender's stream, which is a pattern.
     Stream(Expression),
-    /// Those between two sequence numbers.
+    /// The bytes between two sequence numbers.
     Span(Expression, Expression),
     Text(Vec<u8>),
     Any,
@@ -260,7 +260,7 @@ pub enum TcpOption {
     FastOpen(Option<Vec<u8>>),
     Nop,
     End,
-    /// Bytes as they are.
+    /// Literal bytes.
     Raw(Vec<u8>),
 }
 
@@ -268,7 +268,7 @@ pub enum TcpOption {
 pub struct Udp {
     pub payload: Payload,
     pub checksum: Checksum,
-    /// A length field that is wrong.
+    /// An invalid length field.
     pub length: Option<u16>,
 }
 

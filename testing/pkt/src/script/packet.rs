@@ -1,4 +1,4 @@
-//! Packets of a script.
+//! Parses the packets of a script.
 
 use super::cursor::{Cursor, Parsed};
 use super::{
@@ -6,28 +6,27 @@ use super::{
     Payload, Sequence, Tcp, TcpOption, Udp,
 };
 
-/// The control bits in the order in which they are written, from the lowest.
+/// The letters of the control bits in the order in which they are written, from the lowest bit.
 pub(crate) const FLAG_LETTERS: &str = "FSRP.UEWA";
 
 const PUSH: u16 = 0x08;
 
-/// Which way a packet goes.
+/// The direction of a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// To the stack under test: every number must be told.
+    /// To the stack under test: every number must be stated.
     In,
     Out,
 }
 
 pub(super) fn packet(cursor: &mut Cursor, direction: Direction) -> Parsed<Packet> {
     let mut ip = Ip::default();
-    let flow = match cursor.take("[") {
-        true => {
-            let name = cursor.expect_word("the name of a flow")?.to_owned();
-            cursor.expect("]")?;
-            name
-        }
-        false => String::new(),
+    let flow = if cursor.take("[") {
+        let name = cursor.expect_word("the name of a flow")?.to_owned();
+        cursor.expect("]")?;
+        name
+    } else {
+        String::new()
     };
     let mut body = if cursor.take_word("udp") {
         Body::Udp(udp(cursor)?)
@@ -61,7 +60,7 @@ fn tcp(cursor: &mut Cursor) -> Parsed<Tcp> {
     })
 }
 
-/// The flags, and those of which either is right: `p` for `P`.
+/// Parses the flags, and those that may be either set or clear: `p` for `P`.
 fn flags(cursor: &mut Cursor) -> Parsed<(u16, u16)> {
     let chunk = cursor.chunk();
     if chunk == "-" {
@@ -81,7 +80,7 @@ fn flags(cursor: &mut Cursor) -> Parsed<(u16, u16)> {
     Ok((flags, either))
 }
 
-/// `1`, `1..101`, `=1`, `*`: where a segment begins, and how much it carries.
+/// Parses the beginning of a segment and its length: `1`, `1..101`, `=1`, `*`.
 fn range(cursor: &mut Cursor) -> Parsed<(Sequence, Payload)> {
     let start = sequence(cursor)?;
     let nothing = Expression {
@@ -104,7 +103,7 @@ fn range(cursor: &mut Cursor) -> Parsed<(Sequence, Payload)> {
     }
 }
 
-/// Whether that shows before the script runs.
+/// Returns true if the end is before the beginning, as far as this is known before the script runs.
 fn is_backwards(first: &Expression, end: &Expression) -> bool {
     match (&first.base, &end.base) {
         (Base::Number(a), Base::Number(b)) => {
@@ -120,9 +119,10 @@ fn sequence(cursor: &mut Cursor) -> Parsed<Sequence> {
     }
     let absolute = cursor.take("=");
     let number = cursor.expect_expression("a sequence number")?;
-    Ok(match absolute {
-        true => Sequence::Absolute(number),
-        false => Sequence::Relative(number),
+    Ok(if absolute {
+        Sequence::Absolute(number)
+    } else {
+        Sequence::Relative(number)
     })
 }
 
@@ -158,9 +158,10 @@ fn icmp(cursor: &mut Cursor) -> Parsed<Icmp> {
         other => return cursor.error(format!("{other:?} is no ICMP error")),
     };
     let about = if cursor.take_word("about") {
-        match cursor.take_word("udp") {
-            true => About::Udp,
-            false => About::Tcp(sequence(cursor)?),
+        if cursor.take_word("udp") {
+            About::Udp
+        } else {
+            About::Tcp(sequence(cursor)?)
         }
     } else {
         return cursor.error("\"about\" is missing");
@@ -168,7 +169,7 @@ fn icmp(cursor: &mut Cursor) -> Parsed<Icmp> {
     Ok(Icmp { kind, about })
 }
 
-/// What may follow, in any order.
+/// Parses one of the attributes that may follow, in any order.
 fn attribute(cursor: &mut Cursor, ip: &mut Ip, body: &mut Body) -> Parsed<()> {
     if cursor.take("<") {
         let options = options(cursor)?;
@@ -204,7 +205,7 @@ fn attribute(cursor: &mut Cursor, ip: &mut Ip, body: &mut Body) -> Parsed<()> {
     Ok(())
 }
 
-/// `part 0..1480 of 7`: a fragment of the packet with this identification.
+/// Parses `part 0..1480 of 7`: a fragment of the packet with this identification.
 fn part(cursor: &mut Cursor) -> Parsed<Part> {
     let start: u16 = cursor.expect_small("start")?;
     cursor.expect("..")?;
@@ -245,13 +246,17 @@ fn option(cursor: &mut Cursor) -> Parsed<TcpOption> {
             let value = cursor.field("timestamp")?;
             TcpOption::Timestamps(value, cursor.field("timestamp echo")?)
         }
-        "fastopen" => match cursor.take("*") {
-            true => TcpOption::FastOpen(None),
-            false => TcpOption::FastOpen(Some(match cursor.take_word("request") {
-                true => Vec::new(),
-                false => cursor.bytes()?,
-            })),
-        },
+        "fastopen" => {
+            if cursor.take("*") {
+                TcpOption::FastOpen(None)
+            } else {
+                TcpOption::FastOpen(Some(if cursor.take_word("request") {
+                    Vec::new()
+                } else {
+                    cursor.bytes()?
+                }))
+            }
+        }
         "nop" => TcpOption::Nop,
         "end" => TcpOption::End,
         "raw" => TcpOption::Raw(cursor.bytes()?),
@@ -271,7 +276,7 @@ fn sack_blocks(cursor: &mut Cursor) -> Parsed<Vec<(Expression, Expression)>> {
     Ok(blocks)
 }
 
-/// What only one direction can have.
+/// Checks the properties that are allowed in one direction only.
 fn check(cursor: &Cursor, packet: &Packet, direction: Direction) -> Parsed<()> {
     if let Body::Tcp(tcp) = &packet.body {
         let acknowledges = tcp.flags & 1 << 4 != 0;

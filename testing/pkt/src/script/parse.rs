@@ -1,4 +1,4 @@
-//! Lines into steps. Never panics, whatever the text.
+//! Parses lines into steps. Never panics, whatever the text.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::{
     Place, Script, Step, Time,
 };
 
-/// What a line is.
+/// The meaning of a line.
 pub(super) enum Line {
     Empty,
     Families(Vec<Family>),
@@ -20,7 +20,7 @@ pub(super) enum Line {
     Step(Box<Step>),
 }
 
-/// Reads a script that includes no other file.
+/// Parses a script that includes no other file.
 pub fn parse(text: &str) -> Result<Script, ParseError> {
     let file: Arc<str> = "script".into();
     let mut script = Script {
@@ -50,7 +50,7 @@ pub fn parse(text: &str) -> Result<Script, ParseError> {
     Ok(script)
 }
 
-/// The comment at the head of a text.
+/// Returns the comment at the head of a text.
 pub(super) fn about(text: &str) -> String {
     let lines = text.lines().map_while(|line| line.strip_prefix('#'));
     lines.map(str::trim).collect::<Vec<_>>().join("\n")
@@ -107,7 +107,7 @@ fn directive(cursor: &mut Cursor) -> Parsed<Option<Line>> {
     Ok(Some(line))
 }
 
-/// `+0.2`: then or later; `+[0.2,0.5]`: between the two.
+/// Parses `+0.2`, that time or later, or `+[0.2,0.5]`, between the two.
 fn time(cursor: &mut Cursor) -> Parsed<Time> {
     if !cursor.take("+") {
         return Ok(Time::default());
@@ -218,7 +218,7 @@ fn argument(cursor: &mut Cursor, kind: ArgumentKind) -> Parsed<Argument> {
         return Ok(Argument::Number(number));
     }
     match (kind, words(cursor)?) {
-        // A descriptor, by its name.
+        // A descriptor by its name.
         (Number, words) if words.len() == 1 => Ok(Argument::Number(Expression {
             base: Base::Variable(words.concat()),
             plus: 0,

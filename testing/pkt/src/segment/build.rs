@@ -1,4 +1,4 @@
-//! IP packets from what a script says.
+//! Builds IP packets as a script states them.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use crate::script::{
     TcpOption, Udp,
 };
 
-/// Why a packet cannot be made.
+/// Why a packet cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum Unbuildable {
     #[error(transparent)]
@@ -21,11 +21,11 @@ pub enum Unbuildable {
     TooLarge,
 }
 
-/// Bytes of the largest packet that is built.
+/// Size of the largest packet in bytes.
 const LARGEST: usize = 65_535;
 const ACK: u16 = 0x10;
 
-/// The packet, its IP header first.
+/// Returns the packet, beginning with its IP header.
 pub fn build(packet: &Packet, flow: &Flow, scope: &Scope) -> Result<Vec<u8>, Unbuildable> {
     let maker = Maker { flow, scope };
     let (protocol, content) = match &packet.body {
@@ -192,7 +192,7 @@ impl Maker<'_> {
         bytes.extend((self.field(&tcp.urgent, 0)? as u16).to_be_bytes());
         bytes.extend(options);
         let position = sequence.wrapping_sub(self.flow.remote_isn);
-        // A SYN counts one; data in it are the first of the stream.
+        // A SYN takes one number; data in it are the first bytes of the stream.
         let syn = tcp.flags & 2 != 0;
         let position = u64::from(position) + u64::from(syn) + 251;
         bytes.extend(self.payload(&tcp.payload, position - 1)?);
@@ -201,7 +201,7 @@ impl Maker<'_> {
         Ok(bytes)
     }
 
-    /// `position` is where in the pattern it begins, give or take whole periods.
+    /// `position` is the first byte's position in the pattern, plus any number of periods.
     fn payload(&self, payload: &Payload, position: u64) -> Result<Vec<u8>, Unbuildable> {
         match payload {
             Payload::Text(text) => Ok(text.clone()),
@@ -223,7 +223,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Padded by ends of the list.
+    /// Encodes the options, padded with end-of-list options.
     fn options(&self, options: &[TcpOption]) -> Result<Vec<u8>, Unbuildable> {
         let mut bytes = Vec::new();
         for option in options {
@@ -286,13 +286,13 @@ impl Maker<'_> {
         let (from, to) = (self.flow.remote.ip(), self.flow.local.ip());
         let pseudo = pseudo_header(from, to, protocol, bytes.len());
         let good = match !sum(&[&pseudo, bytes]) {
-            // RFC 768: zero would say that there is none.
+            // RFC 768: zero would mean that there is no checksum.
             0 if protocol == UDP => 0xffff,
             good => good,
         };
         let checksum = match kind {
             Checksum::Good => good,
-            // Neither right, nor zero, nor what offloading leaves in the field.
+            // Not the correct value, not zero, and not the value that checksum offloading leaves in the field.
             Checksum::Bad => good ^ 0x5a5a,
             Checksum::Zero => 0,
         };
@@ -323,7 +323,7 @@ impl Maker<'_> {
         Ok(bytes)
     }
 
-    /// The start of a packet that the stack under test has sent, with `length` bytes behind its IP
+    /// Returns the beginning of a packet that the stack under test has sent, with `length` bytes after its IP
     /// header.
     fn quoted(&self, about: &About, length: usize) -> Result<Vec<u8>, Unbuildable> {
         let mut content = Vec::new();
@@ -363,9 +363,9 @@ impl Maker<'_> {
     }
 }
 
-/// Bytes behind the IP header that an error quotes.
+/// Bytes after the IP header that an error quotes.
 const QUOTED: usize = 20;
-/// And that a packet had which was too big.
+/// Payload length of a packet that was too big.
 const LARGE: usize = 1480;
 
 fn icmp_v4(kind: IcmpKind) -> (u8, u8, u32) {

@@ -1,4 +1,4 @@
-//! What came against what a script expects.
+//! Compares received packets with a script's expectations.
 
 use super::{
     Content, Flow, Scope, Seen, SeenIcmp, SeenOption, SeenTcp, SeenUdp, TCP, UDP, pattern,
@@ -10,7 +10,7 @@ use crate::script::{
 
 type Verdict = Result<(), String>;
 
-/// Whether `seen` is what `packet` says; names that it gives to numbers go into `scope`.
+/// Checks that `seen` matches `packet`; captured numbers are added to `scope`.
 pub fn compare(packet: &Packet, seen: &Seen, flow: &Flow, scope: &mut Scope) -> Verdict {
     let mut judge = Judge { flow, scope };
     if let Some(fault) = seen.fault {
@@ -57,9 +57,10 @@ impl Judge<'_> {
             Field::Compare(comparison, expression) => (comparison, expression),
         };
         let expected = self.number(expression)?;
-        match comparison.holds(seen, expected) {
-            true => Ok(()),
-            false => Err(format!("{what} is {seen}, not {comparison}{expected}")),
+        if comparison.holds(seen, expected) {
+            Ok(())
+        } else {
+            Err(format!("{what} is {seen}, not {comparison}{expected}"))
         }
     }
 
@@ -87,7 +88,7 @@ impl Judge<'_> {
             return Err("the flags differ".to_owned());
         }
         self.sequence("seq", &tcp.sequence, seen.sequence, self.flow.local_isn)?;
-        // A SYN counts one; the first byte of the stream comes after it.
+        // A SYN takes one number; the first byte of the stream follows it.
         let syn = u32::from(seen.flags & 2 != 0);
         let position = self.flow.local_isn.map(|isn| {
             let position = seen.sequence.wrapping_add(syn).wrapping_sub(isn);
@@ -136,7 +137,7 @@ impl Judge<'_> {
         }
     }
 
-    /// The same set of options, in any order; padding does not count.
+    /// Compares the options as sets; order and padding do not matter.
     fn options(&mut self, expected: &[TcpOption], seen: &[SeenOption]) -> Verdict {
         let mut left = seen.to_vec();
         for option in expected {
@@ -219,7 +220,7 @@ impl Judge<'_> {
         if (kind, code) != (seen.kind, seen.code) {
             return Err(format!("ICMP type {} code {}", seen.kind, seen.code));
         }
-        // Of what the remote host has sent.
+        // The error is about a packet that the remote host has sent.
         let protocol = match icmp.about {
             About::Tcp(_) => TCP,
             About::Udp => UDP,

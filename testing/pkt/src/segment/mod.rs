@@ -1,5 +1,5 @@
-//! Packets: built from what a script says, read from the wire, compared with what a script expects,
-//! and shown. Written apart from `portolan-wire`, so that no mistake is made twice.
+//! Packets: built from a script, read from the link, compared with a script's expectations, and
+//! formatted. Independent of `portolan-wire`, so that an error there is detected.
 
 mod build;
 mod compare;
@@ -24,35 +24,35 @@ pub(crate) const ICMP: u8 = 1;
 pub(crate) const ICMPV6: u8 = 58;
 pub(crate) const FRAGMENT: u8 = 44;
 
-/// The byte at a position of every stream and datagram whose text no script tells. The period is
-/// prime, so that a piece at a wrong place shows.
+/// Returns the byte at a position of streams and datagrams whose contents no script states. The period is
+/// prime, so that misplaced data is detected.
 pub fn pattern(position: u64) -> u8 {
     (position % 251) as u8
 }
 
-/// A pair of endpoints and what the runner knows about the connection between them.
+/// A pair of endpoints and the runner's knowledge about the connection between them.
 #[derive(Clone, Debug)]
 pub struct Flow {
     pub local: SocketAddr,
-    /// Whether the port of `local` is sure, or the first packet out tells it.
+    /// False until the first packet from `local` reveals its port.
     pub local_is_known: bool,
     pub remote: SocketAddr,
     pub remote_isn: u32,
     pub local_isn: Option<u32>,
-    /// The last timestamp value that came out.
+    /// The last timestamp value that the stack under test has sent.
     pub timestamp: u32,
 }
 
-/// What numbers in a script mean.
+/// The values of a script's names.
 #[derive(Clone, Debug)]
 pub struct Scope {
     pub family: Family,
     pub variables: HashMap<String, i64>,
-    /// The last Fast Open cookie that came out.
+    /// The last Fast Open cookie that the stack under test has sent.
     pub cookie: Vec<u8>,
 }
 
-/// A number that nothing has told yet.
+/// A number that is not known yet.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0} is not known yet")]
 pub struct Unknown(pub String);
@@ -78,7 +78,7 @@ impl Scope {
     }
 }
 
-/// RFC 1071, over pieces of even length but the last.
+/// The checksum of RFC 1071 over pieces, all of which but the last have an even length.
 pub(crate) fn sum(pieces: &[&[u8]]) -> u16 {
     let mut total = 0_u32;
     for piece in pieces {

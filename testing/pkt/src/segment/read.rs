@@ -1,4 +1,4 @@
-//! Packets from the wire.
+//! Parses packets from the link.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -8,17 +8,17 @@ use super::{FRAGMENT, ICMP, ICMPV6, TCP, UDP, pseudo_header, sum};
 /// One packet that the stack under test has sent.
 #[derive(Clone, Debug)]
 pub struct Seen {
-    /// When, by the monotonic clock.
+    /// Time of arrival by the monotonic clock.
     pub at: Duration,
     pub ttl: u8,
     pub tos: u8,
     pub dont_fragment: bool,
-    /// How many fragments it came in; one if it came whole.
+    /// Number of fragments; one for an unfragmented packet.
     pub fragments: usize,
     pub from: SocketAddr,
     pub to: SocketAddr,
     pub content: Content,
-    /// What is wrong with it whatever a script expects.
+    /// An error in the packet, independent of any expectation.
     pub fault: Option<&'static str>,
 }
 
@@ -63,12 +63,12 @@ pub struct SeenIcmp {
     pub kind: u8,
     pub code: u8,
     pub word: u32,
-    /// Ends of the packet it is about.
+    /// Protocol and endpoints of the packet that the error is about.
     pub about: Option<(u8, SocketAddr, SocketAddr)>,
     pub sequence: u32,
 }
 
-/// An IP packet, maybe a fragment.
+/// An IP packet, possibly a fragment.
 pub(super) struct IpPacket<'a> {
     pub(super) from: IpAddr,
     pub(super) to: IpAddr,
@@ -88,7 +88,7 @@ pub(super) struct FragmentPlace {
     pub(super) more: bool,
 }
 
-/// Reads a packet; none if it is no whole TCP, UDP or ICMP error packet.
+/// Parses a packet; None if it is not a complete TCP, UDP or ICMP error packet.
 pub fn read(packet: &[u8], at: Duration) -> Option<Seen> {
     let ip = ip_packet(packet)?;
     match ip.fragment {
@@ -252,7 +252,7 @@ fn udp(datagram: &[u8]) -> Option<SeenUdp> {
     })
 }
 
-/// Errors only: what else ICMP says is no matter of a script.
+/// Parses ICMP errors only: scripts do not use other ICMP messages.
 fn icmp(message: &[u8], protocol: u8) -> Option<SeenIcmp> {
     let (kind, code) = (*message.first()?, *message.get(1)?);
     let is_error = match protocol {

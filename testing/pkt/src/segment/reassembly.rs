@@ -1,18 +1,18 @@
-//! Fragments that the stack under test has sent, put together again.
+//! Reassembles fragments that the stack under test has sent.
 
 use std::time::Duration;
 
 use super::read::{FragmentPlace, IpPacket, Seen, ip_packet, transport};
 
-/// Fragments of one script; they are few.
+/// The fragments of one script, which are few.
 #[derive(Debug, Default)]
 pub struct Reassembly {
-    /// Of packets that are not complete yet.
+    /// Fragments of incomplete packets.
     pieces: Vec<(FragmentPlace, Vec<u8>)>,
 }
 
 impl Reassembly {
-    /// Takes what came from the wire and gives a packet that is complete.
+    /// Adds a packet from the link and returns the packet that is complete.
     pub fn take(&mut self, packet: &[u8], at: Duration) -> Option<Seen> {
         let ip = ip_packet(packet)?;
         let Some(place) = ip.fragment else {

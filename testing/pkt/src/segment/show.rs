@@ -1,4 +1,4 @@
-//! Packets in the language of the scripts.
+//! Formats packets in the language of the scripts.
 
 use std::fmt::Write;
 
@@ -6,25 +6,26 @@ use super::{Content, Flow, Seen, SeenOption, SeenTcp};
 
 const FLAG_LETTERS: &str = "FSRP.UEWA";
 
-/// Which sequence space counts which number.
+/// The initial numbers that the sequence and the acknowledgement number are relative to.
 struct Firsts {
     sequence: u32,
     ack: u32,
 }
 
-/// One line; numbers are relative where the flow's first ones are known. `outgoing` is what the
-/// stack under test has sent.
+/// Formats a packet as one line; numbers are relative where the flow's initial ones are known. `outgoing` is
+/// true for packets that the stack under test has sent.
 pub fn show(seen: &Seen, flow: &Flow, outgoing: bool) -> String {
     let (local, remote) = (flow.local_isn.unwrap_or(0), flow.remote_isn);
-    let firsts = match outgoing {
-        true => Firsts {
+    let firsts = if outgoing {
+        Firsts {
             sequence: local,
             ack: remote,
-        },
-        false => Firsts {
+        }
+    } else {
+        Firsts {
             sequence: remote,
             ack: local,
-        },
+        }
     };
     let mut line = match &seen.content {
         Content::Tcp(tcp) => show_tcp(tcp, &firsts),

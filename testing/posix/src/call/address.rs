@@ -1,4 +1,4 @@
-//! C addresses.
+//! Socket addresses of C.
 
 use std::{
     mem::{size_of, zeroed},
@@ -8,7 +8,7 @@ use std::{
 
 use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 
-/// An address with room for any.
+/// An address with room for any family.
 pub struct Raw {
     storage: sockaddr_storage,
     pub length: socklen_t,
@@ -63,7 +63,7 @@ impl From<SocketAddr> for Raw {
     }
 }
 
-/// The address that a call left in `raw`; the any-address and port 0 if it is of no known family.
+/// Returns the address that a call left in `raw`; the wildcard address and port 0 if its family is unknown.
 pub fn decoded(raw: &Raw) -> SocketAddr {
     match i32::from(raw.storage.ss_family) {
         AF_INET => {

@@ -1,4 +1,4 @@
-//! Calls with pointers that lead nowhere, and memory for them.
+//! Calls with invalid pointers, and memory for them.
 
 use std::{
     ffi::c_void,
@@ -13,7 +13,7 @@ use super::{Answer, Fd, Raw, answered, number};
 
 const PAGE: usize = 4096;
 
-/// A page that can be used, and one behind it that cannot be used so.
+/// A page that can be accessed, followed by one that cannot be accessed in a given way.
 pub struct Edge {
     start: *mut u8,
 }
@@ -28,7 +28,7 @@ impl Edge {
     }
 
     fn before(protection: c_int) -> Edge {
-        // SAFETY: new memory, which stays mapped until the program ends.
+        // SAFETY: this is new memory, which stays mapped until the program ends.
         let start = unsafe {
             let both = libc::PROT_READ | libc::PROT_WRITE;
             let kind = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
@@ -40,20 +40,20 @@ impl Edge {
         Edge { start }
     }
 
-    /// The first byte of the second page.
+    /// Returns the first byte of the second page.
     pub fn bad(&self) -> *mut c_void {
         self.last(0)
     }
 
-    /// The last bytes of the first page.
+    /// Returns a pointer to the last bytes of the first page.
     pub fn last(&self, bytes: usize) -> *mut c_void {
         self.start.wrapping_add(PAGE - bytes).cast()
     }
 
-    /// Puts something plain at the end of the first page.
+    /// Writes a value at the end of the first page.
     pub fn put<T: Copy>(&self, value: T) -> *mut T {
         let place = self.last(size_of::<T>()).cast::<T>();
-        // SAFETY: it lies in the first page.
+        // SAFETY: the value is inside the first page.
         unsafe { place.write_unaligned(value) };
         place
     }
@@ -62,7 +62,7 @@ impl Edge {
 macro_rules! raw_calls {
     ($($name:ident = $call:ident($($argument:ident: $type:ty),*);)*) => { $(
         pub fn $name($($argument: $type),*) -> Answer<usize> {
-            // SAFETY: callers give pointers that are good or must be refused.
+            // SAFETY: callers pass pointers that are valid, or that the kernel must refuse.
             answered(unsafe { libc::$call($($argument),*) } as i64)
         }
     )* };
@@ -84,21 +84,21 @@ raw_calls! {
     accept_raw = accept(fd: Fd, address: *mut sockaddr, length: *mut libc::socklen_t);
 }
 
-/// ppoll of one descriptor, without an end.
+/// Calls ppoll for one descriptor, without a time-out.
 pub fn ppoll_raw(fd: Fd, mask: *const sigset_t) -> Answer<usize> {
     let mut entry = pollfd {
         fd,
         events: libc::POLLOUT,
         revents: 0,
     };
-    // SAFETY: one entry; the mask is to be refused.
+    // SAFETY: there is one entry; the kernel must refuse the mask.
     answered(unsafe { libc::ppoll(&mut entry, 1, ptr::null(), mask) })
 }
 
-/// select for writing, without an end.
+/// Calls select for writing, without a time-out.
 pub fn select_raw(count: c_int, set: *mut fd_set) -> Answer<usize> {
     let none = ptr::null_mut();
-    // SAFETY: the set is to be refused.
+    // SAFETY: the kernel must refuse the set.
     answered(unsafe { libc::select(count, none, set, none, none.cast()) })
 }
 
@@ -109,7 +109,7 @@ pub fn sendto_raw(
     to: std::net::SocketAddr,
 ) -> Answer<usize> {
     let raw = Raw::from(to);
-    // SAFETY: `raw` is an address; the buffer is good or to be refused.
+    // SAFETY: `raw` is an address; the buffer is valid, or the kernel must refuse it.
     answered(unsafe { libc::sendto(fd, buffer, length, 0, raw.pointer(), raw.length) })
 }
 
@@ -120,9 +120,9 @@ pub fn piece(base: *mut c_void, length: usize) -> iovec {
     }
 }
 
-/// A message of these pieces, with control messages somewhere.
+/// Returns a message of these pieces, with control messages at a given address.
 pub fn message(pieces: &mut [iovec], control: *mut c_void, length: usize) -> msghdr {
-    // SAFETY: zeros are a msghdr.
+    // SAFETY: a msghdr of zeros is valid.
     let mut header: msghdr = unsafe { zeroed() };
     header.msg_iov = pieces.as_mut_ptr();
     header.msg_iovlen = pieces.len() as _;
@@ -131,17 +131,17 @@ pub fn message(pieces: &mut [iovec], control: *mut c_void, length: usize) -> msg
     header
 }
 
-/// How a child of this process ends that does `act`.
+/// Runs `act` in a child of this process, and returns how the child ends.
 pub fn child(act: impl FnOnce()) -> String {
-    // SAFETY: the child only does `act`, and ends.
+    // SAFETY: the child only runs `act` and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         act();
-        // SAFETY: ends the child at once.
+        // SAFETY: exits at once.
         unsafe { libc::_exit(0) };
     }
     let mut status = 0;
-    // SAFETY: one's own child.
+    // SAFETY: the process is our own child.
     match number(unsafe { libc::waitpid(child, &mut status, 0) }) {
         Err(errno) => errno.to_string(),
         Ok(_) if libc::WIFSIGNALED(status) => format!("signal {}", libc::WTERMSIG(status)),
@@ -149,17 +149,17 @@ pub fn child(act: impl FnOnce()) -> String {
     }
 }
 
-/// Reads through a pointer that leads nowhere.
+/// Reads through an invalid pointer.
 pub fn fault(bad: *const c_void) {
-    // SAFETY: it is to fault.
+    // SAFETY: the read must fault.
     unsafe { bad.cast::<u8>().read_volatile() };
 }
 
 static EXPECTED: AtomicUsize = AtomicUsize::new(0);
 
-/// Ends the process with 42 if the fault is where it was expected, with 43 if not.
+/// Exits with 42 if the fault is at the expected address, else with 43.
 extern "C" fn end(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_void) {
-    // SAFETY: the kernel's; _exit may be called here.
+    // SAFETY: `info` is the kernel's; _exit is async-signal-safe.
     unsafe {
         let at = (*info).si_addr().addr();
         let is_right = at == EXPECTED.load(Ordering::Relaxed);
@@ -167,10 +167,10 @@ extern "C" fn end(_signal: c_int, info: *mut libc::siginfo_t, _context: *mut c_v
     }
 }
 
-/// A handler of bad memory that ends the process, and that expects `bad`.
+/// Installs a SIGSEGV handler that exits, and expects the fault at `bad`.
 pub fn handle_faults(bad: *const c_void, flags: c_int) {
     EXPECTED.store(bad.addr(), Ordering::Relaxed);
-    // SAFETY: zeros are a sigaction; the handler takes what SA_SIGINFO gives.
+    // SAFETY: a sigaction of zeros is valid; the handler has the signature for SA_SIGINFO.
     unsafe {
         let mut action: libc::sigaction = zeroed();
         let function: extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) = end;
@@ -181,9 +181,9 @@ pub fn handle_faults(bad: *const c_void, flags: c_int) {
     }
 }
 
-/// Whether there is a handler of bad memory, as sigaction tells.
+/// Returns the action of SIGSEGV as sigaction reports it.
 pub fn fault_action() -> &'static str {
-    // SAFETY: zeros are a sigaction, which is only written.
+    // SAFETY: a sigaction of zeros is valid, and is only written.
     let action = unsafe {
         let mut action: libc::sigaction = zeroed();
         libc::sigaction(libc::SIGSEGV, ptr::null(), &mut action);
@@ -198,15 +198,15 @@ pub fn fault_action() -> &'static str {
     }
 }
 
-/// What signal(2) says there was before.
+/// Calls signal(2) and returns the previous action.
 pub fn set_fault_action(to: libc::sighandler_t) -> libc::sighandler_t {
-    // SAFETY: SIG_DFL and SIG_IGN are no functions.
+    // SAFETY: SIG_DFL and SIG_IGN are not functions.
     unsafe { libc::signal(libc::SIGSEGV, to) }
 }
 
-/// A stack for handlers, and one's own used up.
+/// Sets an alternate signal stack, and overflows the thread's own stack.
 pub fn overflow() {
-    // SAFETY: memory that is never given back.
+    // SAFETY: the memory is never freed.
     unsafe {
         let stack = libc::stack_t {
             ss_sp: Box::leak(vec![0_u8; 64 << 10].into_boxed_slice())
@@ -229,6 +229,6 @@ fn deeper(level: u64) -> u64 {
 }
 
 pub fn kill_self(signal: c_int) {
-    // SAFETY: a signal to oneself.
+    // SAFETY: sends a signal to this process.
     unsafe { libc::kill(libc::getpid(), signal) };
 }

@@ -1,4 +1,4 @@
-//! Signals: a handler that counts, and a way to send one to a thread that is blocked in a call.
+//! Signals: a handler that counts, and a function that sends a signal to a thread blocked in a call.
 
 use std::{
     mem::zeroed,
@@ -10,7 +10,7 @@ use std::{
 
 use libc::{c_int, pid_t};
 
-/// Between two looks at a thread.
+/// Interval of checks of a thread's state.
 const MOMENT: Duration = Duration::from_millis(5);
 
 static SEEN: AtomicU32 = AtomicU32::new(0);
@@ -19,7 +19,7 @@ extern "C" fn count(_signal: c_int) {
     SEEN.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The signals that a handler has seen since it was installed.
+/// Number of signals that the handler has received since it was installed.
 pub struct Counted;
 
 impl Counted {
@@ -28,10 +28,10 @@ impl Counted {
     }
 }
 
-/// Installs a handler for `signal` that counts, with these SA_ flags.
+/// Installs a counting handler for `signal` with these SA_ flags.
 pub fn count_signals(signal: c_int, flags: c_int) -> Counted {
     SEEN.store(0, Ordering::Relaxed);
-    // SAFETY: zeros are a sigaction; the handler only adds to an atomic.
+    // SAFETY: a sigaction of zeros is valid; the handler only adds to an atomic.
     unsafe {
         let mut action: libc::sigaction = zeroed();
         action.sa_sigaction = count as extern "C" fn(c_int) as usize;
@@ -41,7 +41,7 @@ pub fn count_signals(signal: c_int, flags: c_int) -> Counted {
     Counted
 }
 
-/// Keeps `signal` from this thread, until [`unblock`].
+/// Blocks `signal` in this thread, until [`unblock`].
 pub fn block(signal: c_int) {
     change_mask(libc::SIG_BLOCK, signal);
 }
@@ -59,39 +59,39 @@ fn change_mask(how: c_int, signal: c_int) {
     }
 }
 
-/// To this thread.
+/// Sends a signal to this thread.
 pub fn raise(signal: c_int) {
-    // SAFETY: an integer.
+    // SAFETY: the argument is an integer.
     unsafe { libc::raise(signal) };
 }
 
 pub fn ignore(signal: c_int) {
-    // SAFETY: SIG_IGN is no handler.
+    // SAFETY: SIG_IGN is not a function.
     unsafe { libc::signal(signal, libc::SIG_IGN) };
 }
 
 pub fn this_thread() -> pid_t {
-    // SAFETY: no arguments.
+    // SAFETY: the call has no arguments.
     unsafe { libc::gettid() }
 }
 
-/// Sends `signal` to a thread after a while, once it sleeps: on a busy machine it may not have come to it.
+/// Sends `signal` to a thread after `after`, when it sleeps: on a busy machine it may not be blocked by then.
 pub fn kick(target: pid_t, signal: c_int, after: Duration) -> JoinHandle<()> {
     thread::spawn(move || {
         thread::sleep(after);
         while !sleeps(target) {
             thread::sleep(MOMENT);
         }
-        // SAFETY: integers only.
+        // SAFETY: the arguments are integers.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), target, signal) };
     })
 }
 
-/// Is the thread asleep (proc(5), the third field of `stat`)?
+/// Returns true if the thread sleeps (proc(5), the third field of `stat`).
 fn sleeps(thread: pid_t) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat"));
     let stat = stat.expect("the thread runs");
-    // Its name stands before, in brackets.
+    // The name, in parentheses, precedes the state.
     let state = stat.rsplit(") ").next();
     state.is_some_and(|state| state.starts_with('S'))
 }

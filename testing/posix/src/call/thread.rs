@@ -1,4 +1,4 @@
-//! Threads that are cancelled.
+//! Cancellation of threads.
 
 use std::ffi::{c_int, c_void};
 use std::mem::transmute;
@@ -16,7 +16,7 @@ unsafe extern "C" {
     fn pthread_setcancelstate(state: c_int, before: *mut c_int) -> c_int;
 }
 
-// A cancelled thread is unwound: what it runs holds nothing to drop.
+// A cancelled thread is unwound: its functions hold nothing to drop.
 unsafe extern "C-unwind" {
     fn recv(fd: Fd, buffer: *mut c_void, length: usize, flags: c_int) -> isize;
     fn send(fd: Fd, buffer: *const c_void, length: usize, flags: c_int) -> isize;
@@ -36,7 +36,7 @@ unsafe extern "C-unwind" {
 
 type Body = unsafe extern "C-unwind" fn(*mut c_void) -> *mut c_void;
 
-/// What a cancelled thread is found in.
+/// The calls in which a thread is cancelled.
 pub const WAITS: [(&str, Body); 6] = [
     ("recv", in_recv),
     ("send", in_send),
@@ -52,7 +52,7 @@ fn fd_of(argument: *mut c_void) -> Fd {
 
 unsafe extern "C-unwind" fn in_recv(argument: *mut c_void) -> *mut c_void {
     let mut room = [0_u8; 4];
-    // SAFETY: the room is live.
+    // SAFETY: the buffer is valid for the call.
     unsafe { recv(fd_of(argument), room.as_mut_ptr().cast(), 4, 0) };
     ptr::null_mut()
 }
@@ -65,7 +65,7 @@ unsafe extern "C-unwind" fn in_send(argument: *mut c_void) -> *mut c_void {
 }
 
 unsafe extern "C-unwind" fn in_accept(argument: *mut c_void) -> *mut c_void {
-    // SAFETY: no address is wanted.
+    // SAFETY: no address is requested.
     unsafe { accept(fd_of(argument), ptr::null_mut(), ptr::null_mut()) };
     ptr::null_mut()
 }
@@ -76,7 +76,7 @@ unsafe extern "C-unwind" fn in_poll(argument: *mut c_void) -> *mut c_void {
         events: libc::POLLIN,
         revents: 0,
     };
-    // SAFETY: the entry is live.
+    // SAFETY: the entry is valid for the call.
     unsafe { poll(&mut entry, 1, -1) };
     ptr::null_mut()
 }
@@ -101,7 +101,7 @@ unsafe extern "C-unwind" fn in_select(argument: *mut c_void) -> *mut c_void {
 
 unsafe extern "C-unwind" fn in_epoll(argument: *mut c_void) -> *mut c_void {
     let mut event = libc::epoll_event { events: 0, u64: 0 };
-    // SAFETY: integers and a live event.
+    // SAFETY: the arguments are integers and a valid event.
     unsafe {
         let set = libc::epoll_create1(0);
         event.events = libc::EPOLLIN as u32;
@@ -111,18 +111,18 @@ unsafe extern "C-unwind" fn in_epoll(argument: *mut c_void) -> *mut c_void {
     ptr::null_mut()
 }
 
-/// In a call that ends no threads.
+/// Blocks in a call that is no cancellation point.
 ///
 /// # Safety
 /// For [`start`].
 pub unsafe extern "C-unwind" fn by_number(argument: *mut c_void) -> *mut c_void {
     let mut room = [0_u8; 4];
-    // SAFETY: the room is live.
+    // SAFETY: the buffer is valid for the call.
     unsafe { syscall(libc::SYS_read, fd_of(argument), room.as_mut_ptr(), 4_usize) };
     ptr::null_mut()
 }
 
-/// Receives although it is cancelled, then lets itself be. What came is for [`last_received`].
+/// Receives with cancellation disabled, then enables it. [`last_received`] returns what was received.
 ///
 /// # Safety
 /// For [`start`].
@@ -131,7 +131,7 @@ pub unsafe extern "C-unwind" fn unwilling(argument: *mut c_void) -> *mut c_void 
     const ENABLE: c_int = 0;
     let mut room = [0_u8; 1];
     let mut before = 0;
-    // SAFETY: all is live.
+    // SAFETY: all pointers are valid for the calls.
     unsafe {
         pthread_setcancelstate(DISABLE, &mut before);
         recv(fd_of(argument), room.as_mut_ptr().cast(), 1, 0);
@@ -144,15 +144,15 @@ pub unsafe extern "C-unwind" fn unwilling(argument: *mut c_void) -> *mut c_void 
 
 static LAST: AtomicI32 = AtomicI32::new(-1);
 
-/// What [`unwilling`] has received.
+/// Returns the byte that [`unwilling`] has received.
 pub fn last_received() -> i32 {
     LAST.load(Ordering::Relaxed)
 }
 
-/// A thread that runs `body` on a descriptor.
+/// Starts a thread that runs `body` on a descriptor.
 pub fn start(body: Body, fd: Fd) -> pthread_t {
     let mut id = 0;
-    // SAFETY: the body's calling convention is C's, but that it may be unwound, as libc expects.
+    // SAFETY: the body has C's calling convention, except that it may be unwound, as libc expects.
     unsafe {
         let body: extern "C" fn(*mut c_void) -> *mut c_void = transmute(body);
         libc::pthread_create(
@@ -166,15 +166,15 @@ pub fn start(body: Body, fd: Fd) -> pthread_t {
 }
 
 pub fn cancel(thread: pthread_t) {
-    // SAFETY: a thread that was not joined.
+    // SAFETY: the thread has not been joined.
     unsafe { pthread_cancel(thread) };
 }
 
-/// How the thread ended, if it does within a moment.
+/// Returns how the thread ended, if it ends within 0.3 seconds.
 pub fn end_of(id: pthread_t) -> &'static str {
     for _ in 0..30 {
         let mut result = ptr::null_mut();
-        // SAFETY: a thread that was not joined.
+        // SAFETY: the thread has not been joined.
         match unsafe { libc::pthread_tryjoin_np(id, &mut result) } {
             0 if result.addr() == usize::MAX => return "cancelled",
             0 => return "returned",

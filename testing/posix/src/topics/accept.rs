@@ -1,4 +1,4 @@
-//! accept: flags, order, what is inherited, and the listener's own answers.
+//! accept: flags, order, inherited options, and calls on the listener itself.
 
 use libc::{F_GETFD, F_GETFL, IPPROTO_TCP, O_NONBLOCK, SOCK_CLOEXEC, SOCK_NONBLOCK, SOL_SOCKET};
 
@@ -126,7 +126,7 @@ fn ask(side: &mut Side, port: u16) {
     side.step();
 }
 
-/// A listener that closes resets the connections that nobody accepted.
+/// Closing a listener resets connections that were not accepted.
 fn abandoned(side: &mut Side) {
     let port = side.port();
     if side.is_server() {

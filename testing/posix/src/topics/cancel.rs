@@ -30,7 +30,7 @@ pub fn run(side: &mut Side) {
     by_number(side);
 }
 
-/// Nothing is left locked, and the socket is as it was.
+/// Cancellation leaves nothing locked, and the socket unchanged.
 fn goes_on(side: &mut Side, socket: Fd, name: &str) {
     if side.is_server() {
         call::send(socket, b"afterwards", 0).expect("send");
@@ -46,7 +46,7 @@ fn goes_on(side: &mut Side, socket: Fd, name: &str) {
     side.step();
 }
 
-/// A thread that does not let itself be cancelled goes on with its call.
+/// A thread that disables cancellation continues its call.
 fn unwilling(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {
@@ -65,7 +65,7 @@ fn unwilling(side: &mut Side) {
     side.step();
 }
 
-/// libc's `syscall` ends no threads.
+/// libc's `syscall` is no cancellation point.
 fn by_number(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {

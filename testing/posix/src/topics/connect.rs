@@ -1,4 +1,4 @@
-//! connect, blocking and not, refused and not, and what an unconnected socket answers.
+//! connect, blocking and non-blocking, successful and refused, and calls on an unconnected socket.
 
 use std::net::SocketAddr;
 
@@ -76,9 +76,10 @@ fn binding(side: &Side) {
         "bind a port in use",
         told(call::bind(second, side.here(port))),
     );
-    let foreign: SocketAddr = match side.is_v6() {
-        true => "[2001:db8::77]:0".parse().expect("an address"),
-        false => "198.51.100.77:0".parse().expect("an address"),
+    let foreign: SocketAddr = if side.is_v6() {
+        "[2001:db8::77]:0".parse().expect("an address")
+    } else {
+        "198.51.100.77:0".parse().expect("an address")
     };
     side.report("bind a foreign address", told(call::bind(second, foreign)));
     side.report("listen", told(call::listen(first, 1)));

@@ -1,4 +1,4 @@
-//! What only datagram sockets have: groups, broadcast, segments, corks and the error queue.
+//! Features of datagram sockets only: groups, broadcast, segments, corks and the error queue.
 
 use std::net::IpAddr;
 
@@ -35,7 +35,7 @@ pub fn run(side: &mut Side) {
     call::send_to(socket, b"end", 0, side.there(port)).expect("send");
 }
 
-/// Sends each datagram back; "end" ends.
+/// Echoes each datagram, until one is "end".
 pub(super) fn echo(socket: Fd) {
     let mut buffer = vec![0; 65_536];
     loop {
@@ -48,7 +48,7 @@ pub(super) fn echo(socket: Fd) {
     }
 }
 
-/// What a socket begins with, takes and refuses.
+/// Initial values of options, and values that are accepted and refused.
 fn values(side: &Side) {
     let rows: [(&str, c_int, c_int, &[c_int]); 8] = [
         ("broadcast", SOL_SOCKET, SO_BROADCAST, &[1, 0]),
@@ -134,7 +134,7 @@ fn broadcast(side: &Side) {
     side.report("broadcast: connect with leave", connect());
 }
 
-/// A socket whose datagrams come back.
+/// Returns a socket whose datagrams are echoed.
 fn answered(side: &Side, port: u16) -> Fd {
     let socket = side.socket(DATAGRAM);
     call::connect(socket, side.there(port)).expect("connect");
@@ -177,7 +177,7 @@ fn corks(side: &Side, port: u16) {
     side.report("more: receive", received(socket));
 }
 
-/// Also an unconnected socket is told of what cannot be reached, if it asks.
+/// An unconnected socket gets errors, too, if it requests them.
 fn error_queue(side: &Side, closed: u16) {
     let socket = side.socket(DATAGRAM);
     call::set_option(socket, IPPROTO_IP, libc::IP_RECVERR, &1).expect("IP_RECVERR");

@@ -1,5 +1,5 @@
-//! What a datagram socket is told of the way of its datagrams, and has a say in: headers, sizes,
-//! errors with all that belongs to them, sources of groups, and where a look begins.
+//! Options of a datagram socket about the path of its datagrams: headers, sizes, errors with all
+//! their fields, sources of groups, and the offset of peeks.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -20,7 +20,7 @@ pub fn run(side: &mut Side) {
     let socket = side.socket(DATAGRAM);
     if side.is_server() {
         call::bind(socket, side.here(port)).expect("bind");
-        // Takes what would be too much for an echo.
+        // A socket for datagrams that would be too many to echo.
         call::bind(side.socket(DATAGRAM), side.here(deaf)).expect("bind");
         side.step();
         echo(socket);
@@ -102,7 +102,7 @@ const OF_UDP: [Row; 2] = [
     ("receive without", UDP_NO_CHECK6_RX, &[1, 2, 0]),
 ];
 
-/// What a socket begins with, takes and refuses.
+/// Initial values of options, and values that are accepted and refused.
 fn values(side: &Side) {
     let levels: [(c_int, &[Row]); 4] = [
         (SOL_SOCKET, &OF_SOCKETS),
@@ -126,7 +126,7 @@ fn values(side: &Side) {
     }
 }
 
-/// A socket whose datagrams come back.
+/// Returns a socket whose datagrams are echoed.
 fn answered(side: &Side, port: u16) -> Fd {
     let socket = side.socket(DATAGRAM);
     call::connect(socket, side.there(port)).expect("connect");
@@ -137,7 +137,7 @@ fn set(socket: Fd, level: c_int, option: c_int, value: c_int) -> Answer<c_int> {
     call::set_option(socket, level, option, &value)
 }
 
-/// A message with its control messages; ports that change are not shown.
+/// Formats a message with its control messages, without ports that vary.
 fn shown(side: &Side, message: &Message, known: u16) -> String {
     let from = message.from.map(|from| side.name(from, known));
     let control: Vec<String> = message
@@ -159,7 +159,7 @@ fn shown(side: &Side, message: &Message, known: u16) -> String {
     format!("{} {from:?} {flags} {control:?}", message.length)
 }
 
-/// `struct sock_extended_err` and the offender.
+/// Formats `struct sock_extended_err` and the offender's address.
 fn error(side: &Side, data: &[u8]) -> String {
     let (fixed, offender) = data.split_at(16);
     let family = u16::from_ne_bytes([offender[0], offender[1]]);
@@ -182,7 +182,7 @@ fn received(side: &Side, socket: Fd, flags: c_int, port: u16) -> String {
     told(message.map(|message| shown(side, &message, port)))
 }
 
-/// Control messages that an option asks for, with what is in them.
+/// Control messages that an option requests, with their contents.
 fn told_with(side: &Side, port: u16) {
     let rows = [
         ("destination", IPPROTO_IP, libc::IP_PKTINFO),
@@ -200,7 +200,7 @@ fn told_with(side: &Side, port: u16) {
     ];
     for (name, level, option) in rows {
         let socket = side.socket(DATAGRAM);
-        // No label of its own making.
+        // Disable automatic flow labels, which vary.
         let _ = set(socket, IPPROTO_IPV6, libc::IPV6_AUTOFLOWLABEL, 0);
         let answer = told(set(socket, level, option, 1));
         call::send_to(socket, b"with", 0, side.there(port)).expect("send");
@@ -213,7 +213,7 @@ fn told_with(side: &Side, port: u16) {
     }
 }
 
-/// Segments are read as they were sent, together, if the reader wants that.
+/// Coalesced segments keep the sizes in which they were sent, if the reader requests them.
 fn coalesced(side: &Side, port: u16) {
     let socket = answered(side, port);
     for gro in [1, 0] {
@@ -232,7 +232,7 @@ fn coalesced(side: &Side, port: u16) {
     }
 }
 
-/// What may be cut into how much.
+/// Limits of the segment sizes and their number.
 fn segments(side: &Side, deaf: u16) {
     let socket = answered(side, deaf);
     for (segment, length) in [
@@ -255,7 +255,7 @@ fn segments(side: &Side, deaf: u16) {
     }
 }
 
-/// What a path takes, and who says so.
+/// The MTU of a path, and which calls report it.
 fn sizes(side: &Side, port: u16) {
     let fresh = side.socket(DATAGRAM);
     side.report(
@@ -288,7 +288,7 @@ fn sizes(side: &Side, port: u16) {
             told(call::send(socket, &vec![0; length], 0)),
         );
     }
-    // What fitted comes back, meanwhile.
+    // Wait until the datagrams that fit are echoed.
     call::wait_for(socket, POLLIN);
     std::thread::sleep(std::time::Duration::from_millis(100));
     let mut room = [0; 2048];
@@ -325,7 +325,7 @@ fn sizes(side: &Side, port: u16) {
     side.report("smaller: 1300", told(call::send(socket, &[0; 1300], 0)));
 }
 
-/// Errors from the network: each with all its fields, one after the other.
+/// Errors from the network, each with all its fields, in order.
 fn errors(side: &Side, closed: u16) {
     let (level, option) = error_option(side);
     for connected in [false, true] {
@@ -342,9 +342,12 @@ fn errors(side: &Side, closed: u16) {
         if connected {
             call::connect(socket, there).expect("connect");
         }
-        let send = |text: &[u8]| match connected {
-            true => call::send(socket, text, 0),
-            false => call::send_to(socket, text, 0, there),
+        let send = |text: &[u8]| {
+            if connected {
+                call::send(socket, text, 0)
+            } else {
+                call::send_to(socket, text, 0, there)
+            }
         };
         side.report(&format!("errors, {name}: send"), told(send(b"first")));
         call::wait_for(socket, 0);
@@ -375,7 +378,7 @@ fn error_option(side: &Side) -> (c_int, c_int) {
     }
 }
 
-/// This host itself would not send it.
+/// Errors of this host itself, which does not send the datagram.
 fn local_errors(side: &Side, port: u16) {
     let (level, option) = error_option(side);
     let socket = answered(side, port);
@@ -417,7 +420,7 @@ fn checksums(side: &Side, port: u16) {
     }
 }
 
-/// Binding to an address takes no port yet; and a bound one may be nobody's.
+/// Binding to an address does not choose a port yet, and an address that no host has can be bound.
 fn late_ports(side: &Side) {
     let socket = side.socket(DATAGRAM);
     let _ = set(socket, IPPROTO_IP, libc::IP_BIND_ADDRESS_NO_PORT, 1);
@@ -450,7 +453,7 @@ fn late_ports(side: &Side) {
     side.report("port range: within", told(is_within));
 }
 
-/// Sources of a group, one by one.
+/// Joining and leaving the sources of a group one by one.
 fn sources(side: &Side) {
     let IpAddr::V4(own) = side.here(0).ip() else {
         return;
@@ -497,7 +500,7 @@ fn sources(side: &Side) {
     all_at_once(side, (group, own), [a, b]);
 }
 
-/// The sources of a group in one call (RFC 3678 §4.1.3), beside others that joined before.
+/// The sources of a group in one call (RFC 3678 §4.1.3), beside others that were joined before.
 fn all_at_once(side: &Side, (group, own): ([u8; 4], [u8; 4]), sources: [[u8; 4]; 2]) {
     let socket = side.socket(DATAGRAM);
     call::bind(socket, side.here(0)).expect("bind");
@@ -530,7 +533,7 @@ fn peeks(side: &Side, port: u16) {
         call::send(socket, text, 0).expect("send");
         call::wait_for(socket, POLLIN);
     }
-    // All three are there.
+    // Wait until all three have arrived.
     while call::ioctl(socket, libc::FIONREAD, -1).is_ok_and(|count| count < 6) {}
     std::thread::sleep(std::time::Duration::from_millis(50));
     set(socket, SOL_SOCKET, libc::SO_PEEK_OFF, 0).expect("SO_PEEK_OFF");
@@ -552,7 +555,7 @@ fn peeks(side: &Side, port: u16) {
     );
 }
 
-/// Reads and looks, and where the next look begins.
+/// Reads and peeks, and reports the offset of the next peek.
 fn walk(side: &Side, name: &str, socket: Fd, steps: &[(usize, c_int)]) {
     for (turn, &(room, flags)) in steps.iter().enumerate() {
         let mut buffer = vec![0; room];

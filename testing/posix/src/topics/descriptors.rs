@@ -75,7 +75,7 @@ fn flags(side: &Side, kind_name: &str, kind: c_int) {
     side.report(&check("seek"), call::seek(socket, 0, SEEK_CUR));
 }
 
-/// Any socket can be asked about interfaces.
+/// Ioctls about interfaces work on any socket.
 fn interfaces(side: &Side, connected: Fd) {
     let requests = [
         (libc::SIOCGIFFLAGS, "SIOCGIFFLAGS"),

@@ -1,4 +1,4 @@
-//! dup, dup2, dup3 and F_DUPFD: copies share everything but the descriptor's own flags.
+//! dup, dup2, dup3 and F_DUPFD: copies share everything except the flags of the descriptor itself.
 
 use libc::{
     F_DUPFD, F_DUPFD_CLOEXEC, F_GETFD, F_GETFL, F_SETFL, MSG_DONTWAIT, O_CLOEXEC, O_NONBLOCK,

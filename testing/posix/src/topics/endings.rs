@@ -1,4 +1,4 @@
-//! What is left of a socket when its connection, its listening, or its open is over.
+//! The state of a socket after its connection, its listening, or its open has ended.
 
 use std::time::Duration;
 
@@ -74,7 +74,7 @@ fn peeked_without_copy(side: &mut Side) {
     receive(side, "rest", socket, 0);
 }
 
-/// Both sides have sent their last.
+/// Both sides have shut down.
 fn both_ended(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {
@@ -86,7 +86,7 @@ fn both_ended(side: &mut Side) {
         side.step();
     }
     call::wait_for(socket, POLLHUP);
-    // The last acknowledgement is on its way.
+    // The last acknowledgement is in flight.
     std::thread::sleep(Duration::from_millis(100));
     side.report("both ended: peer", worked(call::peer_address(socket)));
     side.report(
@@ -97,7 +97,7 @@ fn both_ended(side: &mut Side) {
     side.step();
 }
 
-/// A port that the system chose for a connection, bound once more.
+/// A port that the system chose for a connection is bound again.
 fn reused_port(side: &mut Side) {
     let port = side.port();
     if side.is_server() {

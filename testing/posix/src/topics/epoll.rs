@@ -1,4 +1,4 @@
-//! epoll: level, edge and one-shot, together with pipes, event and timer descriptors.
+//! epoll: level-triggered, edge-triggered and one-shot, together with pipes, event and timer descriptors.
 
 use std::{thread, time::Duration};
 
@@ -31,7 +31,7 @@ pub fn run(side: &mut Side) {
     closed(side, set);
 }
 
-/// Sends what the client asks for; "end" ends.
+/// Sends what the client requests, until it is "end".
 fn feed(side: &mut Side, socket: Fd) {
     loop {
         match side.hear().as_str() {
@@ -66,7 +66,7 @@ fn show(answer: Answer<Vec<(u64, u32)>>) -> String {
     }))
 }
 
-/// What is ready within a moment.
+/// Returns what is ready within 50 ms.
 fn ready(set: Fd) -> String {
     show(call::epoll_wait(set, 8, 50))
 }

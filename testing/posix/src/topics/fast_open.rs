@@ -1,4 +1,4 @@
-//! TCP Fast Open: the first open earns a cookie, later ones carry text with the SYN.
+//! TCP Fast Open: the first open obtains a cookie, later ones send data in the SYN.
 
 use libc::{IPPROTO_TCP, MSG_DONTWAIT, MSG_FASTOPEN, TCP_FASTOPEN, TCP_FASTOPEN_CONNECT, TCP_INFO};
 
@@ -12,7 +12,7 @@ use crate::{
 const SYN_DATA: u8 = 32;
 
 pub fn run(side: &mut Side) {
-    // Kernels answer as servers only if told to; each host of the bed has its own setting.
+    // Kernels act as servers only if enabled; each host of the bed has its own setting.
     let _ = std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3");
     let port = side.port();
     let listener = side.is_server().then(|| {
@@ -84,14 +84,14 @@ fn serve(side: &mut Side, listener: Fd, name: &str) {
     let request = call::receive(socket, &mut buffer, 0);
     side.report(&format!("{name}: request"), read_text(request, &buffer));
     call::send(socket, b"welcome", 0).expect("send");
-    // Until the client has gone, so that it is the one that waits.
+    // Wait until the client has closed, so that its end enters TIME-WAIT.
     let ended = call::receive(socket, &mut buffer, 0);
     side.report(&format!("{name}: end"), read_text(ended, &buffer));
     call::close(socket).expect("close");
     side.step();
 }
 
-/// What cannot be opened so.
+/// Opens that are refused with Fast Open.
 fn refused(side: &mut Side, port: u16) {
     if side.is_server() {
         side.step();

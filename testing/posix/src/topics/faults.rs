@@ -1,4 +1,4 @@
-//! Pointers that lead nowhere.
+//! Invalid pointers.
 
 use std::ptr;
 
@@ -10,7 +10,7 @@ use crate::{
     side::Side,
 };
 
-/// Null, an address in the first page, and one that no program has.
+/// Null, an address in the first page, and one beyond any program's memory.
 const BAD: [(&str, usize); 3] = [("null", 0), ("first page", 64), ("beyond", usize::MAX - 64)];
 
 pub fn run(side: &mut Side) {
@@ -33,7 +33,7 @@ pub fn run(side: &mut Side) {
     side.step();
 }
 
-/// What begins in a good page and ends in a bad one.
+/// Memory that begins in a valid page and ends in an invalid one.
 fn at_an_edge(side: &Side) {
     let edge = Edge::to_none();
     let socket = side.socket(STREAM);
@@ -131,7 +131,7 @@ fn receiving(side: &mut Side) {
     );
     let many = raw::ioctl_raw(socket, libc::FIONREAD, read.bad());
     side.report("FIONREAD", told(many));
-    // More room than there is memory, and less bytes.
+    // The buffer is partly invalid, but the data fits into the valid part.
     let rest = raw::recv_raw(socket, none.last(16), 64, 0);
     side.report("recv: enough", told(rest));
     side.step();
@@ -166,7 +166,7 @@ fn datagrams(side: &mut Side) {
     side.step();
 }
 
-/// What cannot be named has been accepted, and is gone.
+/// A connection whose address cannot be written has been accepted, and is lost.
 fn accepting(side: &mut Side) {
     let port = side.port();
     if side.is_server() {
@@ -213,7 +213,7 @@ fn events(side: &Side, socket: Fd, edge: &Edge) {
     side.report("epoll_pwait: room for two", told(got));
 }
 
-/// Faults of the program's own are its own affair.
+/// Faults of the program itself have their usual effect.
 fn actions(side: &Side) {
     let edge = Edge::to_none();
     let bad = edge.bad().cast_const();
@@ -285,7 +285,7 @@ fn told_actions(side: &Side) {
         let third = raw::set_fault_action(libc::SIG_DFL) == libc::SIG_IGN;
         let fourth = raw::set_fault_action(libc::SIG_DFL) == libc::SIG_DFL;
         let told = [first, second, third, fourth];
-        // One bit for each.
+        // One bit for each check.
         let bits = told.iter().fold(0, |bits, &is| bits << 1 | c_int::from(is));
         std::process::exit(bits);
     });

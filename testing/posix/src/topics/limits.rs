@@ -1,4 +1,4 @@
-//! No more descriptors (RLIMIT_NOFILE).
+//! Running out of descriptors (RLIMIT_NOFILE).
 
 use libc::{F_GETFD, O_NONBLOCK, POLLIN};
 
@@ -13,7 +13,7 @@ pub fn run(side: &mut Side) {
     raised(side);
 }
 
-/// So that no number is free: the highest that is used, and one.
+/// Uses all numbers up to the limit, so that none is free.
 fn fill_up() -> (u64, Vec<Fd>) {
     let before = call::allowed_descriptors();
     call::allow_descriptors(64);
@@ -64,7 +64,7 @@ fn accepting(side: &mut Side) {
     call::allow_descriptors(before);
 }
 
-/// Numbers beyond those that were allowed at the start.
+/// Numbers beyond the limit at the start.
 fn raised(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {

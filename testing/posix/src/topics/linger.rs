@@ -25,12 +25,12 @@ pub fn run(side: &mut Side) {
     waiting(side);
 }
 
-/// A close that lingers: at once when all is acknowledged, else when the time is over.
+/// A close that lingers returns at once when all is acknowledged, else at the time-out.
 fn waiting(side: &mut Side) {
     for (name, much, expected) in [("idle", false, 0), ("blocked", true, 1)] {
         let socket = side.connection();
         if side.is_server() {
-            // Reads nothing until the other has closed.
+            // Reads nothing until the other side has closed.
             side.step();
             side.step();
             call::close(socket).expect("close");
@@ -62,7 +62,7 @@ fn waiting(side: &mut Side) {
     }
 }
 
-/// The server closes so that the client is reset.
+/// The server closes in a way that resets the client.
 fn reset(side: &mut Side, name: &str, prepare: fn(Fd)) {
     let socket = side.connection();
     if side.is_server() {
@@ -99,7 +99,7 @@ fn reset(side: &mut Side, name: &str, prepare: fn(Fd)) {
     );
 }
 
-/// What was sent before a plain close arrives, however much it is.
+/// Data sent before a plain close arrives, however much it is.
 fn delivered(side: &mut Side) {
     let socket = side.connection();
     const COUNT: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! What becomes of a listener's port when it listens no longer, and of a client's port when nobody listens.
+//! A listener's port after it has stopped listening, and a client's port when there is no listener.
 
 use libc::{POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SO_ACCEPTCONN, SO_REUSEADDR, SOL_SOCKET};
 
@@ -24,7 +24,7 @@ fn reusing(side: &Side) -> Fd {
     socket
 }
 
-/// Whether one more socket may have the port.
+/// Reports whether another socket can bind the port.
 fn report_binds(side: &Side, check: &str, port: u16) {
     let plain = side.socket(STREAM);
     side.report(
@@ -40,14 +40,15 @@ fn report_binds(side: &Side, check: &str, port: u16) {
     call::close(sharing).expect("close");
 }
 
-/// With one connection that was accepted and lives, and one that was not accepted.
+/// Stops with one accepted connection that is open, and one that is not accepted.
 fn stopped(side: &mut Side, name: &str, is_reusing: bool) {
     let port = side.port();
     let check = |what: &str| format!("{name}: {what}");
     if side.is_server() {
-        let listener = match is_reusing {
-            true => reusing(side),
-            false => side.socket(STREAM),
+        let listener = if is_reusing {
+            reusing(side)
+        } else {
+            side.socket(STREAM)
         };
         call::bind(listener, side.here(port)).expect("bind");
         call::listen(listener, 16).expect("listen");
@@ -90,7 +91,7 @@ fn stopped(side: &mut Side, name: &str, is_reusing: bool) {
             );
         }
         call::close(listener).expect("close");
-        // Its port has no TIME-WAIT then.
+        // The client closes first, so that this port has no TIME-WAIT.
         call::wait_for(accepted, POLLRDHUP);
         call::close(accepted).expect("close");
     } else {
@@ -130,7 +131,7 @@ fn stopped(side: &mut Side, name: &str, is_reusing: bool) {
     side.step();
 }
 
-/// Without any connection; then it opens one of its own.
+/// Stops without any connection; then the socket opens one itself.
 fn stopped_alone(side: &mut Side) {
     let (port, other) = (side.port(), side.port());
     if side.is_server() {
@@ -174,7 +175,7 @@ fn stopped_alone(side: &mut Side) {
     side.step();
 }
 
-/// A port that the program did not choose goes.
+/// A port that the program did not choose is released.
 fn chosen_port(side: &mut Side) {
     if !side.is_server() {
         return;
@@ -198,7 +199,7 @@ fn chosen_port(side: &mut Side) {
     }
 }
 
-/// A connection that is refused gives up a port that came with it.
+/// A refused connection releases a port that was chosen for it.
 fn refused(side: &mut Side) {
     let (nobodys, chosen, last) = (side.port(), side.port(), side.port());
     if side.is_server() {
@@ -246,7 +247,7 @@ fn refused(side: &mut Side) {
     side.step();
 }
 
-/// The port of a connection, which came with it.
+/// The port of a connection, which was chosen for it.
 fn shared(side: &mut Side) {
     let port = side.port();
     if side.is_server() {

@@ -1,4 +1,4 @@
-//! Event loops at their edges: sets in sets, copies, other threads, masks, many descriptors.
+//! Special cases of event loops: nested sets, copies, other threads, masks, many descriptors.
 
 use std::thread;
 
@@ -37,7 +37,7 @@ pub fn run(side: &mut Side) {
     side.tell("end");
 }
 
-/// Sends what the client asks for; "end" ends.
+/// Sends what the client requests, until it is "end".
 fn feed(side: &mut Side, socket: Fd) {
     loop {
         match side.hear().as_str() {
@@ -59,7 +59,7 @@ fn show(answer: Answer<Vec<(u64, u32)>>) -> String {
     }))
 }
 
-/// What is ready within a moment.
+/// Returns what is ready within 50 ms.
 fn ready(set: Fd) -> String {
     show(call::epoll_wait(set, 8, 50))
 }
@@ -72,7 +72,7 @@ fn set_of(members: &[(Fd, i32, u64)]) -> Fd {
     set
 }
 
-/// Three sets, one in the other, and a pipe beside.
+/// Three nested sets, with a pipe in one of them.
 fn deep(side: &mut Side, socket: Fd) {
     let (reader, writer) = call::pipe();
     let inner = set_of(&[(socket, EPOLLIN, 1)]);
@@ -245,7 +245,7 @@ fn other_threads(side: &mut Side, socket: Fd) {
     }
 }
 
-/// A signal that waits is let through by the mask of the call, and interrupts it.
+/// The mask of the call admits a pending signal, which interrupts the call.
 fn masks(side: &mut Side, socket: Fd) {
     let set = set_of(&[(socket, EPOLLIN, 1)]);
     type Wait = fn(Fd, Fd) -> Answer<i32>;
@@ -325,7 +325,7 @@ fn urgent(side: &mut Side, socket: Fd) {
     call::close(set).expect("close");
 }
 
-/// A number gets another meaning while a thread waits for the old one.
+/// A descriptor number is replaced while a thread waits for the old socket.
 fn replaced(side: &mut Side, socket: Fd) {
     let number = call::dup(socket).expect("dup");
     let thread = blocked(move || {
@@ -345,7 +345,7 @@ fn replaced(side: &mut Side, socket: Fd) {
     }
 }
 
-/// In a set from before connect on.
+/// A socket that is in a set before connect.
 fn connecting(side: &mut Side) {
     let closed = side.there(side.port());
     let socket = side.socket(STREAM);

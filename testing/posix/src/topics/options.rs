@@ -1,4 +1,4 @@
-//! Socket options: what a fresh socket answers, and what it answers after a change.
+//! Socket options: the initial values of a new socket, and the values after a change.
 
 use libc::{
     IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET, c_int, linger, socklen_t, tcp_info, timeval,
@@ -181,7 +181,7 @@ pub fn run(side: &mut Side) {
     side.step();
 }
 
-/// Bound to a device, which a socket of Portolan's leaves to the kernel.
+/// Binding to a device, which leaves a Portolan socket to the kernel.
 fn device(side: &Side, kind: &str, socket: Fd) {
     let bind = |name: &str| {
         let (start, length) = (name.as_ptr().cast(), name.len() as socklen_t);
@@ -204,7 +204,7 @@ fn device(side: &Side, kind: &str, socket: Fd) {
     side.report(&format!("{kind} bind there"), told(bound));
 }
 
-/// With a filter of its own.
+/// Attaching a filter.
 fn filter(side: &Side, kind: &str, socket: Fd) {
     const ALL: libc::sock_filter = libc::sock_filter {
         code: 6,
@@ -352,7 +352,7 @@ fn congestion(side: &Side) {
     );
 }
 
-/// Buffers beyond what anybody may ask for, and what is of no length.
+/// Buffers beyond the limits, and options whose value is empty.
 fn odd(side: &Side, kind: &str, socket: Fd) {
     const LARGE: c_int = 40 << 20;
     for (name, force, plain) in [

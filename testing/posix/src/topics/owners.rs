@@ -1,4 +1,4 @@
-//! Signals that tell of sockets: F_SETOWN, F_SETSIG, O_ASYNC.
+//! Signals about sockets: F_SETOWN, F_SETSIG, O_ASYNC.
 
 use std::{thread, time::Duration};
 
@@ -20,7 +20,7 @@ pub fn run(side: &mut Side) {
     carried(side);
 }
 
-/// Whether any signal came, in a moment.
+/// Returns whether any signal arrived within MOMENT.
 fn came(signals: &call::Counted) -> bool {
     thread::sleep(MOMENT);
     signals.so_far() > 0
@@ -70,7 +70,7 @@ fn told_of_bytes(side: &mut Side) {
     side.report("the peer has closed", came(&signals));
 }
 
-/// A listener is told of who wants to be accepted.
+/// A listener's owner is notified of a connection.
 fn told_of_a_connection(side: &mut Side) {
     let port = side.port();
     if side.is_server() {
@@ -97,7 +97,7 @@ fn tell_this_process(fd: Fd) {
     call::fcntl(fd, F_SETFL, O_ASYNC).expect("F_SETFL");
 }
 
-/// What was set before a connect holds afterwards.
+/// Settings made before a connect apply afterwards.
 fn carried(side: &mut Side) {
     let port = side.port();
     if side.is_server() {

@@ -24,7 +24,7 @@ pub fn run(side: &mut Side) {
     }
 }
 
-/// Sends what the client asks for.
+/// Sends what the client requests.
 fn feed(side: &mut Side, socket: Fd) {
     loop {
         match side.hear().as_str() {
@@ -35,7 +35,7 @@ fn feed(side: &mut Side, socket: Fd) {
     call::close(socket).expect("close");
 }
 
-/// Has `text` sent and waits until it is all there.
+/// Requests `text` and waits until all of it has arrived.
 fn ask(side: &mut Side, socket: Fd, text: &str) {
     let before = call::ioctl(socket, FIONREAD, -1).expect("FIONREAD");
     side.tell(text);

@@ -121,7 +121,7 @@ fn show_sent(answer: call::Answer<(usize, i64)>) -> String {
     told(answer.map(|(sent, at)| format!("{sent} {at}")))
 }
 
-/// A sender that does not wait meets a receiver that does not read, then one that does.
+/// A non-blocking sender with a receiver that does not read, and later does.
 fn full(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {
@@ -138,7 +138,7 @@ fn full(side: &mut Side) {
         );
         side.step();
     } else {
-        // A size of its own, or the kernel's buffer grows with each answer to a window probe.
+        // A fixed size, since the kernel's buffer would grow with each answer to a window probe.
         let size: c_int = 65_536;
         call::set_option(socket, SOL_SOCKET, SO_SNDBUF, &size).expect("SO_SNDBUF");
         let sent = fill(socket);
@@ -165,7 +165,7 @@ fn full(side: &mut Side) {
     }
 }
 
-/// Sends until nothing has gone for longer than a sender waits before it fills the rest of a small
+/// Sends until nothing has been accepted for longer than a sender waits before it fills the rest of a small
 /// window (RFC 9293 §3.8.6.2.1).
 fn fill(socket: Fd) -> usize {
     let mut sent = 0;
@@ -184,7 +184,7 @@ fn fill(socket: Fd) -> usize {
     sent
 }
 
-/// The peer closes: one send provokes its reset, the next is told.
+/// The peer closes: one send triggers its reset, the next one fails.
 fn broken(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {

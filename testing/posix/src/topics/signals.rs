@@ -12,7 +12,7 @@ use crate::{
 
 const SOON: Duration = Duration::from_millis(60);
 const LATER: Duration = Duration::from_millis(250);
-/// Far beyond the signal, however busy the machine is.
+/// Much later than the signal, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
 pub fn run(side: &mut Side) {
@@ -26,7 +26,7 @@ pub fn run(side: &mut Side) {
     }
 }
 
-/// Interrupts `act` on this thread after a moment.
+/// Interrupts `act` on this thread after SOON.
 fn interrupted<T>(side: &Side, flags: i32, check: &str, act: impl FnOnce() -> T) -> T {
     let signals = count_signals(SIGUSR1, flags);
     let kicker = kick(this_thread(), SIGUSR1, SOON);
@@ -67,7 +67,7 @@ fn receiving(side: &mut Side, flags: i32, name: &str) {
     side.step();
 }
 
-/// Lets what is under way arrive and drops it.
+/// Waits until the data in flight has arrived, and discards it.
 fn wait_quietly(socket: Fd) {
     thread::sleep(LATER);
     while call::receive(socket, &mut [0; 16], libc::MSG_DONTWAIT).is_ok_and(|length| length > 0) {}
@@ -137,7 +137,7 @@ fn timed_receive(side: &mut Side, flags: i32, name: &str) {
     side.step();
 }
 
-/// Into a full buffer.
+/// Interrupts a send into a full buffer.
 fn sending(side: &mut Side, flags: i32, name: &str) {
     let socket = side.connection();
     if side.is_server() {
@@ -152,7 +152,7 @@ fn sending(side: &mut Side, flags: i32, name: &str) {
     loop {
         match call::send(socket, &bytes, libc::MSG_DONTWAIT) {
             Ok(_) => {}
-            // What is under way may still make room.
+            // Data in flight may still make room.
             Err(_) if call::poll(&[(socket, libc::POLLOUT)], 300).is_ok_and(|(n, _)| n == 0) => {
                 break;
             }
@@ -167,7 +167,7 @@ fn sending(side: &mut Side, flags: i32, name: &str) {
     call::close(socket).expect("close");
 }
 
-/// To an address that nobody has: the neighbours are asked for seconds.
+/// Interrupts a connect to an address that no host has: neighbour discovery takes seconds.
 fn connecting(side: &mut Side, flags: i32, name: &str) {
     if side.is_server() || flags & SA_RESTART != 0 {
         return;

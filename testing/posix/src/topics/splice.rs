@@ -128,7 +128,7 @@ fn refused(side: &mut Side) {
     side.step();
 }
 
-/// More than a pipe and the socket's buffers hold, one side through a pipe, the other plain.
+/// More than a pipe and the socket's buffers hold; one side uses a pipe, the other does not.
 fn a_lot(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {

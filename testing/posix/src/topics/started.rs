@@ -1,4 +1,4 @@
-//! Programs started by libc with a connection among what they inherit.
+//! Programs started by libc, which inherit a connection.
 
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::process::{Command, Stdio};
@@ -21,7 +21,7 @@ fn receive(socket: Fd) -> String {
     read_text(answer, &buffer)
 }
 
-/// A program comes and goes that has nothing of it.
+/// A program without a copy of the connection is started and ends.
 fn kept(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {
@@ -50,7 +50,7 @@ fn as_standard(side: &mut Side) {
     } else {
         let end = || {
             let copy = call::fcntl(socket, libc::F_DUPFD_CLOEXEC, 3).expect("F_DUPFD_CLOEXEC");
-            // SAFETY: a new descriptor, which nobody else has.
+            // SAFETY: the descriptor is new, and nothing else owns it.
             Stdio::from(unsafe { OwnedFd::from_raw_fd(copy) })
         };
         let status = Command::new("cat").stdin(end()).stdout(end()).status();
@@ -66,7 +66,7 @@ fn by_shell(side: &mut Side) {
         side.report("by a shell", receive(socket));
         call::send(socket, b"heard", 0).expect("send");
     } else {
-        // The shell of Debian knows one digit only.
+        // Debian's shell accepts one digit only.
         let low = call::dup2(socket, 9).expect("dup2");
         side.report("system", call::run_shell(&format!("echo shell >&{low}")));
         side.report("after system", receive(socket));

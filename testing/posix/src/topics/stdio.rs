@@ -1,4 +1,4 @@
-//! libc's streams on sockets, and its ways to write without one.
+//! libc's streams on sockets, and its functions that write without a stream.
 
 use std::thread;
 use std::time::Duration;

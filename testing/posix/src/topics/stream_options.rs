@@ -1,6 +1,5 @@
-//! Options that few programs use on streams: keys of Fast Open, figures of congestion control, memberships,
-//! `IPV6_ADDRFORM`, `TCP_INQ`, `SO_ORIGINAL_DST`, what `TCP_QUICKACK` shows, records, and `TCP_INFO` of sockets without a
-//! connection.
+//! Rarely used options of streams: keys of Fast Open, figures of congestion control, memberships, `IPV6_ADDRFORM`,
+//! `TCP_INQ`, `SO_ORIGINAL_DST`, the value of `TCP_QUICKACK`, records, and `TCP_INFO` of sockets without a connection.
 
 use std::ffi::c_void;
 use std::net::{IpAddr, SocketAddr};
@@ -80,7 +79,7 @@ fn congestion(side: &mut Side) {
     side.report("figures: set", set);
 }
 
-/// `struct group_source_req`, of which `struct group_req` is the beginning, on the loopback device.
+/// Encodes `struct group_source_req`, which begins with `struct group_req`, for the loopback device.
 fn request(group: &str, source: &str) -> [u8; 264] {
     let mut request = [0; 264];
     request[..4].copy_from_slice(&1_i32.to_ne_bytes());
@@ -103,9 +102,10 @@ fn request(group: &str, source: &str) -> [u8; 264] {
 fn groups(side: &mut Side) {
     let v4 = (IPPROTO_IP, request("239.1.2.3", "192.0.2.1"));
     let v6 = (IPPROTO_IPV6, request("ff05::1:3", "2001:db8::1"));
-    let forms = match side.is_v6() {
-        true => vec![("v6", v6), ("v4", v4)],
-        false => vec![("v4", v4)],
+    let forms = if side.is_v6() {
+        vec![("v6", v6), ("v4", v4)]
+    } else {
+        vec![("v4", v4)]
     };
     for (form, (level, request)) in forms {
         let socket = side.socket(STREAM);
@@ -136,7 +136,7 @@ fn without_connection(side: &mut Side) {
     side.report("TCP_INFO: listening", words(socket, PLACES));
 }
 
-/// A listener shows how many wait to be accepted, and how many may.
+/// A listener reports how many connections wait to be accepted, and the limit.
 fn waiting(side: &mut Side) {
     const WAITING: [usize; 2] = [24, 28];
     let port = side.port();
@@ -146,7 +146,7 @@ fn waiting(side: &mut Side) {
         call::listen(listener, 7).expect("listen");
         side.step();
         side.step();
-        // The last segment of a handshake may come after its client has returned from `connect`.
+        // The last segment of a handshake may arrive after its client has returned from `connect`.
         let until = Instant::now() + Duration::from_secs(3);
         while words(listener, WAITING) != "[3, 7]" && Instant::now() < until {
             thread::sleep(Duration::from_millis(5));
@@ -156,7 +156,7 @@ fn waiting(side: &mut Side) {
         side.report("TCP_INFO: two wait", words(listener, WAITING));
         side.step();
         let others = [(); 2].map(|()| call::accept_quietly(listener).expect("accept"));
-        // The clients close first: the port has no TIME-WAIT then.
+        // The clients close first, so that this port has no TIME-WAIT.
         for accepted in [first, others[0], others[1]] {
             call::wait_for(accepted, libc::POLLRDHUP);
             call::close(accepted).expect("close");
@@ -177,7 +177,7 @@ fn waiting(side: &mut Side) {
     side.step();
 }
 
-/// `IPV6_ADDRFORM`: a socket of IPv6 whose peer is one of IPv4 becomes one of IPv4.
+/// `IPV6_ADDRFORM`: an IPv6 socket with an IPv4 peer becomes an IPv4 socket.
 fn family(side: &mut Side) {
     let port = side.port();
     if side.is_server() {
@@ -221,7 +221,7 @@ fn family(side: &mut Side) {
     side.step();
 }
 
-/// `TCP_INQ`: how much is left behind what a call returns. `SO_ORIGINAL_DST`: nobody redirected it.
+/// `TCP_INQ`: the bytes left unread after a call. `SO_ORIGINAL_DST`: the connection was not redirected.
 fn rest(side: &mut Side) {
     let socket = side.connection();
     if !side.is_server() {
@@ -233,9 +233,10 @@ fn rest(side: &mut Side) {
         side.step();
         return;
     }
-    let (level, name) = match side.is_v6() {
-        true => (IPPROTO_IPV6, SO_ORIGINAL_DST),
-        false => (IPPROTO_IP, SO_ORIGINAL_DST),
+    let (level, name) = if side.is_v6() {
+        (IPPROTO_IPV6, SO_ORIGINAL_DST)
+    } else {
+        (IPPROTO_IP, SO_ORIGINAL_DST)
     };
     let original = call::option::<[u8; 28]>(socket, level, name);
     side.report("original destination", told(original.map(|(_, n)| n)));
@@ -247,7 +248,7 @@ fn rest(side: &mut Side) {
         side.report(&format!("rest: {when}"), told(shown));
     };
     call::wait_for(socket, libc::POLLIN);
-    // All of it has come.
+    // Time for all bytes to arrive.
     thread::sleep(Duration::from_millis(50));
     look(side, "not asked for", 100, 0);
     let set = call::set_option(socket, IPPROTO_TCP, TCP_INQ, &1);
@@ -264,7 +265,7 @@ fn rest(side: &mut Side) {
     look(side, "of the end", 100, 0);
 }
 
-/// `TCP_QUICKACK` shows whether acknowledgements wait for answers.
+/// `TCP_QUICKACK` returns whether acknowledgements are delayed for answers.
 fn quick(side: &mut Side) {
     let socket = side.connection();
     let show = |side: &Side, when: &str| {
@@ -293,7 +294,7 @@ fn quick(side: &mut Side) {
     side.step();
 }
 
-/// `TCP_NODELAY` sends what `TCP_CORK` holds, and what comes later is held.
+/// `TCP_NODELAY` sends what `TCP_CORK` holds back; later data is held back again.
 fn corked(side: &mut Side) {
     let socket = side.connection();
     let mut room = [0; 16];
@@ -322,7 +323,7 @@ fn corked(side: &mut Side) {
     side.step();
 }
 
-/// `MSG_EOR` changes nothing that a reader sees.
+/// `MSG_EOR` has no effect that a reader observes.
 fn records(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {
@@ -343,7 +344,7 @@ fn records(side: &mut Side) {
     side.step();
 }
 
-/// `tcpi_delivered` and `tcpi_unacked` count segments, however small; `tcpi_last_data_recv` counts from the open.
+/// `tcpi_delivered` and `tcpi_unacked` count segments of any size; `tcpi_last_data_recv` counts from the open.
 fn delivered(side: &mut Side) {
     let socket = side.connection();
     let word = |at: usize| {

@@ -1,7 +1,7 @@
-//! What TCP options do: TCP_INFO after the same traffic, TCP_NOTSENT_LOWAT, SO_RCVLOWAT,
-//! TCP_DEFER_ACCEPT, queue sizes by ioctl, values that are kept otherwise than they were set.
+//! Effects of TCP options: TCP_INFO after the same traffic, TCP_NOTSENT_LOWAT, SO_RCVLOWAT,
+//! TCP_DEFER_ACCEPT, queue sizes by ioctl, and options whose value differs from the one set.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use libc::{IPPROTO_TCP, MSG_DONTWAIT, SO_RCVLOWAT, SOL_SOCKET, TCP_INFO, TCP_NOTSENT_LOWAT};
 
@@ -24,7 +24,7 @@ pub fn run(side: &mut Side) {
     sent_times(side);
 }
 
-/// What the error queue tells of bytes that were sent: which kind of stamp, and of which byte.
+/// Reports of sent bytes in the error queue: the kind of time stamp, and the byte.
 fn sent_times(side: &mut Side) {
     // linux/net_tstamp.h
     const SOFTWARE: i32 = 1 << 4;
@@ -59,27 +59,35 @@ fn sent_times(side: &mut Side) {
         call::send(socket, &[1; 60], 0).expect("send");
         call::send(socket, &[1; 40], 0).expect("send");
         side.step();
-        // The last acknowledgement may be delayed.
-        std::thread::sleep(Duration::from_millis(300));
+        until_acknowledged(socket);
         side.report(&format!("time of sending: {name}: set"), told(set));
         let ready = call::events_now(socket).map(events);
         side.report(&format!("time of sending: {name}: ready"), told(ready));
         let mut stamps: Vec<String> = (0..8).map_while(|_| sent_time(socket)).collect();
         stamps.sort();
-        // Linux stamps again what it sends again, which a busy machine makes it do.
+        // Linux stamps retransmissions again, which a busy machine may cause.
         stamps.dedup();
         side.report(&format!("time of sending: {name}"), format!("{stamps:?}"));
     }
     side.step();
 }
 
-/// One entry of the error queue.
+/// Waits for the last acknowledgement, which may be delayed.
+fn until_acknowledged(socket: Fd) {
+    let start = Instant::now();
+    while call::ioctl_int(socket, libc::TIOCOUTQ) != Ok(0) {
+        assert!(start.elapsed() < Duration::from_secs(10), "unacknowledged");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Returns one entry of the error queue.
 fn sent_time(socket: Fd) -> Option<String> {
     let mut room = [0; 256];
     let message = call::receive_message(socket, &mut [&mut room], libc::MSG_ERRQUEUE).ok()?;
     let entries = message.control.iter().zip(&message.contents);
     let entries = entries.map(|(kind, contents)| match kind.0 {
-        // The time differs.
+        // The time varies.
         SOL_SOCKET => format!("{kind:?}"),
         _ => format!("{kind:?} {:?}", &contents[..16]),
     });
@@ -92,14 +100,15 @@ fn sent_time(socket: Fd) -> Option<String> {
     ))
 }
 
-/// When bytes came, as far as options ask; what is not read has no time.
+/// Times of received bytes, as far as options request them; unread bytes have no time.
 fn times(side: &mut Side) {
     let socket = side.connection();
-    // Linux begins to stamp packets a moment after the first socket wants it, in a work queue, and goes on while one does.
+    // Linux enables time stamps in a work queue, shortly after the first socket requests them, and keeps them while one
+    // does.
     let first = side.socket(libc::SOCK_DGRAM);
     call::set_option(first, SOL_SOCKET, libc::SO_TIMESTAMP, &1).expect("on");
     std::thread::sleep(Duration::from_secs(1));
-    // linux/net_tstamp.h: software, received and told.
+    // linux/net_tstamp.h: software time stamps, for received packets, and reported.
     const RECEIVED: i32 = 1 << 3 | 1 << 4;
     let rows = [
         ("nothing", libc::SO_TIMESTAMPING, 0),
@@ -131,7 +140,7 @@ fn times(side: &mut Side) {
     call::close(first).expect("close");
 }
 
-/// Values that Linux keeps in its own units.
+/// Values that Linux stores in its own units.
 fn kept(side: &mut Side) {
     if side.is_server() {
         return;
@@ -179,7 +188,7 @@ fn kept(side: &mut Side) {
     }
 }
 
-/// `struct tcp_info` as Linux 6.1 has it, by offsets.
+/// `struct tcp_info` of Linux 6.1, accessed by offsets.
 struct Info([u8; 232]);
 
 impl Info {
@@ -199,7 +208,7 @@ impl Info {
     }
 }
 
-/// Turns of 1,000 bytes each way, and 100,000 from the client: what must come out the same.
+/// Exchanges of 1,000 bytes each way, and 100,000 bytes from the client: figures that must be equal.
 fn information(side: &mut Side) {
     let socket = side.connection();
     const LARGE: usize = 100_000;
@@ -254,7 +263,7 @@ fn information(side: &mut Side) {
     for (name, value) in exact {
         side.report(&format!("TCP_INFO {name}"), value);
     }
-    // These depend on the moment: that they are there and plausible.
+    // These depend on timing: they must be present and plausible.
     let between = |low: u64, high: u64, value: u64| {
         if (low..=high).contains(&value) {
             "plausible".to_owned()
@@ -273,7 +282,7 @@ fn information(side: &mut Side) {
         ("rtt", between(1, 80_000, info.word(68))),
         ("rttvar", between(1, 80_000, info.word(72))),
         ("snd_cwnd", between(10, 1000, info.word(80))),
-        // The kernel remembers it from earlier connections to the same host.
+        // The kernel caches it from earlier connections to the same host.
         ("reordering", between(3, 300, info.word(88))),
         ("rcv_space", between(10_000, 8 << 20, info.word(96))),
         (
@@ -288,8 +297,8 @@ fn information(side: &mut Side) {
         ("delivery_rate", between(500, u64::MAX, info.long(160))),
         ("busy_time", between(0, 10_000_000, info.long(168))),
         ("rwnd_limited", between(0, 10_000_000, info.long(176))),
-        // Segments that the kernel sends from two processors can pass each other on the bed's link, and
-        // some go again for it.
+        // Segments that the kernel sends from two processors can overtake each other on the bed's link, which
+        // causes some retransmissions.
         ("rcv_ooopack", between(0, 60, info.word(224))),
         ("total_retrans", between(0, 60, info.word(100))),
         ("bytes_retrans", between(0, 90_000, info.long(208))),
@@ -304,12 +313,12 @@ fn information(side: &mut Side) {
     side.step();
 }
 
-/// TCP_NOTSENT_LOWAT: writable only while little is unsent.
+/// TCP_NOTSENT_LOWAT: writable only while little data is unsent.
 fn unsent(side: &mut Side) {
     let socket = side.connection();
     side.step();
     if side.is_server() {
-        // Nobody reads: the window fills, then the mark counts.
+        // Without reads the window fills, and then the limit applies.
         side.step();
         let mut sink = vec![0; 1 << 20];
         let mut total = 0;
@@ -353,7 +362,7 @@ fn unsent(side: &mut Side) {
     side.step();
 }
 
-/// SO_RCVLOWAT keeps poll quiet until there is enough.
+/// SO_RCVLOWAT: poll reports nothing until there is enough data.
 fn low_water(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {
@@ -385,7 +394,7 @@ fn low_water(side: &mut Side) {
     side.step();
 }
 
-/// SIOCINQ, SIOCOUTQ and SIOCOUTQNSD of an idle connection, a fresh socket and a listener.
+/// SIOCINQ, SIOCOUTQ and SIOCOUTQNSD of an idle connection, a new socket and a listener.
 fn queues(side: &mut Side) {
     let socket = side.connection();
     side.step();
@@ -418,7 +427,7 @@ fn queues(side: &mut Side) {
     side.step();
 }
 
-/// TCP_DEFER_ACCEPT: a connection is not there before its first bytes are.
+/// TCP_DEFER_ACCEPT: a connection cannot be accepted before its first bytes arrive.
 fn deferred(side: &mut Side) {
     let port = side.port();
     if !side.is_server() {

@@ -24,7 +24,7 @@ pub fn run(side: &mut Side) {
     readers(side);
 }
 
-/// Starts `act` on a thread of its own and leaves it time to block.
+/// Starts `act` on a new thread and leaves it time to block.
 pub(super) fn blocked<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (tell, told) = channel();
     thread::spawn(move || {
@@ -34,7 +34,7 @@ pub(super) fn blocked<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'stati
     told
 }
 
-/// What the thread got, if it returned within a moment.
+/// Returns the thread's result, if it returned within three MOMENTs.
 pub(super) fn outcome(thread: &Receiver<String>) -> String {
     thread
         .recv_timeout(MOMENT * 3)
@@ -68,7 +68,7 @@ fn listener_shut_down(side: &mut Side) {
     side.report("shutdown wakes an accepter", outcome(&thread));
 }
 
-/// A close does not wake a receiver: it holds the socket, which lives until it returns.
+/// A close does not wake a receiver, whose call keeps the socket open until it returns.
 fn closed(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {
@@ -106,7 +106,7 @@ fn both_ways(side: &mut Side) {
     side.step();
 }
 
-/// Two receivers share what comes.
+/// Two receivers share the stream.
 fn readers(side: &mut Side) {
     const COUNT: usize = 1 << 20;
     let socket = side.connection();

@@ -39,7 +39,7 @@ fn receiving(side: &Side, check: &str, socket: Fd) {
     side.report(check, format!("{} {time}", told(answer)));
 }
 
-/// A negative time is over at once.
+/// A negative time-out expires at once.
 fn before_now(side: &Side, check: &str, socket: Fd) {
     let time = timeval {
         tv_sec: -5,
@@ -57,8 +57,8 @@ fn accepting(side: &Side) {
     side.report("accept", format!("{} {time}", told(answer)));
 }
 
-/// Sends until nothing has gone for longer than the answer to a window probe takes, by which Linux
-/// may find room again.
+/// Sends until nothing has been accepted for longer than the answer to a window probe takes, after which
+/// Linux may have room again.
 fn fill(socket: Fd, plenty: &[u8]) {
     let mut refusals = 0;
     while refusals < 5 {

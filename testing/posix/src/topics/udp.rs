@@ -1,4 +1,4 @@
-//! Datagrams: connected and not, errors that come by ICMP, sizes, and what is told with them.
+//! Datagrams: connected and not, errors reported by ICMP, sizes, and control messages.
 
 use std::net::SocketAddr;
 
@@ -35,7 +35,7 @@ pub fn run(side: &mut Side) {
     call::send_to(socket, b"end", 0, side.there(port)).expect("send");
 }
 
-/// Sends each datagram back; "end" ends.
+/// Echoes each datagram, until one is "end".
 fn echo(side: &Side, socket: Fd) {
     let mut buffer = vec![0; 65_536];
     loop {
@@ -199,7 +199,7 @@ fn many(side: &Side, socket: Fd, port: u16) {
     call::disconnect(socket).expect("disconnect");
 }
 
-/// Control messages that an option asks for.
+/// Control messages that an option requests.
 fn told_with(side: &Side, port: u16) {
     let rows = [
         ("time", SOL_SOCKET, libc::SO_TIMESTAMP),
@@ -245,7 +245,7 @@ fn connected(side: &Side, port: u16) {
     );
 }
 
-/// Port unreachable is told to connected sockets only.
+/// Port unreachable is reported to connected sockets only.
 fn unreachable(side: &Side, closed: u16) {
     let socket = side.socket(DATAGRAM);
     call::connect(socket, side.there(closed)).expect("connect");

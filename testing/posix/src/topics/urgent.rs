@@ -1,4 +1,4 @@
-//! Urgent data: MSG_OOB both ways, the mark, SO_OOBINLINE, what poll, epoll and select say, SIGURG.
+//! Urgent data: MSG_OOB both ways, the mark, SO_OOBINLINE, events of poll, epoll and select, SIGURG.
 
 use libc::{MSG_DONTWAIT, MSG_OOB, MSG_PEEK, SO_OOBINLINE, SOL_SOCKET};
 
@@ -20,7 +20,7 @@ pub fn run(side: &mut Side) {
     signal(side);
 }
 
-/// Both ends of a connection on which the server has sent `pieces`, with these flags.
+/// Returns this end of a connection on which the server has sent `pieces` with these flags; None for the server.
 fn after(side: &mut Side, pieces: &[(&[u8], i32)]) -> Option<Fd> {
     let socket = side.connection();
     side.step();
@@ -37,7 +37,7 @@ fn after(side: &mut Side, pieces: &[(&[u8], i32)]) -> Option<Fd> {
     let all: usize = pieces.iter().map(|(bytes, _)| bytes.len()).sum();
     if all > 0 {
         call::wait_for(socket, libc::POLLIN | libc::POLLPRI);
-        // The rest may be a moment behind.
+        // The rest may arrive a little later.
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     Some(socket)
@@ -56,7 +56,7 @@ fn look(side: &Side, socket: Fd, name: &str) {
     side.report(name, format!("{ready}; at mark {mark}; {queued} bytes"));
 }
 
-/// "before", then "urgent" whose last byte is urgent, then "after".
+/// Sends "before", then "urgent" whose last byte is urgent, then "after".
 fn aside(side: &mut Side) {
     let pieces: [(&[u8], i32); 3] = [(b"before", 0), (b"urgent", MSG_OOB), (b"after", 0)];
     if let Some(socket) = after(side, &pieces) {
@@ -120,7 +120,7 @@ fn inline(side: &mut Side) {
     }
 }
 
-/// A second mark hides the first.
+/// A second mark replaces the first.
 fn twice(side: &mut Side) {
     let pieces: [(&[u8], i32); 4] = [(b"a", 0), (b"1", MSG_OOB), (b"b", 0), (b"2", MSG_OOB)];
     if let Some(socket) = after(side, &pieces) {
@@ -143,7 +143,7 @@ fn nothing(side: &mut Side) {
     }
 }
 
-/// SIGURG goes to who owns the descriptor, and wakes a poll for exceptions.
+/// SIGURG is sent to the owner of the descriptor, and wakes a poll for exceptions.
 fn signal(side: &mut Side) {
     let socket = side.connection();
     let seen = call::count_signals(libc::SIGURG, libc::SA_RESTART);

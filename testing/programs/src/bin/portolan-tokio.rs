@@ -1,5 +1,5 @@
-//! An echo server and its client as programs in Rust are written today: tokio with several threads and no timers, so that
-//! nothing but the sockets' own readiness wakes them.
+//! An echo server and its client as typical programs in Rust: tokio with several threads and without timers, so that
+//! only the sockets' readiness wakes them.
 //!
 //! usage: portolan-tokio serve ADDRESS:PORT
 //!        portolan-tokio talk ADDRESS:PORT CONNECTIONS EXCHANGES
@@ -22,13 +22,13 @@ async fn serve(endpoint: SocketAddr) -> Outcome<()> {
         let (mut stream, _) = listener.accept().await?;
         tokio::spawn(async move {
             let (mut from, mut to) = stream.split();
-            // What its client makes of an error shows in the client.
+            // Errors are detected by the client.
             let _ = copy(&mut from, &mut to).await;
         });
     }
 }
 
-/// One task writes while another one, on whatever thread, reads it back.
+/// One task writes while another one, possibly on another thread, reads the echo.
 async fn exchange(endpoint: SocketAddr, number: usize, exchanges: usize) -> Outcome<()> {
     let stream = TcpStream::connect(endpoint).await?;
     let (mut from, mut to) = stream.into_split();

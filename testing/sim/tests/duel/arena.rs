@@ -1,4 +1,4 @@
-//! The place between the ends: runs a program, step by step, and looks at both after each.
+//! The network between the ends: runs a program, step by step, and checks both ends after each.
 
 use core::time::Duration;
 
@@ -10,7 +10,7 @@ use portolan_wire::tcp::{TcpFlags, TcpHeader, Timestamps};
 use crate::end::End;
 use crate::program::{Setup, Step, Who};
 
-/// More segments than any buffer here can make due at one instant.
+/// More segments than can be due at one time, given the largest buffers here.
 const BURST: usize = 20_000;
 
 pub struct Arena {
@@ -20,11 +20,11 @@ pub struct Arena {
     pub gro: bool,
     crossing: bool,
     start: SeqNum,
-    /// Somebody on the path may forge whatever he likes.
+    /// An attacker on the path may forge any segment.
     pub on_path: bool,
-    /// A user asked for time-outs of its own, so that one is no fault.
+    /// The user has set time-outs, so that one of them is not a fault.
     pub impatient: bool,
-    /// An end was told to go without finishing its stream.
+    /// The user has aborted an end, or closed it in a way that may lose data.
     pub cut_short: bool,
 }
 
@@ -193,7 +193,7 @@ impl Arena {
     fn shutdown_receive(&mut self, side: Side) {
         if let Some(connection) = &mut self.end(side).connection {
             connection.shutdown_receive();
-            // What arrives once both directions are shut resets the stream.
+            // Data that arrives after both directions are shut resets the stream.
             self.cut_short = true;
         }
     }
@@ -258,7 +258,7 @@ impl Arena {
             _ => {
                 let keepalive = &mut connection.options().keepalive;
                 keepalive.enabled ^= true;
-                // No socket can ask for less than a second.
+                // The least that a socket accepts is a second.
                 keepalive.idle = time + Duration::from_secs(1);
                 keepalive.interval = time + Duration::from_secs(1);
             }
@@ -292,7 +292,7 @@ impl Arena {
         }
     }
 
-    /// The host of `to` receives a packet.
+    /// Delivers a packet to the host of `to`.
     pub fn inject(&mut self, to: Side, packet: &Packet) {
         let (now, iss, crossing) = (self.now, self.iss(to), self.crossing);
         let end = self.end(to);
@@ -339,7 +339,7 @@ impl Arena {
             .and_then(Connection::deadline)
     }
 
-    /// Runs what is due. Whoever is called must do something: no timer may stay due.
+    /// Runs the timers that are due. Each call must make progress: no timer may stay due.
     pub fn run_timers(&mut self) {
         let now = self.now;
         for side in [Side::A, Side::B] {
@@ -386,7 +386,7 @@ impl Arena {
         }
     }
 
-    /// What holds after every step.
+    /// Checks the invariants that hold after every step.
     pub fn check(&self) {
         for end in [&self.a, &self.b] {
             let Some(connection) = &end.connection else {
@@ -433,7 +433,7 @@ impl Arena {
                     flags = TcpFlags::RST;
                     highest.max(next) + 1 + far
                 }
-                // An acknowledgement of what was never sent (RFC 5961 §5.2).
+                // An acknowledgement of data that was never sent (RFC 5961 §5.2).
                 _ => {
                     flags = TcpFlags::ACK;
                     payload.clear();
@@ -495,7 +495,7 @@ impl Arena {
     }
 }
 
-/// A SYN, whatever it says of congestion.
+/// Returns true for a SYN, whatever its ECN flags.
 fn opens(packet: &Packet) -> bool {
     let congestion = TcpFlags::ECE.with(TcpFlags::CWR).0;
     packet.header.flags.0 & !congestion == TcpFlags::SYN.0

@@ -1,4 +1,4 @@
-//! One end: its connection, and what an observer knows of it.
+//! One end: its connection, and the facts that an observer of its segments knows.
 
 use portolan_sim::{Packet, Side};
 use portolan_tcp::{Config, Connection};
@@ -9,20 +9,20 @@ pub struct End {
     pub side: Side,
     pub config: Config,
     pub connection: Option<Connection>,
-    /// Packets on their way to the other end, in the order they left.
+    /// Packets in flight to the other end, in the order of departure.
     pub flying: Vec<Packet>,
     pub written: u64,
     pub read: u64,
     pub closed: bool,
     /// End of the highest byte sent.
     pub highest: Option<SeqNum>,
-    /// Right edge of the largest window it has offered, by its own segments.
+    /// Right edge of the largest window it has offered, as seen in its own segments.
     pub offered: Option<SeqNum>,
-    /// What it has acknowledged last.
+    /// Its last acknowledgement number.
     pub acknowledged: Option<SeqNum>,
-    /// Right edge of the largest window that an arrived segment has told it.
+    /// Right edge of the largest window in a segment that it has received.
     pub allowed: Option<SeqNum>,
-    /// Shift of the windows in its segments.
+    /// Window scale of its segments.
     scale: u8,
 }
 
@@ -52,7 +52,7 @@ impl End {
         self.connection.as_ref().is_some_and(Connection::is_closed)
     }
 
-    /// The stream of this end: any byte out of place is noticed.
+    /// Returns a byte of this end's stream, which depends on the position, so that misplaced bytes are detected.
     pub fn byte(&self, position: u64) -> u8 {
         let salt = match self.side {
             Side::A => 0,
@@ -61,7 +61,7 @@ impl End {
         ((position ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
     }
 
-    /// Notes what the end's own packet promises.
+    /// Records the promises in a packet that this end sends.
     pub fn note_sent(&mut self, packet: &Packet) {
         let header = &packet.header;
         if header.flags.contains(TcpFlags::RST) {
@@ -82,7 +82,7 @@ impl End {
         };
         self.scale = scale;
         let edge = header.ack + (u32::from(header.window) << scale);
-        // The field of a SYN may be too small for what was offered since.
+        // The window field of a SYN may be too small for the window offered since.
         let is_full = header.flags.contains(TcpFlags::SYN) && header.window == u16::MAX;
         if let Some(before) = self.offered.filter(|_| !is_full) {
             let granule = (1 << scale) - 1;
@@ -94,12 +94,12 @@ impl End {
         self.offered = Some(self.offered.map_or(edge, |before| before.max(edge)));
     }
 
-    /// Notes what a genuine packet of `peer` tells this end.
+    /// Records the contents of a genuine packet of `peer` that this end receives.
     pub fn note_arrived(&mut self, peer: &End, packet: &Packet) {
         let header = &packet.header;
         if header.flags.contains(TcpFlags::RST) || !header.flags.contains(TcpFlags::ACK) {
             if header.flags.contains(TcpFlags::SYN) {
-                // In a crossing of SYNs the window is known before anything is acknowledged.
+                // In a simultaneous open, the window is known before anything is acknowledged.
                 let edge = self.highest.map(|end| end + u32::from(header.window));
                 self.allowed = self.allowed.or(edge);
             }
@@ -114,7 +114,7 @@ impl End {
         self.allowed = Some(self.allowed.map_or(edge, |before| before.max(edge)));
     }
 
-    /// Nothing may go beyond the window; a FIN needs none.
+    /// Checks that a packet is within the window; a FIN needs no window.
     pub fn check_window(&self, packet: &Packet) {
         let Some(allowed) = self.allowed else {
             return;

@@ -1,4 +1,4 @@
-//! Programs that once broke an engine, found by the harnesses above and cut down.
+//! Programs that once failed, found by the harnesses above and minimized.
 
 use portolan_sim::Side::{A, B};
 
@@ -54,7 +54,7 @@ fn what_seemed_to_follow_a_fin_is_dropped() {
     let (place, field, value) = (0, 3, 1);
     let steps = [
         Write { who, bytes },
-        // The first segment gets a FIN, and arrives last.
+        // The first segment is given a FIN, and arrives last.
         Corrupt {
             who,
             place,
@@ -68,8 +68,8 @@ fn what_seemed_to_follow_a_fin_is_dropped() {
 
 #[test]
 fn a_window_goes_with_the_acknowledgement_it_came_with() {
-    // B's data of before overtakes what B sent after A's data had arrived; that tells of a smaller
-    // window with a smaller number.
+    // B's earlier data overtakes a segment that B sent after A's data had arrived. The latter has a
+    // smaller window and a lower sequence number.
     let (a, b) = (Who::from(A), Who::from(B));
     let steps = [
         Write { who: a, bytes: 768 },

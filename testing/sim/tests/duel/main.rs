@@ -1,6 +1,6 @@
-//! Two engines and a hostile scheduler between them. A generated program writes, reads, closes,
-//! migrates, and decides for each packet whether and when it arrives; strangers forge segments.
-//! Then the hostility ends, and both engines must come to rest.
+//! Two engines with a hostile scheduler between them. A generated program writes, reads, closes,
+//! migrates, and decides for each packet whether and when it arrives; attackers forge segments.
+//! Afterwards the network is undisturbed, and both engines must become idle.
 
 mod arena;
 mod end;
@@ -12,8 +12,8 @@ use arena::Arena;
 use bolero::generator::*;
 use program::{Setup, Step};
 
-/// Loss, reordering, duplicates, migration, and strangers who do not know the window: nothing of
-/// this may cost a byte.
+/// Loss, reordering, duplicates, migration, and attackers that do not know the window must not cost
+/// a single byte.
 #[test]
 fn streams_survive_every_schedule_and_blind_attackers() {
     portolan_fuzz::check!(4000)
@@ -28,7 +28,7 @@ fn streams_survive_every_schedule_and_blind_attackers() {
         });
 }
 
-/// With somebody on the path who forges what he likes, streams may break; nothing else may.
+/// With an attacker on the path, who forges any segment, streams may break, but nothing else may.
 #[test]
 fn engines_end_in_order_whatever_is_forged() {
     portolan_fuzz::check!(4000)

@@ -1,10 +1,10 @@
-//! What a generated program consists of.
+//! The generated programs.
 
 use bolero::TypeGenerator;
 use portolan_sim::Side;
 use portolan_tcp::{Config, CongestionKind, EcnMode};
 
-/// How the two ends are made. Small buffers and segments make rare cases common.
+/// Parameters of the two ends. Small buffers and segments make rare cases common.
 #[derive(Clone, Debug, TypeGenerator)]
 pub struct Setup {
     pub a: Host,
@@ -13,9 +13,9 @@ pub struct Setup {
     pub crossing: bool,
     /// Packets that arrive together are merged.
     pub gro: bool,
-    /// Where the sequence numbers begin; near the wrap is as likely as elsewhere.
+    /// Initial sequence number: values near the wrap are as likely as others.
     pub start: i16,
-    /// The handshake is done before the hostility begins.
+    /// The handshake is completed before the hostile part begins.
     pub established: bool,
 }
 
@@ -28,7 +28,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// The smallest buffers and segments, all options on.
+    /// The smallest buffers and segments, with all options enabled.
     pub const fn plain() -> Host {
         Host {
             mss: 0,
@@ -63,7 +63,7 @@ impl Host {
     }
 }
 
-/// One of the two ends, in a form that can be generated.
+/// One of the two ends, as a type that can be generated.
 #[derive(Clone, Copy, Debug, TypeGenerator)]
 pub struct Who(bool);
 
@@ -93,13 +93,13 @@ pub enum Step {
     ShutdownReceive(Who),
     Close(Who),
     Abort(Who),
-    /// The packet at that place in the queue of those on their way from `who` arrives.
+    /// Delivers the packet at that place in the queue of those in flight from `who`.
     Deliver {
         who: Who,
         place: u8,
     },
     DeliverAll(Who),
-    /// Everything arrives and is read, a few times over.
+    /// Delivers and reads everything, several times.
     Calm(u8),
     Drop {
         who: Who,
@@ -110,23 +110,23 @@ pub enum Step {
         who: Who,
         place: u8,
     },
-    /// A router marks it instead of dropping it.
+    /// Marks a packet with CE instead of dropping it.
     Mark {
         who: Who,
         place: u8,
     },
-    /// Milliseconds pass; timers that come due run late.
+    /// Advances the clock by milliseconds; timers that come due run late.
     Wait(u8),
-    /// The clock moves to the next timer of an end.
+    /// Advances the clock to the next timer of an end.
     Timer(Who),
-    /// The session moves to another holder.
+    /// Migrates the session to another holder.
     Migrate(Who),
     Option {
         who: Who,
         kind: u8,
         value: u16,
     },
-    /// A stranger sends a segment to `who`.
+    /// A blind attacker sends a segment to `who`.
     Forge {
         who: Who,
         kind: u8,
@@ -134,7 +134,7 @@ pub enum Step {
         bytes: u8,
         flags: u8,
     },
-    /// Somebody on the path changes a packet from `who`.
+    /// An attacker on the path changes a packet from `who`.
     Corrupt {
         who: Who,
         place: u8,

@@ -1,5 +1,5 @@
-//! After the hostility: a clean wire, users who read, and then both close. Whatever was done to
-//! the ends before, they come to rest in bounded time.
+//! The end of a program: without disturbances, the users read everything, and then both close. Whatever
+//! happened before, the ends become idle in bounded time.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -13,11 +13,11 @@ use crate::arena::Arena;
 const DELAY: Duration = Duration::from_millis(5);
 /// The longest pause of a live connection is a time-out of two minutes.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// R2, were all time-outs of the longest kind, and some more.
+/// More than R2, if all time-outs were of the maximum length.
 const FOREVER: Duration = Duration::from_secs(4 * 3600);
 /// More events than an undisturbed end of the longest program takes.
 const EVENTS: usize = 200_000;
-/// Before this time nothing gives up by itself.
+/// A connection does not give up by itself earlier than this.
 const SHORT: Duration = Duration::from_secs(30);
 
 type Wire = VecDeque<(Instant, Side, Packet)>;
@@ -46,7 +46,7 @@ impl Arena {
         self.go_on(&mut wire, FOREVER, Arena::is_over, "the end");
     }
 
-    /// No option of the user's stands in the way any more.
+    /// Resets the user's options that could delay the end.
     fn calm_user(&mut self, side: Side) {
         if let Some(connection) = &mut self.end(side).connection {
             let options = connection.options();
@@ -109,7 +109,7 @@ impl Arena {
         ended || self.cut_short || (all && opened)
     }
 
-    /// Without a cause of its own making, no end may have failed, and no byte be missing.
+    /// Checks that no end has failed and no byte is missing, unless the program itself is the cause.
     fn check_ends(&self, short: bool) {
         if self.cut_short || self.impatient || !short {
             return;

@@ -1,4 +1,4 @@
-//! A command line asks for exactly what it says, or is refused with the word that is wrong.
+//! A command line yields exactly the request that it states, or an error that names the invalid word.
 
 use clap::{Parser, Subcommand};
 use portolan_types::Protocol;
@@ -193,7 +193,7 @@ fn a_wrong_line_is_refused_by_its_word() {
     }
 }
 
-/// The numbers that a line was made with, whatever they are.
+/// Any specification survives the conversion to a command line and back.
 #[test]
 fn any_spec_can_be_said() {
     portolan_fuzz::check!(500)

@@ -1,11 +1,11 @@
-//! Everything that is reserved stands in a table under its head.
+//! Every reservation is a row of a table with a head.
 
 use portolan_proto::qos::{Adapt, Cpu, CpuClassReport, Receive, ReceiveReport};
 use portolan_types::Protocol;
 
 use super::*;
 
-/// One of each.
+/// A report with one entry of each kind.
 pub fn report() -> QosReport {
     let traffic = ClassTraffic {
         bytes: 1_000,

@@ -1,4 +1,4 @@
-//! What has happened to links since the last look, and to what is guaranteed on them.
+//! Changes of links since the previous report, and of the guarantees on them.
 
 use std::fmt;
 
@@ -45,7 +45,7 @@ impl fmt::Display for Event {
     }
 }
 
-/// Links first: what becomes of guarantees follows from that.
+/// Links come first, because changes of guarantees follow from theirs.
 pub(super) fn between(before: &QosReport, now: &QosReport) -> Vec<Event> {
     let links = now.links.iter().filter_map(|link| {
         let earlier = before.links.iter().find(|e| e.device == link.device)?;

@@ -125,11 +125,11 @@ fn a_type_of_service_chooses_the_priority_as_linux_does() {
         let chosen = choose(udp, IPPROTO_IP, libc::IP_TOS, tos);
         assert_eq!(chosen, Ok(priority), "{tos:#x}");
     }
-    // One that stays changes nothing, and that of IPv6 never does.
+    // Setting the same value changes nothing, and IPv6's option never does.
     assert_eq!(choose(udp, SOL_SOCKET, libc::SO_PRIORITY, 5), Ok(5));
     assert_eq!(choose(udp, IPPROTO_IP, libc::IP_TOS, 0x0a), Ok(5));
     assert_eq!(choose(udp, IPPROTO_IPV6, IPV6_TCLASS, 0x10), Ok(5));
-    // The two low bits of a stream are not the program's.
+    // The program does not control the two low bits of a stream.
     let tcp = Protocol::Tcp;
     assert_eq!(choose(tcp, IPPROTO_IP, libc::IP_TOS, 0x0b), Ok(5));
     assert_eq!(choose(tcp, IPPROTO_IP, libc::IP_TOS, 0x10), Ok(6));

@@ -1,4 +1,4 @@
-//! What a value of each option looks like, which values Linux takes, and how it keeps and shows them.
+//! The form of each option's values, which values Linux accepts, and how it stores and shows them.
 
 use libc::{
     IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, IPV6_TCLASS, IPV6_UNICAST_HOPS, IPV6_V6ONLY, SOL_SOCKET,
@@ -17,13 +17,13 @@ use super::{
     UDP_NO_CHECK6_TX,
 };
 
-/// Linux's `net.core.wmem_max` and `rmem_max` bound what an application may ask for.
+/// Linux's `net.core.wmem_max` and `rmem_max`: limits for applications, in bytes.
 const BUFFER_MAX: u32 = 4 << 20;
 /// Linux's `SOCK_MIN_SNDBUF` and `SOCK_MIN_RCVBUF`.
 const SEND_BUFFER_MIN: u32 = 4608;
 const RECEIVE_BUFFER_MIN: u32 = 2304;
 
-/// Linux's least window clamp: half of `SOCK_MIN_RCVBUF`.
+/// Linux's minimum window clamp: half of `SOCK_MIN_RCVBUF`.
 const WINDOW_CLAMP_MIN: i32 = 1152;
 
 /// Linux's `TCP_FIN_TIMEOUT_MAX` and `tcp_fin_timeout`, seconds.
@@ -40,13 +40,13 @@ const LOW_WATER_MAX: i32 = 3 << 20;
 /// Linux's `TCP_CA_NAME_MAX`.
 pub(crate) const CONGESTION_NAME: usize = 16;
 
-/// RFC 8200 §5: every IPv6 link takes that much.
+/// Minimum MTU of an IPv6 link (RFC 8200 §5).
 const LEAST_V6_MTU: i32 = 1280;
 
-/// What sets a number of hops back to its default.
+/// Resets a number of hops to its default.
 const RESTORE: i32 = -1;
 
-/// What a value looks like, and what Linux shows when nobody has set it.
+/// The form of a value, and what Linux shows when it was not set.
 #[derive(Clone, Copy)]
 pub(super) enum Shape {
     Int {
@@ -63,14 +63,14 @@ pub(super) enum Shape {
     Congestion,
     /// Bytes per second.
     Rate,
-    /// One key, or one and another that is good still.
+    /// One key, or a primary and a backup key.
     FastOpenKeys,
     ReadOnly {
         default: i32,
     },
-    /// Of no length, and not to be changed.
+    /// Empty, and cannot be changed.
     Nothing,
-    /// Known, but not for sockets of the Internet.
+    /// Known, but not supported by Internet sockets.
     OfUnixOnly,
 }
 
@@ -125,11 +125,11 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         | libc::SO_OOBINLINE
         | libc::SO_TIMESTAMP
         | libc::SO_TIMESTAMPNS => Shape::Flag { default: 0 },
-        // Nothing would ever be told of completions.
+        // Completions would never be reported.
         libc::SO_ZEROCOPY => Shape::ReadOnly { default: 0 },
-        // Bound to no device: a socket that is, is the kernel's.
+        // Bound to no device: a socket that is bound to one is the kernel's.
         libc::SO_BINDTODEVICE => Shape::Nothing,
-        // No packet has come through a queue of a device that the socket could name.
+        // Packets do not arrive by a device queue that the socket could name.
         libc::SO_INCOMING_CPU => Shape::Int { default: -1 },
         libc::SO_INCOMING_NAPI_ID => Shape::ReadOnly { default: 0 },
         libc::SO_SELECT_ERR_QUEUE => Shape::Flag { default: 0 },
@@ -173,7 +173,7 @@ fn ip_shape(name: i32) -> Option<Shape> {
         libc::IP_TOS | libc::IP_MINTTL => Shape::Int { default: 0 },
         libc::IP_MTU_DISCOVER | libc::IP_MULTICAST_TTL => Shape::Int { default: 1 },
         libc::IP_MULTICAST_LOOP => Shape::Flag { default: 1 },
-        // Unlike its sibling of IPv6, it is no flag: it takes 0 and 1 only.
+        // Unlike its IPv6 counterpart it is not a flag: it takes 0 and 1 only.
         IP_MULTICAST_ALL => Shape::Int { default: 1 },
         libc::IP_MULTICAST_IF | IP_LOCAL_PORT_RANGE => Shape::Int { default: 0 },
         libc::IP_BIND_ADDRESS_NO_PORT
@@ -264,7 +264,7 @@ pub(super) fn check_range(
     }
 }
 
-/// A number as Linux keeps it.
+/// Returns a number as Linux stores it.
 pub(super) fn kept_int(
     protocol: Protocol,
     (level, name): (i32, i32),
@@ -272,7 +272,7 @@ pub(super) fn kept_int(
     default: i32,
 ) -> i32 {
     match (level, name) {
-        // Of a stream the two low bits are TCP's own (RFC 3168).
+        // The two low bits of a stream are TCP's own (RFC 3168).
         (IPPROTO_IP, libc::IP_TOS) if protocol == Protocol::Tcp => number & 0xfc,
         (IPPROTO_IP, libc::IP_TOS) => number & 0xff,
         (IPPROTO_IPV6, IPV6_TCLASS) if number == RESTORE => 0,
@@ -301,8 +301,8 @@ pub(super) fn kept_int(
     }
 }
 
-/// Linux counts `TCP_DEFER_ACCEPT` in retransmissions of the SYN+ACK: the time that the least
-/// sufficient number of them takes.
+/// Linux counts `TCP_DEFER_ACCEPT` in retransmissions of the SYN+ACK. Returns the time that the
+/// smallest sufficient number of them takes, in seconds.
 fn deferral(seconds: i32) -> i32 {
     let (mut period, mut wait) = (0, FIRST_RTO);
     let mut retries = 0;
@@ -314,7 +314,7 @@ fn deferral(seconds: i32) -> i32 {
     period
 }
 
-/// As socket(7): the kernel keeps twice what was asked for.
+/// As in socket(7), the kernel doubles the requested value.
 fn doubled(asked: i32, least: u32) -> i32 {
     let bytes = asked
         .cast_unsigned()
@@ -324,7 +324,7 @@ fn doubled(asked: i32, least: u32) -> i32 {
     i32::try_from(bytes).unwrap_or(i32::MAX)
 }
 
-/// The same without the bound of what an application may ask for.
+/// As [`doubled`], without the limit for applications.
 pub(super) fn forced_buffer(name: i32, asked: i32) -> i32 {
     let least = match name {
         libc::SO_RCVBUFFORCE => RECEIVE_BUFFER_MIN,
@@ -344,7 +344,7 @@ pub(super) fn linger(value: &[u8]) -> Result<Vec<u8>, Errno> {
     Ok([&on.to_ne_bytes()[..], seconds].concat())
 }
 
-/// An `unsigned int`, of which the largest means no bound, or an `unsigned long`.
+/// An `unsigned int`, whose largest value means no limit, or an `unsigned long`.
 pub(super) fn rate(value: &[u8]) -> Result<u64, Errno> {
     if let Some(long) = value.first_chunk() {
         return Ok(u64::from_ne_bytes(*long));
@@ -356,7 +356,7 @@ pub(super) fn rate(value: &[u8]) -> Result<u64, Errno> {
     })
 }
 
-/// Is it a `struct timeval` that nobody can wait for?
+/// Is it a `struct timeval` with negative seconds?
 pub(super) fn is_before_now(value: &[u8]) -> bool {
     let seconds = value.first_chunk();
     value.len() == 16 && seconds.is_some_and(|seconds| i64::from_ne_bytes(*seconds) < 0)
@@ -374,7 +374,7 @@ pub(super) fn time(value: &[u8]) -> Result<Vec<u8>, Errno> {
     }
 }
 
-/// The name of an algorithm that there is, filled up as Linux shows it.
+/// The name of a known algorithm, padded as Linux shows it.
 pub(super) fn congestion(value: &[u8]) -> Result<Vec<u8>, Errno> {
     let name = value.split(|&byte| byte == 0).next().unwrap_or_default();
     core::str::from_utf8(name)

@@ -1,5 +1,5 @@
-//! The transitions, and that threads which open, end and use one socket at once never meet another's session (loom: all
-//! interleavings).
+//! The transitions, and: threads that open, end and use one socket concurrently never find another
+//! socket's session (loom: all interleavings).
 
 use loom::sync::atomic::Ordering;
 use loom::sync::{Arc, Mutex};
@@ -44,9 +44,10 @@ fn what_is_refused_changes_nothing() {
     for before in STATES {
         for next in STATES {
             let cell = StateCell::<AtomicU64>::new(before);
-            let expected = match before.may_become(next) {
-                true => (Ok(before), next),
-                false => (Err(before), before),
+            let expected = if before.may_become(next) {
+                (Ok(before), next)
+            } else {
+                (Err(before), before)
             };
             assert_eq!(
                 (cell.change(next), cell.state()),
@@ -57,7 +58,7 @@ fn what_is_refused_changes_nothing() {
     }
 }
 
-/// A row for each state before: what each next one is answered, in the order of [`STATES`].
+/// One row for each previous state: the allowed next ones, in the order of [`STATES`].
 #[test]
 fn the_transitions_are_these() {
     let row = |before: SocketState| -> String {
@@ -97,21 +98,21 @@ impl AtomicWord for loom::sync::atomic::AtomicU64 {
 
 type Cell = StateCell<loom::sync::atomic::AtomicU64>;
 
-/// Whose session lies at the slot. Of `Core` no more is needed here.
+/// Whose session is in the slot. This is all of `Core` that is needed here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Free,
     /// Promised to the socket.
     Promised,
     Own,
-    /// The slot was free, and another socket has it.
+    /// The slot was free, and another socket has taken it.
     Others,
 }
 
 struct World {
     cell: Cell,
     core: Mutex<Place>,
-    /// Sessions that were closed in order.
+    /// Number of sessions that were closed in order.
     closed: Mutex<u32>,
 }
 
@@ -128,7 +129,7 @@ impl World {
         *self.closed.lock().unwrap() += 1;
     }
 
-    /// As `install`, with the outcome of an open.
+    /// Like `install`, with the outcome of an open.
     fn install(&self) {
         let mut place = self.core.lock().unwrap();
         match self.cell.change(SocketState::Cached { slot: SLOT }) {
@@ -140,7 +141,7 @@ impl World {
         }
     }
 
-    /// As the close of the last descriptor.
+    /// Like closing the last descriptor.
     fn close(&self) {
         let mut place = self.core.lock().unwrap();
         match self.cell.change(SocketState::Closed) {
@@ -157,7 +158,7 @@ impl World {
         }
     }
 
-    /// As the server's wish for the session.
+    /// Like a recall by the server.
     fn give_back(&self) {
         let mut place = self.core.lock().unwrap();
         let SocketState::Cached { slot } = self.cell.state() else {
@@ -168,7 +169,7 @@ impl World {
         assert!(self.cell.change(AWAY).is_ok(), "it is here");
     }
 
-    /// As another socket's open.
+    /// Like an open of another socket.
     fn take_free_slot(&self) {
         let mut place = self.core.lock().unwrap();
         if *place == Place::Free {
@@ -176,14 +177,14 @@ impl World {
         }
     }
 
-    /// As a call that moves data.
+    /// Like a call that moves data.
     fn receive(&self) {
         let phase = self.cell.phase();
         let place = self.core.lock().unwrap();
         match self.cell.state() {
             SocketState::Cached { slot } => assert_eq!((slot, *place), (SLOT, Place::Own)),
             SocketState::Connecting { .. } => assert_eq!(phase, SocketPhase::Connecting),
-            // Never as if it had not been opened.
+            // It must never seem unopened.
             state => assert!(matches!(state, AWAY | SocketState::Closed), "{state:?}"),
         }
     }

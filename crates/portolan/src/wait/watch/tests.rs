@@ -1,4 +1,4 @@
-//! The steps of the watch, one at a time; `model.rs` puts them together.
+//! Single steps of the watch; `model.rs` combines them.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is shown is read back as the same; everything else says what it means exactly, or is refused.
+//! Output is parsed back to the same value; any other word is unambiguous or refused.
 
 use super::*;
 

@@ -155,9 +155,10 @@ impl<'de> Deserializer<'de> for Any<'_> {
     }
 
     fn deserialize_option<V: Visitor<'de>>(mut self, visitor: V) -> Result<V::Value, Unfit> {
-        match self.random.once_in(2) {
-            true => visitor.visit_none(),
-            false => visitor.visit_some(self.again()),
+        if self.random.once_in(2) {
+            visitor.visit_none()
+        } else {
+            visitor.visit_some(self.again())
         }
     }
 

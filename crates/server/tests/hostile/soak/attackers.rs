@@ -243,9 +243,10 @@ pub fn attack(field: &Field<'_>, duration: Duration, server: &mut Daemon) -> (Ve
             .iter()
             .zip(COMMON_USER + 1..)
             .map(|(attacker, own)| {
-                let uid = match attacker.has_own_user {
-                    true => own,
-                    false => COMMON_USER,
+                let uid = if attacker.has_own_user {
+                    own
+                } else {
+                    COMMON_USER
                 };
                 scope.spawn(move || attacker.go_on(field, uid, stop))
             })

@@ -397,13 +397,14 @@ const PAGES: Question = Question {
         stream.write_all(b"GET /page HTTP/1.0\r\n\r\n")?;
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer)?;
-        match answer.ends_with(PAGE) {
-            true => Ok(()),
-            false => Err(std::io::Error::other(format!(
+        if answer.ends_with(PAGE) {
+            Ok(())
+        } else {
+            Err(std::io::Error::other(format!(
                 "{} bytes came: {}",
                 answer.len(),
                 String::from_utf8_lossy(&answer[..answer.len().min(SHOWN)]).escape_debug(),
-            ))),
+            )))
         }
     },
 };
@@ -418,9 +419,10 @@ fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
 fn expect(stream: &mut TcpStream, text: &[u8]) -> std::io::Result<()> {
     let mut answer = vec![0; text.len()];
     stream.read_exact(&mut answer)?;
-    match answer == text {
-        true => Ok(()),
-        false => Err(std::io::Error::other("another answer came")),
+    if answer == text {
+        Ok(())
+    } else {
+        Err(std::io::Error::other("another answer came"))
     }
 }
 
@@ -445,9 +447,10 @@ fn go_on(
             asked.errors.push(error.to_string());
         }
         let took = start.elapsed();
-        let samples = match attacked {
-            true => &mut asked.attacked,
-            false => &mut asked.quiet,
+        let samples = if attacked {
+            &mut asked.attacked
+        } else {
+            &mut asked.quiet
         };
         // As the meter: it stands for those that were not taken meanwhile.
         let missed = took.as_nanos() / what.pause.as_nanos();

@@ -69,9 +69,10 @@ impl Holdings {
     fn surplus<'a>(&'a self, after: &'a Holdings) -> impl Iterator<Item = Row<'a>> {
         self.counted(after).filter(|row| {
             // Each session in TIME-WAIT has one, until it ends.
-            let [then, now] = match row.name == FLOWS {
-                true => [self.time_wait, after.time_wait],
-                false => [0, 0],
+            let [then, now] = if row.name == FLOWS {
+                [self.time_wait, after.time_wait]
+            } else {
+                [0, 0]
             };
             row.after.saturating_sub(now) > row.before.saturating_sub(then)
         })

@@ -1,4 +1,4 @@
-//! What the fast path makes of a datagram is what the standard path makes of it, whatever the datagram.
+//! The fast path treats every datagram as the slow path does.
 
 use portolan_proto::filter::RecordHeader;
 use portolan_wire::ethernet::{EtherType, EthernetHeader};
@@ -10,9 +10,10 @@ use super::super::pattern::IPV4;
 use super::*;
 
 fn ends(is_v4: bool) -> [SocketAddr; 2] {
-    let text = match is_v4 {
-        true => ["10.0.0.2:40000", "10.0.0.1:53"],
-        false => ["[fd00::2]:40000", "[fd00::1]:53"],
+    let text = if is_v4 {
+        ["10.0.0.2:40000", "10.0.0.1:53"]
+    } else {
+        ["[fd00::2]:40000", "[fd00::1]:53"]
     };
     text.map(|end| end.parse().unwrap())
 }
@@ -75,7 +76,7 @@ fn frame(is_v4: bool, payload: &[u8]) -> Vec<u8> {
     frame_between(ends(is_v4), payload)
 }
 
-/// Makes all checksums right, lengths as they are said to be.
+/// Sets the right checksums for the lengths in the headers.
 fn seal(frame: &mut [u8], transport: usize) {
     let addresses = if transport == IP + IPV4 {
         frame[IP + 10..IP + 12].fill(0);
@@ -96,7 +97,7 @@ fn seal(frame: &mut [u8], transport: usize) {
     frame[field..field + 2].copy_from_slice(&sum.to_be_bytes());
 }
 
-/// What is expected after a datagram like that, and the next one.
+/// The expectation after such a datagram, and the next datagram.
 fn after(is_v4: bool) -> (ExpectedDatagram, Vec<u8>) {
     let before = frame(is_v4, b"hello");
     let packet = Packet::parse(&before, &RecordHeader::default()).unwrap();
@@ -149,7 +150,7 @@ fn the_next_datagram_is_expected_in_both_families_and_of_any_length() {
 
 #[test]
 fn what_changes_from_datagram_to_datagram_is_no_surprise() {
-    // Code point and marks of congestion, identification, DF, TTL; flow label.
+    // DSCP and congestion marks, identification, DF, TTL; flow label.
     for (place, bits) in [(1, 0xff), (4, 0xff), (6, 0x40), (8, 0xff)] {
         assert!(change(true, IP + place, bits), "{place}");
     }
@@ -193,12 +194,12 @@ fn a_datagram_that_is_damaged_padded_or_cut_short_is_not_met() {
         let mut damaged = next.clone();
         *damaged.last_mut().unwrap() ^= 1;
         assert!(!assert_told_alike(&expected, &damaged));
-        // UDP says less than IP: the standard path cuts the rest off.
+        // UDP's length is less than IP's: the slow path removes the rest.
         let mut shorter = next.clone();
         shorter[transport + 5] -= 1;
         seal(&mut shorter, transport);
         assert!(!assert_told_alike(&expected, &shorter));
-        // Whether a checksum may be missing is the session's to say.
+        // The session decides whether a checksum may be missing.
         let mut unchecked = next.clone();
         unchecked[transport + 6..transport + 8].fill(0);
         assert!(!assert_told_alike(&expected, &unchecked));

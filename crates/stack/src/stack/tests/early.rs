@@ -1,10 +1,10 @@
-//! Frames that come before their session wait for it.
+//! Frames that arrive before their session wait for it.
 
 use super::*;
 use crate::counters::counter_names;
 use crate::stack::early::{AT_A_SLOT, IN_ALL};
 
-/// A datagram to B with that text, as the filter of B's host hands it over.
+/// A datagram to B with that payload, as the filter of B's host delivers it.
 fn datagram(text: &[u8]) -> Vec<u8> {
     let mut a = Stack::new(now());
     let slot = udp(&mut a, at(A));

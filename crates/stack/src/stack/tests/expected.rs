@@ -1,4 +1,4 @@
-//! Which datagrams take the fast path, and what becomes of them there.
+//! Which datagrams take the fast path, and how they are processed there.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn connected(stack: &mut Stack, peer: &str, room: usize) -> Slot {
     stack.insert(now(), Session::Udp(Box::new(session)))
 }
 
-/// Those on the fast path and on the standard one.
+/// The counts of datagrams on the fast and on the slow path.
 fn counted(stack: &Stack) -> [u64; 2] {
     let of = |name| {
         let mut names = crate::counter_names();

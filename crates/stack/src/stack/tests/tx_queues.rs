@@ -1,13 +1,13 @@
-//! A full transmit queue stops those only who go through it, and changes of transmit queues keep the order of frames.
+//! A full transmit queue delays only its own sessions, and a change of queues keeps frames in order.
 
 use super::*;
 
-/// A wire with two transmit queues: which of them is full, and what went through each.
+/// A wire with two transmit queues: which of them are full, and what was sent through each.
 #[derive(Default)]
 struct TwoQueues {
     chosen: TxQueueId,
     full: Vec<TxQueueId>,
-    /// Takes nothing more after a frame.
+    /// Becomes full after each frame.
     is_narrow: bool,
     frames: Vec<(TxQueueId, Vec<u8>)>,
 }
@@ -53,7 +53,7 @@ fn a_full_tx_queue_stops_its_own_sessions_only() {
     let (slow, other) = (connecting(&mut a), connecting(&mut a));
     a.set_tx_queue(slow, SLOW);
     let mut wire = TwoQueues::default();
-    // It leaves the main transmit queue, which must not be full for that.
+    // It leaves the main transmit queue, which must have room for that.
     a.output(now(), &known(), &mut wire);
     assert_eq!(wire.tx_queues(), [SLOW, TxQueueId::MAIN]);
 
@@ -126,7 +126,7 @@ fn a_refused_datagram_is_followed_by_news_when_there_is_room() {
 
 const HOUR: core::time::Duration = core::time::Duration::from_secs(3600);
 
-/// One whose handshake is done.
+/// A connection with a completed handshake.
 fn established(a: &mut Stack) -> Slot {
     let slot = connecting(a);
     let mut wire = KeptFrames::with_room(2);

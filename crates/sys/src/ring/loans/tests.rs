@@ -1,4 +1,4 @@
-//! Frames that are lent stay as they are, whatever the filter does, and hold the ring up for no longer than they may.
+//! Lent frames do not change, whatever the filter does, and block the ring for a limited time only.
 
 use portolan_proto::filter::RecordHeader;
 use zerocopy::IntoBytes;
@@ -14,7 +14,7 @@ struct Bed {
     fd: OwnedFd,
     producer: Producer,
     ring: Ring,
-    /// Frames that were put.
+    /// Number of frames put into the ring.
     count: u8,
 }
 
@@ -33,7 +33,7 @@ impl Bed {
         }
     }
 
-    /// A frame of `length` bytes, each the number of the frame, comes and is read.
+    /// A frame of `length` bytes, each with the frame's number, arrives and is read.
     fn frame(&mut self, length: usize) -> u8 {
         self.count += 1;
         let header = RecordHeader {
@@ -55,7 +55,7 @@ impl Bed {
         (number, loan)
     }
 
-    /// Space that the filter may not use.
+    /// Space that the filter may not reuse.
     fn held(&self) -> u64 {
         self.producer.position - self.producer.consumed()
     }
@@ -92,7 +92,7 @@ fn loans_are_given_back_in_any_order() {
     assert_eq!(bed.producer.consumed(), 0);
     drop(first);
     bed.ring.release();
-    // The second has been forgotten with the first.
+    // The second has been returned with the first.
     let third_at = bed.producer.position / 3 * 2;
     assert_eq!(bed.producer.consumed(), third_at);
     assert_is(&third, third_number);
@@ -116,7 +116,7 @@ fn what_is_kept_for_long_is_copied_under_its_readers_eyes() {
     let mut bed = Bed::new();
     let kept: Vec<_> = (0..3).map(|_| bed.lend(300)).collect();
     let places: Vec<_> = kept.iter().map(|(_, loan)| loan.as_ptr()).collect();
-    // Three times round.
+    // Fills the ring three times.
     for _ in 0..100 {
         bed.frame(250);
         bed.ring.release();
@@ -128,7 +128,7 @@ fn what_is_kept_for_long_is_copied_under_its_readers_eyes() {
     assert_eq!(bed.held(), 0);
     let after: Vec<_> = kept.iter().map(|(_, loan)| loan.as_ptr()).collect();
     assert_eq!(places, after);
-    // What is lent now is the ring's again.
+    // What is lent now is in the ring again.
     let (number, loan) = bed.lend(100);
     assert_is(&loan, number);
     bed.ring.release();
@@ -156,7 +156,7 @@ fn a_child_of_fork_has_what_was_detached() {
         unsafe { libc::_exit(i32::from(!is_same)) };
     }
     let mut status = -1;
-    // SAFETY: `status` lives; the child is this test's.
+    // SAFETY: `status` is valid; the child belongs to this test.
     assert_eq!(unsafe { libc::waitpid(child, &raw mut status, 0) }, child);
     assert_eq!(status, 0, "the child has read something else, or nothing");
 }

@@ -1,4 +1,4 @@
-//! The first version: a group at the root of the `cpu` hierarchy, which has its weight against all others there.
+//! cgroup version 1: a group at the root of the `cpu` hierarchy, whose weight counts against all others there.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use super::{
     write,
 };
 
-/// The most that `cpu.shares` takes.
+/// Maximum of `cpu.shares`.
 const MOST_SHARES: u64 = 262_144;
 
 fn has_cpu(controllers: &str) -> bool {
@@ -30,7 +30,7 @@ pub(super) fn plan(tid: u32) -> Result<Share, ShareError> {
 pub(super) fn begin(share: &Share) -> Result<(), ShareError> {
     let before = group_of(share.tid, has_cpu).ok_or(ShareError::NoHierarchy)?;
     create(&share.group)?;
-    // Noted first: nobody sees the thread outside its own group.
+    // Recorded first, so that nobody sees the thread outside its own group.
     moved().insert(share.tid, (format!("/{}", name(share.tid)), before));
     write(&share.group, "tasks", share.tid).inspect_err(|_| share.end())
 }

@@ -1,5 +1,5 @@
-//! The second version: a threaded group below the thread's own. The process stays where its service put it, with all
-//! that its group means; the weight is one against what else is in that group.
+//! cgroup version 2: a threaded group below the thread's own. The process stays in the group of its service, with all
+//! its settings; the weight counts against the rest of that group.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,10 @@ use super::{
     write,
 };
 
-/// The most that `cpu.weight` takes.
+/// Maximum of `cpu.weight`.
 const MOST_WEIGHT: u64 = 10_000;
 
-/// Groups for whose children the controller was turned on here, and how many of these have threads.
+/// Groups for whose children the controller was enabled here, and the number of their shares.
 static ENABLED: Mutex<BTreeMap<PathBuf, usize>> = Mutex::new(BTreeMap::new());
 
 fn enabled() -> MutexGuard<'static, BTreeMap<PathBuf, usize>> {
@@ -27,7 +27,7 @@ pub(super) fn plan(tid: u32) -> Result<Share, ShareError> {
     plan_below(&mount.join(own.trim_start_matches('/')), tid)
 }
 
-/// `own` is the folder of the thread's group.
+/// `own` is the directory of the thread's group.
 pub(super) fn plan_below(own: &Path, tid: u32) -> Result<Share, ShareError> {
     if !lists_cpu(own, "cgroup.controllers")? {
         let group = own.display().to_string();
@@ -38,9 +38,10 @@ pub(super) fn plan_below(own: &Path, tid: u32) -> Result<Share, ShareError> {
         version: Version::Second,
         group: own.join(name(tid)),
         before: own.to_owned(),
-        controller: match is_on {
-            true => Controller::Found,
-            false => Controller::Requested,
+        controller: if is_on {
+            Controller::Found
+        } else {
+            Controller::Requested
         },
         tid,
     })
@@ -67,7 +68,7 @@ pub(super) fn set_rate(group: &Path, rate_ppm: u32, quota: Quota) -> Result<(), 
     write(group, "cpu.max", format_args!("{quota_us} {period_us}"))
 }
 
-/// Has the group's children be weighed, if they are not.
+/// Enables the controller for the group's children, if it is not.
 fn request_controller(share: &Share) -> Result<(), ShareError> {
     if share.controller == Controller::Requested && !enabled().contains_key(&share.before) {
         write(&share.before, "cgroup.subtree_control", "+cpu")?;
@@ -76,14 +77,14 @@ fn request_controller(share: &Share) -> Result<(), ShareError> {
     Ok(())
 }
 
-/// It stays on while a share that requested it lasts.
+/// Keeps the controller enabled while a share that requested it exists.
 pub(super) fn hold_controller(share: &Share) {
     if share.controller == Controller::Requested {
         *enabled().entry(share.before.clone()).or_insert(0) += 1;
     }
 }
 
-/// The last one turns it off, if it was turned on here.
+/// Disables the controller with the last share, if it was enabled here.
 pub(super) fn release_controller(share: &Share) {
     let mut enabled = enabled();
     let Some(count) = enabled
@@ -99,7 +100,7 @@ pub(super) fn release_controller(share: &Share) {
     }
 }
 
-/// As a process that has just begun.
+/// Resets the state to that of a new process.
 #[cfg(test)]
 pub(super) fn forget_controller(own: &Path) {
     enabled().remove(own);

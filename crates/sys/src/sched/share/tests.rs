@@ -1,4 +1,4 @@
-//! What is written into a group's files; the groups are folders like others here.
+//! What is written to a group's files; the groups are plain directories here.
 
 use std::process;
 
@@ -6,7 +6,7 @@ use super::*;
 
 const TID: u32 = 4711;
 
-/// A folder as the second version's groups are.
+/// A directory like a cgroup of version 2.
 struct Tree(PathBuf);
 
 impl Tree {
@@ -79,14 +79,14 @@ fn a_controller_that_somebody_else_turned_on_stays_on() {
     assert_eq!(tree.has("cgroup.subtree_control"), "cpu\n");
 }
 
-/// As the next process finds it: nothing is known but the records.
+/// As the next process finds it: only the records are known.
 #[test]
 fn shares_of_a_process_that_died_end_by_their_records() {
     let tree = Tree::new("died", "cpu", "");
     let records: Vec<String> = [TID, TID + 1]
         .map(|tid| {
             let share = second::plan_below(&tree.0, tid).unwrap();
-            // What was only planned ends like what has begun.
+            // A share that was only planned ends like one that was begun.
             if tid == TID {
                 share.begin().unwrap();
             }

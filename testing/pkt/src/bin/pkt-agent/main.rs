@@ -1,5 +1,5 @@
-//! `pkt-agent`: makes the calls of a script and tells what came of them. Started plainly its
-//! sockets are the kernel's; under the preload library they are Portolan's.
+//! `pkt-agent`: makes the calls of a script and reports their outcomes. If it is started directly, its
+//! sockets are the kernel's; with the preload library they are Portolan's.
 
 mod options;
 
@@ -13,7 +13,7 @@ use portolan_pkt::segment::pattern;
 use portolan_pkt::wire::now;
 use portolan_posix_check::call::{self, Errno, Fd};
 
-/// What a call gives beside its number.
+/// The results of a call.
 #[derive(Default)]
 struct Found {
     number: i64,
@@ -23,11 +23,11 @@ struct Found {
 
 type Made = Result<Found, Errno>;
 
-/// Bytes of each stream sent so far; datagrams are not in it.
+/// Bytes sent so far on each stream; datagram sockets have no entry.
 static STREAMS: Mutex<Option<HashMap<Fd, u64>>> = Mutex::new(None);
 
 fn main() {
-    // SIGPIPE is ignored by Rust's start-up code, so that EPIPE shows.
+    // Rust's start-up code ignores SIGPIPE, so that calls return EPIPE.
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match serde_json::from_str::<Request>(&line) {
             Ok(request) => {
@@ -57,7 +57,7 @@ fn serve(request: &Request) {
     if let Ok(mut line) = serde_json::to_vec(&answer) {
         line.push(b'\n');
         let mut output = std::io::stdout().lock();
-        // The runner may have ended.
+        // Fails if the runner has ended.
         let _ = output.write_all(&line).and_then(|()| output.flush());
     }
 }
@@ -133,7 +133,7 @@ fn socket(kind: &[String]) -> Made {
         call::socket(domain, libc::SOCK_DGRAM, 0)?
     } else {
         let fd = call::socket(domain, libc::SOCK_STREAM, 0)?;
-        // Portolan's default, whatever the machine's is.
+        // Portolan's default, whatever the machine's default is.
         options::set_congestion(fd, b"cubic")?;
         begin_stream(fd);
         fd
@@ -177,7 +177,7 @@ fn send(fd: Fd, data: &Value, to: Option<SocketAddr>, flags: &[Value]) -> Made {
 fn receive(fd: Fd, most: i64, flags: &[Value]) -> Made {
     let mut buffer = vec![0; most as usize];
     let count = call::receive(fd, &mut buffer, message_flags(flags)?)?;
-    // With MSG_TRUNC it may be more than there was room for.
+    // With MSG_TRUNC the count may exceed the buffer.
     buffer.truncate(count);
     Ok(Found {
         number: count as i64,
@@ -240,7 +240,7 @@ fn ioctl(fd: Fd, request: &[String]) -> Made {
     let request = match request.first().map(String::as_str) {
         Some("SIOCINQ") => libc::FIONREAD,
         Some("SIOCOUTQ") => libc::TIOCOUTQ,
-        // <linux/sockios.h>; libc lacks them.
+        // From <linux/sockios.h>; missing in libc.
         Some("SIOCATMARK") => 0x8905,
         Some("SIOCOUTQNSD") => 0x894b,
         _ => return Err(Errno(libc::ENOSYS)),
@@ -276,7 +276,7 @@ fn poll(fd: Fd, wanted: &[String], time: &[Value]) -> Made {
     })
 }
 
-/// Counts SIGURG about `fd`.
+/// Counts SIGURG signals for `fd`.
 fn watch_urgent(fd: Fd) -> Made {
     call::count_signals(libc::SIGURG, libc::SA_RESTART);
     plain(call::fcntl(fd, libc::F_SETOWN, std::process::id() as i32))

@@ -1,4 +1,4 @@
-//! Socket options by their names.
+//! Socket options by name.
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET, c_int};
 use portolan_pkt::agent::Value;
@@ -88,7 +88,7 @@ pub(crate) fn set(fd: Fd, option: &[String], value: &[Value]) -> Made {
             };
             plain(call::set_option(fd, SOL_SOCKET, libc::SO_LINGER, &linger))
         }
-        // In milliseconds.
+        // Values in milliseconds.
         ("SO_RCVTIMEO" | "SO_SNDTIMEO", [Value::Number(milliseconds)]) => {
             let which = match name {
                 "SO_RCVTIMEO" => libc::SO_RCVTIMEO,
@@ -144,14 +144,14 @@ pub(crate) fn get(fd: Fd, option: &[String]) -> Made {
     }
     let (level, name) = find(option)?;
     let value = call::flag(fd, level, name)?;
-    // An error is answered as an error, so that a script can name it.
+    // A pending error is returned as an error, so that a script can name it.
     if level == SOL_SOCKET && name == libc::SO_ERROR && value != 0 {
         return Err(Errno(value));
     }
     number(value.into())
 }
 
-/// Where fields of `struct tcp_info` lie (`include/uapi/linux/tcp.h`), and how many bytes they have.
+/// Offsets and sizes of the fields of `struct tcp_info` (`include/uapi/linux/tcp.h`).
 const INFO_FIELDS: [(&str, usize, usize); 33] = [
     ("state", 0, 1),
     ("ca_state", 1, 1),

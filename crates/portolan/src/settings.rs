@@ -1,7 +1,7 @@
-//! What the environment asks for (`PORTOLAN` and the variables that begin so).
+//! Settings from the environment (`PORTOLAN` and the variables with that prefix).
 //!
-//! Read once, when the library is loaded: programs clear, replace and change their environment later, and so do their
-//! children of fork. Owns the parsed values; a value that has no meaning is the default's, and is reported once.
+//! Read once, when the library is loaded: programs, and their children of fork, may change their
+//! environment later. An invalid value is replaced by the default, and is reported once.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use portolan_proto::control::{Delivery, MappingChoice};
 use portolan_sys::descriptor;
 
-use crate::socket::table;
+use crate::descriptors;
 
 /// Whether sockets are Portolan's (`PORTOLAN`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -19,7 +19,7 @@ pub(crate) enum Mode {
     /// Portolan if there is a server, else the kernel with one warning.
     #[default]
     Auto,
-    /// Without a server sockets fail.
+    /// Without a server, sockets fail.
     Require,
     Off,
 }
@@ -27,26 +27,26 @@ pub(crate) enum Mode {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Settings {
     pub(crate) mode: Mode,
-    /// Absolute: the program may change its directory.
+    /// Absolute, because the program may change its directory.
     pub(crate) socket: Option<PathBuf>,
     pub(crate) spin_us: Option<u32>,
     pub(crate) delivery: Option<Delivery>,
     pub(crate) mapping: Option<MappingChoice>,
     pub(crate) delegates: Option<bool>,
     pub(crate) layers: Option<PathBuf>,
-    /// One line for each value without a meaning.
+    /// One line for each invalid value.
     complaints: Vec<String>,
 }
 
 static SETTINGS: OnceLock<Settings> = OnceLock::new();
 static HAS_COMPLAINED: AtomicBool = AtomicBool::new(false);
 
-/// Of this process; the first call reads them.
+/// Returns the settings of this process; the first call reads them.
 pub(crate) fn settings() -> &'static Settings {
     SETTINGS.get_or_init(|| Settings::from_variables(|name| std::env::var_os(name)))
 }
 
-/// Reports the values without a meaning, once for a process and its children of fork.
+/// Reports invalid values, once for a process and its children of fork.
 pub(crate) fn complain() {
     let complaints = &settings().complaints;
     if complaints.is_empty() || HAS_COMPLAINED.swap(true, Ordering::Relaxed) {
@@ -57,15 +57,15 @@ pub(crate) fn complain() {
         .for_each(|complaint| complain_of(complaint));
 }
 
-/// One line on standard error, unless that is a connection: it is where a server is started for each connection
-/// (inetd, vsftpd), whose peer would take the line for an answer.
+/// Writes a line to standard error, unless that is a connection: servers that are started for each
+/// connection (inetd, vsftpd) have it there, and the peer would take the line for a reply.
 pub(crate) fn complain_of(complaint: &str) {
     let stderr = rustix::stdio::stderr();
     let is_connection =
-        table::is_ours(libc::STDERR_FILENO) || descriptor::is_network_socket(stderr);
+        descriptors::is_ours(libc::STDERR_FILENO) || descriptor::is_network_socket(stderr);
     if !is_connection {
         let line = format!("portolan: {complaint}\n");
-        // There is nobody to tell that the line could not be written.
+        // There is no place to report that the line could not be written.
         let _ = rustix::io::write(stderr, line.as_bytes());
     }
 }
@@ -83,9 +83,10 @@ impl Settings {
         let names = Delivery::ALL.map(Delivery::name).join(", ");
         let delivery = reader.word("PORTOLAN_DELIVERY", &names, Delivery::from_name);
         let mapping = reader.word("PORTOLAN_DIRECT", "0 or 1", |word| {
-            Some(match switch(word)? {
-                false => MappingChoice::Shared,
-                true => MappingChoice::Direct,
+            Some(if switch(word)? {
+                MappingChoice::Direct
+            } else {
+                MappingChoice::Shared
             })
         });
         let delegates = reader.word("PORTOLAN_DELEGATE", "0 or 1", switch);
@@ -125,7 +126,7 @@ struct Reader<F> {
 }
 
 impl<F: Fn(&str) -> Option<OsString>> Reader<F> {
-    /// An empty variable is as good as none.
+    /// An empty variable counts as unset.
     fn value(&self, name: &str) -> Option<OsString> {
         (self.variable)(name).filter(|value| !value.is_empty())
     }

@@ -1,6 +1,6 @@
-//! Which transmit queue a session goes through: one of its own if something is reserved for its flow or its
-//! port (ADR 11), else the channel's. The server says what is reserved; sessions find their transmit queues
-//! when they come, and all of them anew when that changes.
+//! The transmit queue of each session: its own if something is reserved for its flow or its port
+//! (ADR 11), else the channel's. The server publishes the reservations; a session's queue is chosen
+//! when the session arrives, and again for all sessions when the reservations change.
 
 use std::os::fd::OwnedFd;
 
@@ -11,15 +11,15 @@ use portolan_types::{Instant, Protocol, Slot};
 
 use crate::runtime::Core;
 
-/// What the server said last.
+/// The server's last list of transmit queues.
 #[derive(Debug, Default)]
 pub(crate) struct TxQueueMap {
     main_burst: Option<u32>,
-    /// Those that are open or awaited, flows before ports.
+    /// Open or awaited queues, those for flows before those for ports.
     open: Vec<Open>,
-    /// New ones of which the server waits to hear that their sessions go through them.
+    /// New queues; the server waits for the message that their sessions use them.
     entered: Vec<TxQueueId>,
-    /// No session is to go there any more; what waits there goes first.
+    /// Queues that no session may use any more; they are closed once their backlog is sent.
     leaving: Vec<TxQueueId>,
 }
 
@@ -31,12 +31,12 @@ struct Open {
 }
 
 impl TxQueueMap {
-    /// Is there a transmit queue that sessions are to enter or to leave?
+    /// Is a transmit queue about to be entered or left by sessions?
     pub(crate) fn change(&self) -> bool {
         !(self.entered.is_empty() && self.leaving.is_empty())
     }
 
-    /// The session's transmit queue, and what leaves by it at once.
+    /// Returns the session's transmit queue, and its limit on bursts.
     fn of(&self, session: &Session) -> (TxQueueId, Option<u32>) {
         let own = self.open.iter().find(|open| covers(&open.scope, session));
         match own {
@@ -47,7 +47,7 @@ impl TxQueueMap {
 }
 
 impl Core {
-    /// The server's list of transmit queues, with the taps of those that are new.
+    /// Applies the server's list of transmit queues, with the taps of the new ones.
     pub(crate) fn set_tx_queues(&mut self, now: Instant, tx_queues: TxQueues, taps: Vec<OwnedFd>) {
         let mut taps = taps.into_iter();
         let mut open = Vec::new();
@@ -85,11 +85,11 @@ impl Core {
         for slot in slots {
             self.choose_tx_queue(slot);
         }
-        // Who has waited for his transmit queue goes on.
+        // Sessions that waited for their transmit queue continue.
         self.poll_tx(now);
     }
 
-    /// There is no server any more that would open one.
+    /// Stops waiting for queues that a lost server would have opened.
     pub(crate) fn stop_awaiting_tx_queues(&mut self, now: Instant) {
         let Core {
             tx_queues, channel, ..
@@ -103,13 +103,13 @@ impl Core {
         }
     }
 
-    /// The server is another, which has reserved nothing yet.
+    /// Discards the list, because another server has not reserved anything yet.
     pub(crate) fn forget_tx_queues(&mut self, now: Instant) {
         self.tx_queues = TxQueueMap::default();
         self.choose_tx_queues(now);
     }
 
-    /// Finds the session's transmit queue, when it has come, got another peer, or the transmit queues have changed.
+    /// Chooses the session's transmit queue: when it arrives, gets another peer, or the list changes.
     pub(crate) fn choose_tx_queue(&mut self, slot: Slot) {
         let Some(session) = self.stack.get_mut(slot) else {
             return;
@@ -121,8 +121,8 @@ impl Core {
         self.stack.set_tx_queue(slot, id);
     }
 
-    /// Tells the server which transmit queues their sessions go through, and lets go of those through which nothing goes any
-    /// more.
+    /// Reports the transmit queues that their sessions use by now to the server, and closes those
+    /// that are no longer used.
     pub(crate) fn close_tx_queues(&mut self) {
         let Core {
             stack,

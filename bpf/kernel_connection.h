@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: GPL-2.0 OR Apache-2.0 OR MIT */
+/*
+ * TCP connections of the kernel's stack on a port that is a session's now: the kernel accepted them while
+ * there was no server, or before the program ran on Portolan. Their segments match the listener's binding,
+ * and no flow.
+ */
+#ifndef KERNEL_CONNECTION_H
+#define KERNEL_CONNECTION_H
+
+#include <stdbool.h>
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <linux/tcp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+
+#include "lookup.h"
+#include "parse.h"
+
+/*
+ * A SYN without ACK, which is the listener's in any case: the look-up of the socket is spared. False if IPv6
+ * extension headers hide it.
+ */
+static __always_inline bool opens_connection(hook_context *packet)
+{
+	struct cursor cursor = frame_of(packet);
+	struct ethhdr *eth = cursor.at;
+	struct iphdr *ip = cursor.at + sizeof(*eth);
+	struct tcphdr *tcp = cursor.at + sizeof(*eth) + sizeof(struct ipv6hdr);
+
+	if ((void *)(ip + 1) > cursor.end)
+		return false;
+	if (eth->h_proto == bpf_htons(ETH_P_IP))
+		tcp = (void *)ip + ip->ihl * 4;
+	else if (((struct ipv6hdr *)ip)->nexthdr != IPPROTO_TCP)
+		return false;
+	return (void *)(tcp + 1) <= cursor.end && tcp->syn && !tcp->ack;
+}
+
+static __always_inline struct bpf_sock *find_kernel_socket(hook_context *packet,
+							   const struct filter_key *key)
+{
+	struct bpf_sock_tuple tuple = {};
+
+	if (is_ipv4(&key->local)) {
+		tuple.ipv4.saddr = key->remote.words[3];
+		tuple.ipv4.daddr = key->local.words[3];
+		tuple.ipv4.sport = key->remote_port;
+		tuple.ipv4.dport = key->local_port;
+		return bpf_skc_lookup_tcp(packet, &tuple, sizeof(tuple.ipv4), BPF_F_CURRENT_NETNS,
+					  0);
+	}
+	__builtin_memcpy(tuple.ipv6.saddr, key->remote.words, sizeof(tuple.ipv6.saddr));
+	__builtin_memcpy(tuple.ipv6.daddr, key->local.words, sizeof(tuple.ipv6.daddr));
+	tuple.ipv6.sport = key->remote_port;
+	tuple.ipv6.dport = key->local_port;
+	return bpf_skc_lookup_tcp(packet, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
+}
+
+/* Of a packet that only a binding claims. */
+static __always_inline bool is_of_kernel_connection(hook_context *packet,
+						    const struct filter_key *key)
+{
+	struct bpf_sock *socket;
+	bool is_connection;
+
+	if (key->protocol != IPPROTO_TCP || opens_connection(packet))
+		return false;
+	socket = find_kernel_socket(packet, key);
+	if (!socket)
+		return false;
+	is_connection = socket->state != BPF_TCP_LISTEN;
+	bpf_sk_release(socket);
+	return is_connection;
+}
+
+#endif
