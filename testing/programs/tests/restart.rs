@@ -268,9 +268,13 @@ family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])), family=family)
 while True:
     connection, _ = listener.accept()
-    connection.recv(100)
-    connection.sendall(b"accepted")
-    connection.close()
+    try:
+        connection.recv(100)
+        connection.sendall(b"accepted")
+        connection.close()
+    except ConnectionError:
+        # Its server went while it was open.
+        pass
 "#;
 
 fn blocking(bed: &Bed, options: &[&str]) -> Background {
