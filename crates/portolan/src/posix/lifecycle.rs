@@ -83,6 +83,8 @@ pub fn shutdown(fd: RawFd, how: i32) -> Outcome<()> {
         // Linux's `inet_shutdown` disconnects it; who waits for the outcome hears of a reset.
         SocketPhase::Connecting => {
             socket.set_error(libc::ECONNRESET);
+            // The next `connect` opens anew.
+            socket.take_news();
             return reset_to_idle(process, fd, &socket);
         }
         SocketPhase::Idle if socket.protocol == Protocol::Udp => {}
