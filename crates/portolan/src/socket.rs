@@ -651,7 +651,8 @@ impl Socket {
                 } else {
                     0
                 };
-                error | OUT | HUP | ended | self.shut_readiness()
+                // Unlike the error of a connection, that of an open which was given up is nothing to read.
+                (error & ERR) | OUT | HUP | ended | self.shut_readiness()
             }
             SocketPhase::Idle => error | OUT | self.shut_readiness(),
             SocketPhase::Closed => HUP | ERR,

@@ -107,18 +107,27 @@ impl Side {
         SocketAddr::new(self.remote, port)
     }
 
-    /// Returns an address on the same link that no host has.
+    pub fn is_within_one_host(&self) -> bool {
+        self.local == self.remote
+    }
+
+    /// On the same link, and nobody's; within one host the host's own.
     pub fn nowhere(&self, port: u16) -> SocketAddr {
-        let ip = match self.remote {
+        SocketAddr::new(self.nobody(99), port)
+    }
+
+    /// One of the addresses that are nobody's: a host that has looked for one in vain knows of that for a while.
+    pub fn nobody(&self, number: u8) -> IpAddr {
+        match self.remote {
             IpAddr::V4(v4) => {
                 let [a, b, c, _] = v4.octets();
-                IpAddr::from([a, b, c, 99])
+                IpAddr::from([a, b, c, number])
             }
             IpAddr::V6(v6) => {
-                std::net::Ipv6Addr::from_bits((v6.to_bits() & !0xffff) | 0x9999).into()
+                let number = 0x9900 | u128::from(number);
+                std::net::Ipv6Addr::from_bits((v6.to_bits() & !0xffff) | number).into()
             }
-        };
-        SocketAddr::new(ip, port)
+        }
     }
 
     pub fn is_v6(&self) -> bool {

@@ -1,7 +1,7 @@
 //! UDP sockets with the kernel's participation: datagrams unread on a socket that is passed on,
 //! datagrams sent past the packet filter, and rare calls. Each behaves as on the kernel's stack.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, UdpSocket};
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
@@ -18,6 +18,7 @@ const LISTENER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/listener.p
 
 const PORT: u16 = 7060;
 const GROUP: &str = "239.77.0.7";
+const GROUP_V6: &str = "ff05::77:7";
 
 /// More time than a datagram takes.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -137,22 +138,20 @@ fn rare_calls_do_what_they_do_on_the_kernels_sockets() {
     assert_eq!(lines(said(Stack::Portolan)), kernel);
 }
 
-/// Returns what a host on the link receives from one that sends in all ways, with the counts.
-fn heard(stack: Stack) -> Vec<String> {
-    let bed = Bed::switched().unwrap_or_else(|error| panic!("no bed: {error}"));
+/// What a host on the link hears of one that sends in every way, and how often.
+fn heard(bed: &Bed, stack: Stack) -> Vec<String> {
+    let [peer, group, broadcast] = match bed.client.address {
+        IpAddr::V4(_) => ["10.77.0.3", GROUP, "10.77.0.255"],
+        IpAddr::V6(_) => ["fd77::3", GROUP_V6, "ff02::1%eth0"],
+    };
     let guest = bed.guest(3);
     let mut listener = guest.exec(PYTHON);
-    listener.args([LISTENER, GROUP, &PORT.to_string(), INTERFACE]);
+    listener.args([LISTENER, group, &PORT.to_string(), INTERFACE]);
     let listener = Daemon::start(listener, Ready::Line("ready".to_owned()));
-    let peer: SocketAddr = "10.77.0.3:0".parse().expect("an address");
     let mut sender = bed.command(Side::Client, stack, PYTHON);
     sender
-        .args([
-            SENDERS,
-            &bed.client.address.to_string(),
-            &peer.ip().to_string(),
-        ])
-        .args([&PORT.to_string(), GROUP, "10.77.0.255"]);
+        .args([SENDERS, &bed.client.address.to_string(), peer])
+        .args([&PORT.to_string(), group, broadcast, INTERFACE]);
     run(&mut sender).expect("it ends");
     let is_over = || listener.output().contains("broadcast");
     assert!(eventually(LIMIT, is_over), "{}", listener.output());
@@ -165,7 +164,13 @@ fn heard(stack: Stack) -> Vec<String> {
 
 #[test]
 fn every_datagram_leaves_once_from_whatever_socket() {
-    let kernel = heard(Stack::Kernel);
-    assert!(kernel.len() > 9, "{kernel:#?}");
-    assert_eq!(heard(Stack::Portolan), kernel);
+    let bed = || Bed::switched().unwrap_or_else(|error| panic!("no bed: {error}"));
+    compare_what_is_heard(bed, 9);
+    compare_what_is_heard(|| bed().over_ipv6(), 7);
+}
+
+fn compare_what_is_heard(bed: impl Fn() -> Bed, more_than: usize) {
+    let kernel = heard(&bed(), Stack::Kernel);
+    assert!(kernel.len() > more_than, "{kernel:#?}");
+    assert_eq!(heard(&bed(), Stack::Portolan), kernel);
 }

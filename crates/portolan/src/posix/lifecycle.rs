@@ -84,6 +84,8 @@ pub fn shutdown(fd: RawFd, how: i32) -> Outcome<()> {
         // Linux's `inet_shutdown` disconnects it; threads that wait for the outcome get a reset.
         SocketPhase::Connecting => {
             socket.set_error(libc::ECONNRESET);
+            // The next `connect` opens anew.
+            socket.take_news();
             return reset_to_idle(process, fd, &socket);
         }
         SocketPhase::Idle if socket.protocol == Protocol::Udp => {}

@@ -276,3 +276,25 @@ impl Writer {
         self.at += bytes.len();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn the_figures_of_bbr_lie_as_in_linux() {
+        let figures = BbrInfo {
+            bandwidth: 0x0102_0304_0506_0708,
+            min_rtt: Some(Duration::from_micros(1_500)),
+            pacing_gain: 739,
+            cwnd_gain: 512,
+        };
+        let words: Vec<u32> = of_bbr(figures)
+            .chunks(4)
+            .map(|word| u32::from_ne_bytes(word.try_into().expect("four bytes")))
+            .collect();
+        assert_eq!(words, [0x0506_0708, 0x0102_0304, 1_500, 739, 512]);
+    }
+}

@@ -235,7 +235,14 @@ fn bbr_finds_the_rate_of_the_path_and_keeps_its_queue_short() {
             cc.cwnd()
         );
         assert!(cc.is_consistent());
+        let told = cc.info().expect("it is BBR");
+        assert!((low..high).contains(&told.bandwidth), "{told:?} of {rate}");
+        assert!(told.min_rtt >= Some(Duration::from_millis(20)), "{told:?}");
+        assert!([192, 256, 320].contains(&told.pacing_gain), "{told:?}");
+        assert_eq!(told.cwnd_gain, 512);
     }
+    let at_first = new(CongestionKind::Bbr).info();
+    assert_eq!(at_first, Some(BbrInfo::default()));
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! connect, blocking and non-blocking, successful and refused, and calls on an unconnected socket.
 
-use std::net::SocketAddr;
+use std::{net::SocketAddr, thread, time::Duration};
 
-use libc::{MSG_NOSIGNAL, POLLOUT, SHUT_RDWR, SOCK_NONBLOCK, sockaddr_in};
+use libc::{MSG_NOSIGNAL, POLLIN, POLLOUT, SHUT_RDWR, SHUT_WR, SOCK_NONBLOCK, sockaddr_in};
 
 use crate::{
     call::{self, DATAGRAM, STREAM},
@@ -11,7 +11,7 @@ use crate::{
 };
 
 pub fn run(side: &mut Side) {
-    let (open, closed) = (side.port(), side.port());
+    let (open, closed, early) = (side.port(), side.port(), side.port());
     if side.is_server() {
         side.listener(open);
     }
@@ -23,6 +23,34 @@ pub fn run(side: &mut Side) {
         in_progress(side, open, closed);
         twice(side, open);
         addresses(side, open);
+    }
+    side.step();
+    unlooked(side, early);
+}
+
+/// A connection that its program never looks at is one nevertheless: shut down or closed it ends in order.
+fn unlooked(side: &mut Side, port: u16) {
+    let listener = side.is_server().then(|| side.listener(port));
+    for way in ["shut down", "closed"] {
+        side.step();
+        if let Some(listener) = listener {
+            let (accepted, _) = call::accept(listener, 0).expect("accept");
+            let mut buffer = [0; 8];
+            let answer = call::receive(accepted, &mut buffer, 0);
+            side.report(&format!("unlooked, {way}: the end"), told(answer));
+            call::close(accepted).expect("close");
+            continue;
+        }
+        let socket = side.socket(STREAM | SOCK_NONBLOCK);
+        // The server may have answered by now where both are on one host.
+        let _ = call::connect(socket, side.there(port));
+        thread::sleep(Duration::from_millis(100));
+        if way == "shut down" {
+            let answer = call::shutdown(socket, SHUT_WR);
+            side.report("unlooked: shutdown", told(answer));
+            call::wait_for(socket, POLLIN);
+        }
+        call::close(socket).expect("close");
     }
     side.step();
 }

@@ -43,7 +43,7 @@ pub fn run(side: &mut Side) {
     woken(side, &sockets);
     polled(side, &sockets);
     // Over a wire it follows from when windows open, too.
-    if side.here(0) == side.there(0) {
+    if side.is_within_one_host() {
         room(side, &sockets);
     }
     ended(side, &sockets);

@@ -1,16 +1,19 @@
 //! Several threads on one socket.
 
 use std::{
+    net::SocketAddr,
     sync::mpsc::{Receiver, channel},
     thread,
     time::Duration,
 };
 
-use libc::{MSG_WAITALL, SHUT_RDWR};
+use libc::{
+    EPOLL_CTL_ADD, EPOLLIN, EPOLLOUT, MSG_WAITALL, POLLIN, POLLOUT, SHUT_RDWR, SOCK_NONBLOCK,
+};
 
 use crate::{
-    call::{self, Fd},
-    show::{read_text, worked},
+    call::{self, Fd, STREAM},
+    show::{events, read_text, told, worked},
     side::Side,
 };
 
@@ -18,6 +21,7 @@ pub(super) const MOMENT: Duration = Duration::from_millis(100);
 
 pub fn run(side: &mut Side) {
     shut_down(side);
+    connecting_shut_down(side);
     listener_shut_down(side);
     closed(side);
     both_ways(side);
@@ -55,6 +59,51 @@ fn shut_down(side: &mut Side) {
         side.report("shutdown wakes a receiver", outcome(&thread));
     }
     side.step();
+}
+
+/// Nobody answers.
+fn connecting_shut_down(side: &mut Side) {
+    if side.is_server() || side.is_within_one_host() {
+        return;
+    }
+    let there = SocketAddr::new(side.nobody(97), 9);
+    let socket = side.socket(STREAM);
+    let thread = blocked(move || worked(call::connect(socket, there)));
+    let answer = call::shutdown(socket, SHUT_RDWR);
+    side.report("shutdown while another connects", worked(answer));
+    side.report("shutdown wakes who connects", outcome(&thread));
+    call::close(socket).expect("close");
+    for way in ["poll", "epoll"] {
+        let socket = side.socket(STREAM | SOCK_NONBLOCK);
+        let answer = call::connect(socket, there);
+        side.report(&format!("{way}: connect"), worked(answer));
+        let wait = match way {
+            "poll" => polled,
+            _ => watched,
+        };
+        let thread = blocked(move || wait(socket));
+        let answer = call::shutdown(socket, SHUT_RDWR);
+        side.report(&format!("{way}: shutdown"), worked(answer));
+        side.report(
+            &format!("{way}: shutdown wakes a watcher"),
+            outcome(&thread),
+        );
+        call::close(socket).expect("close");
+    }
+}
+
+fn polled(socket: Fd) -> String {
+    let found = call::poll(&[(socket, POLLIN | POLLOUT)], 2000);
+    told(found.map(|(_, found)| events(found[0])))
+}
+
+fn watched(socket: Fd) -> String {
+    let set = call::epoll_create(0).expect("an epoll");
+    call::epoll_control(set, EPOLL_CTL_ADD, socket, EPOLLIN | EPOLLOUT, 1).expect("EPOLL_CTL_ADD");
+    let found = call::epoll_wait(set, 1, 2000).expect("epoll_wait");
+    let found = found.first().map(|(_, bits)| events(*bits as i16));
+    call::close(set).expect("close");
+    found.unwrap_or_default()
 }
 
 fn listener_shut_down(side: &mut Side) {

@@ -1,11 +1,11 @@
 //! SO_RCVTIMEO and SO_SNDTIMEO.
 
-use std::time::Duration;
+use std::{fmt::Display, net::SocketAddr, time::Duration};
 
 use libc::{SO_RCVTIMEO, SO_SNDTIMEO, SOL_SOCKET, timeval};
 
 use crate::{
-    call::{self, DATAGRAM, Fd},
+    call::{self, Answer, DATAGRAM, Fd, STREAM},
     show::{timed, told},
     side::Side,
 };
@@ -17,9 +17,18 @@ pub fn run(side: &mut Side) {
     if !side.is_server() {
         receiving(side, "receive", socket);
         receiving(side, "datagram", side.socket(DATAGRAM));
-        before_now(side, "receive before now", socket);
-        before_now(side, "datagram before now", side.socket(DATAGRAM));
+        before_now(side, "receive before now", (socket, SO_RCVTIMEO), receive);
+        let datagrams = side.socket(DATAGRAM);
+        before_now(
+            side,
+            "datagram before now",
+            (datagrams, SO_RCVTIMEO),
+            receive,
+        );
         accepting(side);
+        if !side.is_within_one_host() {
+            connecting(side);
+        }
         sending(side, socket);
     }
     side.step();
@@ -39,15 +48,37 @@ fn receiving(side: &Side, check: &str, socket: Fd) {
     side.report(check, format!("{} {time}", told(answer)));
 }
 
-/// A negative time-out expires at once.
-fn before_now(side: &Side, check: &str, socket: Fd) {
+/// A negative time is over at once.
+fn before_now<T: Display>(
+    side: &Side,
+    check: &str,
+    (socket, option): (Fd, i32),
+    act: impl FnOnce(Fd) -> Answer<T>,
+) {
     let time = timeval {
         tv_sec: -5,
         tv_usec: 0,
     };
-    call::set_option(socket, SOL_SOCKET, SO_RCVTIMEO, &time).expect("a time-out");
-    let (answer, time) = timed(Duration::ZERO, || call::receive(socket, &mut [0; 16], 0));
+    call::set_option(socket, SOL_SOCKET, option, &time).expect("a time-out");
+    let (answer, time) = timed(Duration::ZERO, || act(socket));
     side.report(check, format!("{} {time}", told(answer)));
+}
+
+fn receive(socket: Fd) -> Answer<usize> {
+    call::receive(socket, &mut [0; 16], 0)
+}
+
+/// To who never answers.
+fn connecting(side: &Side) {
+    let there = SocketAddr::new(side.nobody(98), 9);
+    let socket = side.socket(STREAM);
+    before_now(
+        side,
+        "connect before now",
+        (socket, SO_SNDTIMEO),
+        |socket| call::connect(socket, there),
+    );
+    call::close(socket).expect("close");
 }
 
 fn accepting(side: &Side) {
@@ -55,6 +86,12 @@ fn accepting(side: &Side) {
     set(listener, SO_RCVTIMEO);
     let (answer, time) = timed(WAIT, || call::accept_quietly(listener));
     side.report("accept", format!("{} {time}", told(answer)));
+    before_now(
+        side,
+        "accept before now",
+        (listener, SO_RCVTIMEO),
+        |listener| call::accept_quietly(listener),
+    );
 }
 
 /// Sends until nothing has been accepted for longer than the answer to a window probe takes, after which
@@ -81,4 +118,7 @@ fn sending(side: &Side, socket: Fd) {
     fill(socket, &plenty);
     let (answer, time) = timed(WAIT, || call::send(socket, &plenty, 0));
     side.report("send again", format!("{} {time}", told(answer)));
+    before_now(side, "send before now", (socket, SO_SNDTIMEO), |socket| {
+        call::send(socket, &plenty, 0)
+    });
 }
