@@ -17,6 +17,8 @@ pub struct Relay {
     pub hung_up: bool,
     /// And bytes lay in it that nobody had read.
     pub left_unread: bool,
+    /// Nothing is moved before a thread has read what lies in the descriptor.
+    pub is_suspended: bool,
     /// Bytes that may still go to the descriptor before its last holder has had time to come back.
     pub allowance: Option<usize>,
     /// For what is held.

@@ -31,8 +31,10 @@ pub enum Timer {
     Budgets,
     TxQueues(ChannelId),
     Links,
-    /// Requests that wait for copies of a descriptor to be closed.
-    PendingCaches,
+    /// Relays whose descriptors others have, too, at the end that is the server's.
+    ForeignEnds,
+    /// Requests that wait for what is being closed.
+    PendingCloses,
     /// Memory of programs that have gone goes back to the kernel.
     FreeMemory,
     Watchdog,

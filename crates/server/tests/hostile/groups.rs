@@ -19,7 +19,7 @@ const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 77, 1, 1));
 /// More requests than anybody may have granted.
 const FLOOD: u32 = 500;
 
-fn bind(library: &mut Library) -> (SessionId, Near) {
+pub fn bind(library: &mut Library) -> (SessionId, Near) {
     let (reply, near) = library.bind(Protocol::Udp, SocketAddr::new(Bed::A4, 0), Slot(0));
     match reply {
         ReplyBody::Bound { session, .. } => (session, near),
@@ -48,12 +48,24 @@ fn ask(library: &mut Library, session: SessionId, change: GroupChange) -> ReplyB
     library.client.ask_with(request, &[]).0
 }
 
-fn join(library: &mut Library, session: SessionId) {
+pub fn join(library: &mut Library, session: SessionId) {
     let reply = ask(library, session, change(GroupAction::Join, GROUP, None));
     assert!(matches!(reply, ReplyBody::Joined { .. }), "{reply:?}");
 }
 
-fn kernel_socket(library: &mut Library, session: SessionId) -> OwnedFd {
+/// Leaves what [`join`] joined, without waiting for an answer.
+pub fn leave_unheard(library: &mut Library, session: SessionId) {
+    let metastate = library.metastate();
+    let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
+    let change = GroupChange {
+        interface: device.index,
+        ..change(GroupAction::Leave, GROUP, None)
+    };
+    let request = RequestBody::Group { session, change };
+    library.client.send(request, &[]);
+}
+
+pub fn kernel_socket(library: &mut Library, session: SessionId) -> OwnedFd {
     let (reply, mut fds) = library.client.ask_with(
         RequestBody::KernelSocket {
             session,
