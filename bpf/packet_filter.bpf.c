@@ -23,6 +23,7 @@
 #include "raw.h"
 #include "search.h"
 #include "settings.h"
+#include "stray.h"
 
 /* What the server injects may be for a loopback address, which no frame of a network is. */
 enum origin {
@@ -126,6 +127,11 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 			remember(skb, &key, &piece, row, flags);
 		if (is_refused) {
 			count(receive_drop_martian);
+			return TC_ACT_SHOT;
+		}
+		if (row && origin == FROM_NETWORK && !piece.is_fragment &&
+		    is_stray_too_many(skb, row, &key, flags)) {
+			count(receive_drop_stray);
 			return TC_ACT_SHOT;
 		}
 		break;

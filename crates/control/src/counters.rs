@@ -34,6 +34,7 @@ counters! {
     sessions_refused = "budget_sessions_refused",
     bindings_refused = "budget_bindings_refused",
     shared_ports_refused = "budget_shared_ports_refused",
+    groups_refused = "budget_groups_refused",
     /// Lists that were not given, since the answer before was not read yet.
     lists_refused = "budget_lists_refused",
     /// Times that requests of a user waited for the next turn.

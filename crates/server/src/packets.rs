@@ -327,10 +327,11 @@ impl Server {
         };
         let answer = answer_by_cookie(&self.secret, flow, header, &config, self.now);
         let ip = self.handshake_options(listener).ip;
+        // It may be acknowledged before the call returns.
+        self.note_cookies();
         if send_segment(flow, ip, &answer, &self.routes, &mut self.wire) {
             self.control.counters.cookies_sent += 1;
             self.count_cookies(listener, |cookies| cookies.sent += 1);
-            self.cookie_clock.note(self.now);
             self.note_unkept(listener, flow);
             self.rx_throttle.give_way(self.now);
         }

@@ -55,7 +55,7 @@ use crate::random::{random_bytes, random_u64};
 use crate::raw::RawFlows;
 use crate::requests::PendingClose;
 use crate::supervisor::Supervisor;
-use crate::udp::sharing::Sharing;
+use crate::udp::sharing::{GROUPS, Sharing};
 use crate::user_threads::UserThreads;
 use crate::wake_directory::WakeDirectory;
 use crate::watch::hooks::HookWatch;
@@ -200,6 +200,8 @@ pub struct Server {
     pub(crate) inject: TapWire,
     pub(crate) frame: Vec<u8>,
     pub(crate) cookie_clock: CookieClock,
+    /// Until when the filter need not be told that cookies go out.
+    pub(crate) cookies_noted: Instant,
     pub(crate) rx_throttle: RxThrottle,
     pub(crate) reset_limit: ResetLimit,
     pub(crate) early: EarlyFragments,
@@ -263,6 +265,7 @@ impl Server {
             flows: FLOWS,
             bindings: config.limits.bindings + RAW_BINDINGS,
             shared: config.limits.shared_ports,
+            groups: GROUPS.total as u32,
             channels: config.limits.processes + 1 + rings::RINGS,
         };
         let mut filter = Filter::load(&limits, &config.filter_settings())?;
@@ -345,6 +348,7 @@ impl Server {
             inject,
             frame: Vec::new(),
             cookie_clock: CookieClock::default(),
+            cookies_noted: now,
             rx_throttle: RxThrottle::default(),
             reset_limit: ResetLimit::default(),
             early: EarlyFragments::default(),

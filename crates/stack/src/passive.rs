@@ -18,7 +18,7 @@ use crate::backlog::CookieUse;
 use crate::routes::Path;
 
 /// Twice the age at which the engine refuses a cookie.
-const COOKIE_LIFETIME: Duration = Duration::from_secs(240);
+pub const COOKIE_LIFETIME: Duration = Duration::from_secs(240);
 
 /// The least receive buffer that a connection starts with.
 const RECEIVE_BUFFER_MIN: u32 = 4096;

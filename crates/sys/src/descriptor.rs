@@ -158,7 +158,9 @@ pub fn socket_option(fd: impl AsFd, level: i32, name: i32, value: &mut [u8]) -> 
 pub fn priority_takes_lock() -> bool {
     let name = rustix::system::uname();
     let release = name.release().to_string_lossy();
-    let mut numbers = release.split(['.', '-']).map_while(|word| word.parse().ok());
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|word| word.parse().ok());
     let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     version < (6, 7)
 }

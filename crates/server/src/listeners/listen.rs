@@ -178,7 +178,7 @@ impl Server {
         let local = session.local;
         let claim = session.claim.ok_or(Errno::INVAL)?;
         let rows = BindingKey::of(Protocol::Tcp, local, session.v6_only).count();
-        self.control.registry.charge_bindings(id, rows)?;
+        self.control.registry.charge_listener(id, rows)?;
         // First the row: a handshake that the kernel begins is cut off when the filter takes the rest of it.
         self.input(Input::Listens(id));
         if let Err(errno) = self.listen_at_kernel(id, claim, backlog) {

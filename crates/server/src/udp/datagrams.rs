@@ -334,11 +334,15 @@ impl Server {
             (Err(errno), _) => return Err(Errno(errno.raw_os_error())),
         }
         match (change.action, change.source) {
-            (GroupAction::Join, _) if self.has_room_for_group(id, (group, interface)) => {
-                self.join_group(id, group, interface);
+            (GroupAction::Join, _) => {
+                let joined = match self.has_room_for_group(id, (group, interface)) {
+                    true => self.join_group(id, group, interface),
+                    false => Err(Errno::NOBUFS),
+                };
+                if joined.is_err() {
+                    return self.undo_join(id, change);
+                }
             }
-            // Others have joined meanwhile.
-            (GroupAction::Join, _) => return self.undo_join(id, change),
             (GroupAction::Leave, None) => self.leave_group(id, group, interface),
             // With its last source a membership may end: its library knows, and says so.
             _ => {}

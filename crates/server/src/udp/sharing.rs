@@ -8,8 +8,26 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use portolan_control::sharing::Deal;
 use portolan_control::{Budget, Charge, Limit};
-use portolan_proto::filter::BindingKey;
+use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_types::SessionId;
+
+/// Lists of groups' members, one for each port, group and device: the filter's table has room for so many.
+pub const GROUPS: Limit = Limit {
+    total: 2048,
+    per_user: 512,
+    reserve: 128,
+};
+
+/// Those who get copies, as the filter's table has them.
+#[derive(Debug, Default)]
+struct Members(Vec<FlowRow>);
+
+/// Of a group. The first member of it pays.
+#[derive(Debug)]
+struct Listed {
+    members: Members,
+    charge: Charge,
+}
 
 /// What the server keeps of shared endpoints and of groups.
 #[derive(Debug)]
@@ -17,8 +35,9 @@ pub struct Sharing {
     bindings: HashMap<BindingKey, Binding>,
     /// UDP sessions by their port.
     ports: HashMap<u16, Ordered>,
-    /// How many members the filter's table lists.
-    listed: BTreeMap<(u16, IpAddr, u32), usize>,
+    /// Members that the filter's table lists.
+    listed: BTreeMap<(u16, IpAddr, u32), Listed>,
+    groups: Budget,
     /// Endpoints and ports that sessions have left, and whose rows do not say so yet: thousands may leave one at once, and
     /// each time all its rows are written.
     left: HashSet<BindingKey>,
@@ -75,7 +94,7 @@ struct Binding {
     charge: Option<Charge>,
     /// Channels and their classes.
     senders: BTreeMap<u32, u16>,
-    members: usize,
+    members: Members,
 }
 
 impl Sharing {
@@ -88,6 +107,7 @@ impl Sharing {
             bindings: HashMap::new(),
             ports: HashMap::new(),
             listed: BTreeMap::new(),
+            groups: Budget::new(GROUPS),
             left: HashSet::new(),
             left_ports: HashSet::new(),
             deals: Budget::new(deals),
@@ -97,6 +117,11 @@ impl Sharing {
     /// Endpoints that could not be dealt.
     pub fn refused(&self) -> u64 {
         self.deals.refused()
+    }
+
+    /// Groups that could not be listed.
+    pub fn refused_groups(&self) -> u64 {
+        self.groups.refused()
     }
 
     fn sessions_at(&self, port: u16) -> Vec<SessionId> {
