@@ -335,7 +335,7 @@ fn a_file_whose_close_waits_holds_nobody_up() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let before = open_files_at_rest(&server);
     let meter = Meter::start(&bed);
     with_own_descriptors(|| {
@@ -364,7 +364,7 @@ fn closes_that_wait_are_so_many_and_no_more() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let before = (open_files_at_rest(&server), threads(&server));
     let meter = Meter::start(&bed);
     with_own_descriptors(|| {
@@ -397,7 +397,7 @@ fn a_right_that_does_not_answer_holds_nobody_up() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let meter = Meter::start(&bed);
     with_own_descriptors(|| {
         let file = StallingFile::mount();
@@ -449,7 +449,7 @@ fn a_kernel_socket_whose_sender_waits_holds_nobody_up() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let meter = Meter::start(&bed);
     with_own_descriptors(|| {
         let file = StallingFile::mount();
