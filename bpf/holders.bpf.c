@@ -16,7 +16,10 @@
 #define PIDTYPE_TGID 1
 #define AF_UNIX 1
 
-/* The kernel's types, as far as used; the layouts come from its BTF. */
+/* Numbers of one process that are looked at: a millisecond's worth. */
+#define TABLE_MAX 65536
+
+/* The kernel's own, as far as they are looked at; their layouts come from its BTF. */
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 typedef struct {
@@ -152,6 +155,9 @@ static __noinline __u32 descriptors_behind(__u32 connection, struct file *wanted
 	if (!task)
 		return 0;
 	table = BPF_CORE_READ(task, files, fdt);
+	/* Who makes his table so long has the rest of it for nobody to look at: the descriptor counts as somebody else's. */
+	if (BPF_CORE_READ(table, max_fds) > TABLE_MAX)
+		return 0;
 	search.table = BPF_CORE_READ(table, fd);
 	bpf_loop(BPF_CORE_READ(table, max_fds), compare, &search, 0);
 	return search.found;

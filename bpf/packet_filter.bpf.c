@@ -24,6 +24,7 @@
 #include "raw.h"
 #include "search.h"
 #include "settings.h"
+#include "stray.h"
 
 /* The server may inject packets to loopback addresses, which never arrive from a network. */
 enum origin {
@@ -133,6 +134,11 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 		}
 		if (is_kernels)
 			count(receive_pass_connection);
+		if (row && origin == FROM_NETWORK && !piece.is_fragment &&
+		    is_stray_too_many(skb, row, &key, flags)) {
+			count(receive_drop_stray);
+			return TC_ACT_SHOT;
+		}
 		break;
 	case PARSED_LATER_FRAGMENT:
 		if (!may_be_ours(&key)) {

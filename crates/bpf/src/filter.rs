@@ -34,6 +34,8 @@ pub struct Limits {
     pub bindings: u32,
     /// Bindings shared by several sockets.
     pub shared: u32,
+    /// Lists of groups' members.
+    pub groups: u32,
     pub channels: u32,
 }
 

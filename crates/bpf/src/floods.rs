@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use portolan_proto::filter::{
     BindingKey, FilterKey, Flood, FloodSeen, PathKey, RETURN_PATHS, ReturnPath,
 };
-use portolan_types::FlowKey;
+use portolan_types::{FlowKey, Instant};
 
 use crate::error::{LoadError, TableError};
 use crate::objects::Objects;
@@ -16,6 +16,7 @@ pub struct Floods {
     floods: Table<BindingKey, Flood>,
     count: Table<u32, u32>,
     spared: Table<FilterKey, u8>,
+    cookies_until: Table<u32, u64>,
     paths: Table<PathKey, ReturnPath>,
     /// The contents of `paths`.
     known_paths: HashMap<PathKey, ReturnPath>,
@@ -29,6 +30,7 @@ impl Floods {
             floods: Table::of(objects, "floods")?,
             count: Table::of(objects, "flood_count")?,
             spared: Table::of(objects, "spared_flows")?,
+            cookies_until: Table::of(objects, "cookies_until")?,
             paths: Table::of(objects, "return_paths")?,
             known_paths: HashMap::new(),
             known: HashMap::new(),
@@ -66,7 +68,12 @@ impl Floods {
         self.count.set(&0, &(self.known.len() as u32))
     }
 
-    /// Numbers of a listener's SYNs that the filter has answered and dropped since the flood began.
+    /// Lets all segments to listeners through until then: acknowledgements of cookies may be among them.
+    pub fn expect_cookies(&self, until: Instant) -> Result<(), TableError> {
+        self.cookies_until.set(&0, &until.as_nanos())
+    }
+
+    /// SYNs of a listener that the filter has dealt with since it is flooded.
     pub fn seen(&self, binding: &BindingKey) -> FloodSeen {
         let flood = self.floods.read(binding);
         flood.map_or_else(FloodSeen::default, |flood| FloodSeen {

@@ -4,7 +4,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use libbpf_rs::{ErrorKind, MapCore, MapHandle, Object, ObjectBuilder, OpenObject};
 
-use portolan_proto::filter::{FilterSettings, HANDLES, SHARE_BUCKETS};
+use portolan_proto::filter::{FilterSettings, HANDLES, MEMBERS_MAX, SHARE_BUCKETS};
 use zerocopy::IntoBytes;
 
 use crate::error::LoadError;
@@ -53,6 +53,8 @@ fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> Option<u32>
         "flows" => Some(limits.flows),
         // Each socket that shares a binding has a row of its own in it.
         "bindings" | "senders" => Some(limits.bindings),
+        // And in its list, beside those of groups.
+        "members" => Some(limits.bindings + limits.groups.saturating_mul(MEMBERS_MAX as u32)),
         "shares" => Some(limits.shared.saturating_mul(SHARE_BUCKETS)),
         "channels" | "losses" | "rings" | "doorbells" | "attentions" => Some(limits.channels),
         // Some channels have several taps.

@@ -34,7 +34,8 @@ counters! {
     sessions_refused = "budget_sessions_refused",
     bindings_refused = "budget_bindings_refused",
     shared_ports_refused = "budget_shared_ports_refused",
-    /// Lists refused because the previous answer was still unread.
+    groups_refused = "budget_groups_refused",
+    /// Lists that were not given, since the answer before was not read yet.
     lists_refused = "budget_lists_refused",
     /// Times that requests of a user waited for the next turn.
     slices_spent = "budget_turns_spent",

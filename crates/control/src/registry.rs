@@ -123,10 +123,20 @@ impl Registry {
         Ok(())
     }
 
-    /// Releases the charge for rows in the table of bindings.
+    /// The same for a session that is to listen, which takes more of the server's than others.
+    pub fn charge_listener(&mut self, id: SessionId, rows: usize) -> Result<(), Errno> {
+        self.charge_bindings(id, rows)?;
+        let session = self.sessions.get_mut(&id).ok_or(Errno::BADF)?;
+        session.listening = None;
+        session.listening = Some(self.session_budget.charge(session.uid, 1)?);
+        Ok(())
+    }
+
+    /// Charges for no rows any more.
     pub fn release_bindings(&mut self, id: SessionId) {
         if let Some(session) = self.sessions.get_mut(&id) {
             session.bindings = None;
+            session.listening = None;
         }
     }
 

@@ -17,7 +17,9 @@ pub struct Relay {
     pub hung_up: bool,
     /// The descriptor was closed with unread bytes in it.
     pub left_unread: bool,
-    /// Bytes that may still be written to the descriptor before its last holder has had time to take the session back.
+    /// Nothing is moved before a thread has read what lies in the descriptor.
+    pub is_suspended: bool,
+    /// Bytes that may still go to the descriptor before its last holder has had time to come back.
     pub allowance: Option<usize>,
     /// Charge for the bytes held.
     pub(crate) charge: Option<Charge>,

@@ -156,6 +156,8 @@ pub struct SessionEntry {
     pub(crate) _charge: Charge,
     /// Charge for its rows in the table of bindings.
     pub(crate) bindings: Option<Charge>,
+    /// While it listens: it takes as many descriptors as two sessions.
+    pub(crate) listening: Option<Charge>,
 }
 
 impl SessionEntry {
@@ -348,6 +350,7 @@ impl Opening {
             relayed_to: BTreeSet::new(),
             _charge: charge,
             bindings: None,
+            listening: None,
         }
     }
 }

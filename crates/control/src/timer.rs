@@ -31,9 +31,11 @@ pub enum Timer {
     Budgets,
     TxQueues(ChannelId),
     Links,
-    /// Requests that wait for copies of a descriptor to be closed.
-    PendingCaches,
-    /// Return the memory of exited programs to the kernel.
+    /// Relays whose descriptors others have, too, at the end that is the server's.
+    ForeignEnds,
+    /// Requests that wait for what is being closed.
+    PendingCloses,
+    /// Memory of programs that have gone goes back to the kernel.
     FreeMemory,
     Watchdog,
 }

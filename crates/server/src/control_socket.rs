@@ -2,5 +2,6 @@
 
 pub mod client;
 pub mod clients;
+pub mod closes;
 pub mod shortage;
 pub mod sink;

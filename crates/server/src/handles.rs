@@ -18,6 +18,8 @@ use crate::reservation::PortReservation;
 pub struct DescriptorPeer {
     pub fd: OwnedFd,
     pub token: Token,
+    /// Known to be open nowhere else.
+    pub is_ours: bool,
 }
 
 /// The kernel socket on a session's port.
@@ -26,16 +28,25 @@ pub struct HeldPort {
     pub socket: PortReservation,
     /// Set while it is watched.
     pub token: Option<Token>,
-    /// Of a listener: the port token, bound to the same port, on which its program listens when there is no server. The
-    /// server reads nothing from it, since the program decides whether that would block.
+    /// A program has it, too, and may have its lock for as long as it likes: threads make calls on it.
+    pub is_shared: bool,
+    /// It may be a member of groups, which its last close leaves.
+    pub has_groups: bool,
+    /// Whose it is, and which port.
+    pub owner: (u32, u16),
+    /// Of a listener: bound to the same port, and for its program to listen on when there is no server. Nothing is read from it
+    /// here, since the program decides whether that would block.
     pub token_socket: Option<OwnedFd>,
 }
 
 impl HeldPort {
-    pub fn new(socket: PortReservation, token: Option<Token>) -> HeldPort {
+    pub fn new(socket: PortReservation, token: Option<Token>, owner: (u32, u16)) -> HeldPort {
         HeldPort {
             socket,
             token,
+            is_shared: false,
+            has_groups: false,
+            owner,
             token_socket: None,
         }
     }

@@ -1,6 +1,7 @@
 //! `portoland`: command line, logging, exit codes.
 #![forbid(unsafe_code)]
 
+mod calls;
 mod channels;
 mod config;
 mod confine;
@@ -29,6 +30,7 @@ mod reservation;
 mod server;
 mod supervisor;
 mod udp;
+mod user_threads;
 mod wake_directory;
 mod watch;
 mod wire;

@@ -54,7 +54,7 @@ impl Server {
             Effect::RemoveRow(flow) => self.remove_row(&flow),
             Effect::LeaveEndpoint(id, endpoint) => self.leave_endpoint(id, endpoint),
             Effect::DropLocalEnd(id) => self.drop_local_end(id),
-            Effect::ReleasePort(id) => drop(self.drop_reservation(id)),
+            Effect::ReleasePort(id) => self.drop_reservation(id),
             Effect::Release(id) => self.release_handles(id),
             Effect::SteerToNobody(id) => {
                 self.steer(id, Holder::Server(NO_SLOT));
@@ -129,7 +129,8 @@ impl Server {
                 Timer::Cgroups => self.look_for_moves(),
                 Timer::Budgets => self.go_on_renewing(),
                 Timer::TxQueues(channel) => self.look_for_late_tx_queues(channel),
-                Timer::PendingCaches => self.look_at_pending_caches(),
+                Timer::PendingCloses => self.look_at_pending_closes(),
+                Timer::ForeignEnds => self.look_at_foreign_ends(),
                 Timer::Links => self.look_at_links_again(),
                 Timer::FreeMemory => self.give_back_memory(),
                 Timer::Watchdog => self.feed_watchdog(),

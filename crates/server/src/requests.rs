@@ -5,19 +5,23 @@ use std::os::fd::OwnedFd;
 
 use portolan_control::{Charge, ClientId, Errno, RequestedState};
 use portolan_proto::control::{
-    Blob, FastOpenMode, HandshakeOptions, ReplyBody, Reuse, SocketOptionsBlob,
+    Blob, FastOpenMode, HandshakeOptions, ReplyBody, RequestBody, Reuse, SocketOptionsBlob,
 };
 use portolan_types::{Instant, Protocol, SessionId, Slot};
 
-/// The result of a request.
+use crate::calls::Call;
+
+/// What a request leads to.
 pub enum Answer {
     Reply(ReplyBody, Vec<OwnedFd>),
     Silence,
     /// The reply is sent when the session's holder has given it back.
     Recall(SessionId, RequestedState),
-    /// The reply is sent when copies of the session's descriptor are closed in the server.
-    AfterCloses(ShownSession),
-    /// The reply is sent when there is a channel for the program.
+    /// The reply comes when what the request waits for is closed here.
+    AfterCloses(AwaitedClose),
+    /// The reply comes when a thread has made the call.
+    Call(Call),
+    /// The reply comes when there is a channel for the program.
     Channel(String, Option<Charge>),
 }
 
@@ -35,13 +39,22 @@ pub struct ShownSession {
     pub near: OwnedFd,
 }
 
-/// A `Cache` that waits for copies of its descriptor to be closed in the server.
+/// What a request waits for the end of, and the request.
 #[derive(Debug)]
-pub struct PendingCache {
+pub enum AwaitedClose {
+    /// A `Cache`: copies of its descriptor.
+    Descriptor(ShownSession),
+    /// A `Bind`: the kernel socket that held the port before.
+    Port(u16, RequestBody, Vec<OwnedFd>),
+}
+
+/// A request that waits for that.
+#[derive(Debug)]
+pub struct PendingClose {
     pub client: ClientId,
     pub uid: u32,
     pub request: u32,
-    pub shown: ShownSession,
+    pub awaited: AwaitedClose,
     pub until: Instant,
 }
 

@@ -124,7 +124,15 @@ impl PortReservation {
         connected.map_err(errno)
     }
 
-    /// Accepts a connection that reached the port through the kernel.
+    /// The same socket under another number.
+    pub fn try_clone(&self) -> std::io::Result<PortReservation> {
+        Ok(PortReservation {
+            fd: self.fd.try_clone()?,
+            is_v6: self.is_v6,
+        })
+    }
+
+    /// A connection that reached the port through the kernel.
     pub fn accept(&self) -> Option<(OwnedFd, SocketAddr)> {
         let fd = accept_with(&self.fd, SocketFlags::CLOEXEC).ok()?;
         // It inherits its listener's filter.

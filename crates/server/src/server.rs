@@ -7,6 +7,7 @@ use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
@@ -34,12 +35,12 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tracing::{info, warn};
 
+use crate::calls::Calls;
 use crate::channels::channel::{Channel, Ending};
 use crate::channels::pool::ChannelPool;
 use crate::channels::rings::{self, Directs};
 use crate::config::{Config, ConfigSource, FLOWS};
 use crate::confine::RefusedCalls;
-use crate::connections::rights::PortRights;
 use crate::control_socket::client::{Client, Listings};
 use crate::control_socket::sink::Sink;
 use crate::extensions::Extensions;
@@ -52,9 +53,10 @@ use crate::poll::{Poller, Ready, Token};
 use crate::qos::{PolicyError, Qos};
 use crate::random::{random_bytes, random_u64};
 use crate::raw::RawFlows;
-use crate::requests::PendingCache;
+use crate::requests::PendingClose;
 use crate::supervisor::Supervisor;
-use crate::udp::sharing::Sharing;
+use crate::udp::sharing::{GROUPS, Sharing};
+use crate::user_threads::UserThreads;
 use crate::wake_directory::WakeDirectory;
 use crate::watch::hooks::HookWatch;
 use crate::watch::metastate::{RESOLVING, Resolving};
@@ -97,8 +99,8 @@ pub enum Source {
     Maker(u32),
     /// The thread that has extensions verified.
     Loader,
-    /// Answers from sockets that show rights to ports.
-    Rights,
+    /// Calls that could wait have been made.
+    Calls,
 }
 
 /// Why the server cannot start.
@@ -179,8 +181,8 @@ pub struct Server {
     /// Sums of the counters of exited processes.
     pub(crate) ended: [u64; COUNTERS],
     pub(crate) buffer: Vec<u8>,
-    pub(crate) port_rights: PortRights,
-    /// Depth of nested reads: a request may need requests of other clients to be read first.
+    pub(crate) calls: Calls,
+    /// Requests whose answer waits for that of another one, which was before it.
     pub(crate) nested_reads: u32,
     /// Whether there were events in this turn.
     pub(crate) was_asked: bool,
@@ -198,6 +200,8 @@ pub struct Server {
     pub(crate) inject: TapWire,
     pub(crate) frame: Vec<u8>,
     pub(crate) cookie_clock: CookieClock,
+    /// Until when the filter need not be told that cookies go out.
+    pub(crate) cookies_noted: Instant,
     pub(crate) rx_throttle: RxThrottle,
     pub(crate) reset_limit: ResetLimit,
     pub(crate) early: EarlyFragments,
@@ -221,9 +225,11 @@ pub struct Server {
     pub(crate) programs_resolve: Budget,
     reserved: Option<ReservedPorts>,
 
-    // Data of sessions besides their entry in the registry.
-    pub(crate) pending_caches: Vec<PendingCache>,
-    /// Why a device configured for a driver hook has none.
+    // What sessions have beside their entry in the registry.
+    pub(crate) pending_closes: Vec<PendingClose>,
+    /// Relays that wait until nobody else has their end of the descriptor, and until when.
+    pub(crate) foreign_ends: Vec<(SessionId, Instant)>,
+    /// Why a device has no filter in its driver that was to have one.
     pub(crate) driver_refusals: HashMap<u32, String>,
     /// Rings of directly mapped sessions.
     pub(crate) directs: Directs,
@@ -259,6 +265,7 @@ impl Server {
             flows: FLOWS,
             bindings: config.limits.bindings + RAW_BINDINGS,
             shared: config.limits.shared_ports,
+            groups: GROUPS.total as u32,
             channels: config.limits.processes + 1 + rings::RINGS,
         };
         let mut filter = Filter::load(&limits, &config.filter_settings())?;
@@ -293,8 +300,9 @@ impl Server {
         let extensions = Extensions::new(filter.extensions.linkage(), config.extension.clone())?;
         poll.add(&*extensions.loader.notifier, Source::Loader, EventFlags::IN)?;
 
-        let port_rights = PortRights::new()?;
-        poll.add(&*port_rights.notifier, Source::Rights, EventFlags::IN)?;
+        let threads = Arc::new(UserThreads::default());
+        let calls = Calls::new(Arc::clone(&threads))?;
+        poll.add(&*calls.notifier, Source::Calls, EventFlags::IN)?;
         let wake_directory = WakeDirectory::make(instance).map_err(StartError::WakeDirectory)?;
         let locals = Locals::new(wake_directory.path())?;
         poll.add(&locals.wake_receiver, Source::EventNotifier, EventFlags::IN)?;
@@ -329,9 +337,9 @@ impl Server {
             buffer: Vec::new(),
             nested_reads: 0,
             was_asked: false,
-            port_rights,
+            calls,
             are_all_clients_read: false,
-            sink: Sink::new(),
+            sink: Sink::new(threads),
             filter,
             holder_count: load_holder_count(),
             rx_path: RxPath::new(ring, doorbell),
@@ -340,6 +348,7 @@ impl Server {
             inject,
             frame: Vec::new(),
             cookie_clock: CookieClock::default(),
+            cookies_noted: now,
             rx_throttle: RxThrottle::default(),
             reset_limit: ResetLimit::default(),
             early: EarlyFragments::default(),
@@ -357,7 +366,8 @@ impl Server {
             resolving: HashMap::new(),
             programs_resolve: Budget::new(RESOLVING),
             reserved,
-            pending_caches: Vec::new(),
+            pending_closes: Vec::new(),
+            foreign_ends: Vec::new(),
             driver_refusals: HashMap::new(),
             directs: Directs::new(config.limits.processes),
             sharing: Sharing::new(config.limits.shared_ports()),
@@ -465,7 +475,7 @@ impl Server {
             Source::Holder(class) => self.on_holder_gone(class),
             Source::Maker(key) => self.on_maker_gone(key),
             Source::Loader => self.on_loaded(),
-            Source::Rights => self.on_rights(),
+            Source::Calls => self.on_calls(),
         }
     }
 

@@ -12,11 +12,14 @@ use portolan_stack::Path;
 use portolan_types::{ChannelId, Protocol, SessionId, Slot, scoped};
 use tracing::debug;
 
+use crate::calls::{Call, Sequel};
 use crate::random::random_u32;
 use crate::requests::Answer;
 use crate::requests::NewDescriptor;
 use crate::requests::Target;
+use crate::reservation::PortReservation;
 use crate::server::Server;
+use crate::user_threads::WaitsFor;
 
 impl Server {
     /// Sets the peer: an exact flow replaces the binding.
@@ -28,6 +31,9 @@ impl Server {
         path: Path,
         descriptor: Option<NewDescriptor>,
     ) -> Result<Answer, Fallback> {
+        if let Some(id) = known {
+            self.check_calls_on_port(id)?;
+        }
         let id = match known {
             Some(id) => id,
             None => self.enter_unbound(channel, &target, descriptor)?,
@@ -44,15 +50,14 @@ impl Server {
         session.life = Life::Connected;
         session.choose(&target.options);
         let local = session.local;
-        self.tell_kernel_of_peer(id, Some(target.remote));
         let generation = self.steer(id, Holder::Process(channel, target.slot));
         self.control.counters.handoffs += 1;
-        Ok(ReplyBody::Connected {
+        let connected = ReplyBody::Connected {
             session: id,
             local,
             generation,
-        }
-        .into())
+        };
+        Ok(self.tell_kernel_of_peer(id, Some(target.remote), connected)?)
     }
 
     /// Assigns an address, and a port if there is none yet. Ports of our own range need no kernel
@@ -98,6 +103,7 @@ impl Server {
         self.control
             .registry
             .admit(channel, Command::Disconnect, id)?;
+        self.check_calls_on_port(id)?;
         let session = self.control.registry.session(id);
         if let Some(flow) = session.and_then(SessionEntry::flow) {
             self.end_guarantees_of_flow(&flow);
@@ -111,26 +117,77 @@ impl Server {
             session.local = claim.local;
         }
         let local = session.local;
-        self.tell_kernel_of_peer(id, None);
         let generation = self.steer(id, Holder::Process(channel, slot));
-        Ok(ReplyBody::Bound {
+        let bound = ReplyBody::Bound {
             session: id,
             local,
             generation,
-        }
-        .into())
+        };
+        self.tell_kernel_of_peer(id, None, bound)
     }
 
-    /// Leaves datagrams from others to the kernel: its socket on the port refuses them unless
-    /// another socket matches.
-    pub fn tell_kernel_of_peer(&self, id: SessionId, peer: Option<SocketAddr>) {
-        if let Some(port) = self.handles.port(id)
-            && let Err(errno) = port.socket.set_peer(peer)
-        {
-            debug!(
-                errno = errno.0,
-                "the kernel's socket on a UDP port keeps its peer"
-            );
+    /// What comes from others is the kernel's: its socket on the port refuses it unless another
+    /// socket fits. Then `answer` is given.
+    fn tell_kernel_of_peer(
+        &mut self,
+        id: SessionId,
+        peer: Option<SocketAddr>,
+        answer: ReplyBody,
+    ) -> Result<Answer, Errno> {
+        if self.handles.port(id).is_none() {
+            return Ok(answer.into());
         }
+        self.call_on_port(id, move |port| {
+            set_peer(port, peer);
+            Box::new(move |_| Ok(answer.into()))
+        })
+    }
+
+    /// May one more call be made on the kernel's socket on a UDP port?
+    fn check_calls_on_port(&self, id: SessionId) -> Result<(), Errno> {
+        match self.handles.port(id) {
+            Some(port) if port.is_shared => self.calls.check(port.owner.0, WaitsFor::Socket),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes a call on the kernel's socket on a UDP port. If a program has that too, a thread makes it.
+    pub fn call_on_port(
+        &mut self,
+        id: SessionId,
+        make: impl FnOnce(&PortReservation) -> Sequel + Send + 'static,
+    ) -> Result<Answer, Errno> {
+        let port = self.handles.port(id).ok_or(Errno::BADF)?;
+        if !port.is_shared {
+            return make(&port.socket)(self);
+        }
+        self.have_called(id, WaitsFor::Socket, make)
+    }
+
+    /// Has a thread make a call on it.
+    pub fn have_called(
+        &self,
+        id: SessionId,
+        waits_for: WaitsFor,
+        make: impl FnOnce(&PortReservation) -> Sequel + Send + 'static,
+    ) -> Result<Answer, Errno> {
+        let port = self.handles.port(id).ok_or(Errno::BADF)?;
+        let (uid, _) = port.owner;
+        self.calls.check(uid, waits_for)?;
+        let socket = port.socket.try_clone().map_err(|_| Errno::NOBUFS)?;
+        Ok(Answer::Call(Call {
+            uid,
+            waits_for,
+            make: Box::new(move || make(&socket)),
+        }))
+    }
+}
+
+pub fn set_peer(port: &PortReservation, peer: Option<SocketAddr>) {
+    if let Err(errno) = port.set_peer(peer) {
+        debug!(
+            errno = errno.0,
+            "the kernel's socket on a UDP port keeps its peer"
+        );
     }
 }

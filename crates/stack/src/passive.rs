@@ -21,7 +21,7 @@ use crate::flood_detector::FloodDetector;
 use crate::packet::{Packet, Transport};
 
 pub use accept_queue::{AcceptQueue, Queueing, SOMAXCONN, SynVerdict};
-pub use cookies::{CookieClock, clamp_for_cookie};
+pub use cookies::{COOKIE_LIFETIME, CookieClock, clamp_for_cookie};
 use cookies::{Request, open_by_cookie};
 pub use fast_open::{FastOpenOutcome, FastOpenUse};
 pub use parameters::{flood, path_config, tune_config, tune_connection};

@@ -154,7 +154,18 @@ pub fn socket_option(fd: impl AsFd, level: i32, name: i32, value: &mut [u8]) -> 
     Ok(())
 }
 
-/// Opens a kernel socket.
+/// Does the kernel take a socket's lock to note its priority? Since Linux 6.7 it does not.
+pub fn priority_takes_lock() -> bool {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy();
+    let mut numbers = release
+        .split(['.', '-'])
+        .map_while(|word| word.parse().ok());
+    let version: (u32, u32) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    version < (6, 7)
+}
+
+/// A kernel socket.
 pub fn kernel_socket(domain: i32, kind: i32, protocol: i32) -> Result<OwnedFd, Errno> {
     // SAFETY: plain numbers.
     let fd = unsafe {

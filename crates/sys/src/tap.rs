@@ -83,12 +83,17 @@ impl Tap {
 
     /// Limits the bytes of frames in transit to the wire; beyond, `write` returns `Blocked`.
     pub fn set_send_buffer(&self, bytes: u32) -> Result<(), Errno> {
-        let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
-        // SAFETY: TUNSETSNDBUF reads one int.
-        let call = unsafe { Setter::<{ libc::TUNSETSNDBUF as Opcode }, _>::new(bytes) };
-        // SAFETY: as above.
-        unsafe { ioctl(&self.fd, call) }
+        set_send_buffer(&self.fd, bytes)
     }
+}
+
+/// The same of a copy of a tap's descriptor. The kernel waits until nobody else changes the network's configuration.
+pub fn set_send_buffer(tap: impl AsFd, bytes: u32) -> Result<(), Errno> {
+    let bytes = libc::c_int::try_from(bytes).unwrap_or(libc::c_int::MAX);
+    // SAFETY: TUNSETSNDBUF reads one int.
+    let call = unsafe { Setter::<{ libc::TUNSETSNDBUF as Opcode }, _>::new(bytes) };
+    // SAFETY: as above.
+    unsafe { ioctl(tap, call) }
 }
 
 fn attach(fd: &OwnedFd, prefix: &str) -> Result<String, CreateError> {

@@ -17,7 +17,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
     SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix,
     SocketFlags, SocketType, accept_with, bind, connect as connect_socket, getpeername,
-    getsockname, ipproto, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    getsockname, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
 };
 
 use crate::descriptor::set_socket_option;
@@ -420,15 +420,14 @@ pub fn may_wait_when_closed(fd: impl AsFd) -> bool {
     }
 }
 
-/// Whether closing the socket never blocks, whatever its options: internet datagram sockets, listeners, and UNIX
-/// sockets without a queued message that could carry descriptors.
+/// Does a close of the socket wait for nothing, whatever was set? So it is of UNIX sockets without a message that could carry
+/// descriptors. A datagram socket of the internet leaves its groups first, and a listener resets what nobody has accepted.
 pub fn closes_at_once(fd: impl AsFd) -> bool {
-    if sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX) {
-        return is_empty(fd);
-    }
-    let protocol = sockopt::socket_protocol(&fd).ok().flatten();
-    protocol == Some(ipproto::UDP)
-        || protocol == Some(ipproto::TCP) && sockopt::socket_acceptconn(&fd) == Ok(true)
+    sockopt::socket_domain(&fd) == Ok(AddressFamily::UNIX) && is_empty(fd)
+}
+
+pub fn is_datagram_socket(fd: impl AsFd) -> bool {
+    sockopt::socket_type(fd) == Ok(SocketType::DGRAM)
 }
 
 /// Whether the queue of a UNIX socket is empty. A closed peer looks like a message; for a stream the two are

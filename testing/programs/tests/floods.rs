@@ -293,7 +293,11 @@ fn segments_without_a_connection_get_few_resets_and_delay_nobody() {
             eprintln!("{by:?} {segment}: {sent} resets, {withheld} withheld, echo {usual:?}");
             // The burst, and three seconds at the rate. The server does not count what a program sends.
             assert!(sent < 6000 && (sent > 1000 || by == By::Program), "{sent}");
-            assert!(withheld > 20_000, "{withheld}");
+            match by {
+                // The filter drops the rest.
+                By::Server => assert!(withheld < 6000, "{withheld}"),
+                By::Program => assert!(withheld > 20_000, "{withheld}"),
+            }
             assert!(usual < PROMPTLY / 20, "{usual:?}");
         }
     }

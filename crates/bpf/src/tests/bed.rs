@@ -124,6 +124,7 @@ impl Bed {
             flows: 1024,
             bindings: 64,
             shared: 8,
+            groups: 8,
             channels: 8,
         };
         let objects = Objects::load(&limits, &settings).expect("the tests run as root");

@@ -610,3 +610,48 @@ fn what_the_server_lets_in_again_is_not_answered() {
     assert_ne!(bed.run("inject_filter", &bytes).verdict, REDIRECT);
     assert_ne!(run(&bed, &bytes).0.verdict, UNSPEC);
 }
+
+/// How many of many such segments are dropped as strays.
+fn strays(bed: &Bed, bytes: &[u8]) -> usize {
+    const MANY: usize = 2500;
+    let dropped = outcome(SHOT, &["drop_stray"]);
+    (0..MANY).filter(|_| run(bed, bytes).0 == dropped).count()
+}
+
+/// A second's worth at once, and a thousand each second after that.
+#[test]
+fn of_segments_without_a_connection_a_listener_gets_so_many() {
+    for flow in flows(Protocol::Tcp) {
+        let bed = Bed::new();
+        let binding = BindingKey::new(Protocol::Tcp, any_address(&flow));
+        bed.filter.bind(&binding, row(CHANNEL)).unwrap();
+        let with = |flags| {
+            let header = TcpHeader {
+                flags,
+                ..syn(&flow)
+            };
+            frame(&flow, &header)
+        };
+        let ack = with(TcpFlags::ACK);
+        let first = strays(&bed, &ack);
+        assert!((1..=3000).contains(&first), "{first}");
+        assert!(strays(&bed, &with(TcpFlags::SYN.with(TcpFlags::ACK))) > 0);
+        // What begins a connection goes on, and so does what belongs to one.
+        assert_eq!(strays(&bed, &with(TcpFlags::SYN)), 0);
+        bed.filter.steer(&flow, row(CHANNEL)).unwrap();
+        assert_eq!(strays(&bed, &ack), 0);
+        bed.filter.unsteer(&flow).unwrap();
+        // So does all while cookies are out, and what a process answers that has the handshakes.
+        let floods = &bed.filter.floods;
+        floods.expect_cookies(Instant::FAR_FUTURE).unwrap();
+        assert_eq!(strays(&bed, &ack), 0);
+        floods.expect_cookies(Instant::default()).unwrap();
+        assert!(strays(&bed, &ack) > 0);
+        let delegated = FlowRow {
+            flags: FlowRow::DELEGATED,
+            ..row(CHANNEL)
+        };
+        bed.filter.bind(&binding, delegated).unwrap();
+        assert_eq!(strays(&bed, &ack), 0);
+    }
+}

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use portolan_control::{ControlLimits, Limit, Limits, OrphanLimits};
+use rustix::process::{Resource, getrlimit};
 use serde::Deserialize;
 
 use super::error::ConfigError;
@@ -17,6 +18,16 @@ pub const FLOWS: u32 = 262_144;
 const EXTRA_CONNECTIONS: u32 = 256;
 
 const MIB: u64 = 1 << 20;
+
+/// Descriptors that one session takes of the server's at the most: the other end of its own, and the kernel's socket on its port.
+/// A listener is charged as two sessions.
+const DESCRIPTORS_OF_SESSION: u64 = 2;
+
+/// What the server has besides, where it may have many: connections, channels, and what messages bring.
+const OTHER_DESCRIPTORS: u64 = 4096;
+
+/// And the part of all that is where it may have few.
+const OTHERS_OF_FEW: u64 = 6;
 
 /// Each key is optional.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
@@ -143,11 +154,30 @@ impl LimitsConfig {
     }
 
     fn of_registry(&self) -> Limits {
+        let descriptors = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        let within = self.within(descriptors);
         Limits {
             processes: self.limit(self.processes, self.processes_per_user),
-            sessions: self.limit(self.sessions, self.sessions_per_user),
+            sessions: self.limit(within.sessions, within.sessions_per_user),
             bindings: self.limit(self.bindings, self.bindings_per_user),
             sessions_per_process: self.sessions_per_process,
+        }
+    }
+
+    /// No more sessions than there are descriptors for: so each user has a part of those, and root a reserve.
+    fn within(&self, descriptors: u64) -> LimitsConfig {
+        let others = OTHER_DESCRIPTORS.min(descriptors / OTHERS_OF_FEW);
+        let most = (descriptors - others) / DESCRIPTORS_OF_SESSION;
+        let most = u32::try_from(most).unwrap_or(u32::MAX).max(1);
+        let sessions = self.sessions.min(most);
+        let of_user = match sessions < self.sessions {
+            true => self.sessions_per_user.min((sessions / 2).max(1)),
+            false => self.sessions_per_user,
+        };
+        LimitsConfig {
+            sessions,
+            sessions_per_user: of_user,
+            ..*self
         }
     }
 
@@ -174,5 +204,26 @@ impl LimitsConfig {
 
     pub fn slice(&self) -> Duration {
         Duration::from_micros(self.turn_us.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_are_for_as_many_sessions_and_for_several_users() {
+        let limits = LimitsConfig::default();
+        assert_eq!(limits.within(u64::MAX), limits);
+        let few = limits.within(1024);
+        assert_eq!((few.sessions, few.sessions_per_user), (427, 213));
+        let own = LimitsConfig {
+            sessions: 100,
+            sessions_per_user: 90,
+            ..limits
+        };
+        assert_eq!(own.within(1024), own);
+        let least = limits.within(3);
+        assert_eq!((least.sessions, least.sessions_per_user), (1, 1));
     }
 }

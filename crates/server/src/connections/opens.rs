@@ -500,12 +500,12 @@ impl Server {
             Fallback::Error(errno) => return Err(errno),
             Fallback::Kernel(reason) => reason,
         };
-        let socket = self.control.fall_back(reason, known).and_then(|id| {
-            let socket = self.give_up_port(id);
-            self.forget(id);
-            socket
-        });
-        let fds = socket.into_iter().collect();
-        Ok(Answer::Reply(ReplyBody::UseKernel { reason }, fds))
+        let use_kernel = ReplyBody::UseKernel { reason };
+        let Some(id) = self.control.fall_back(reason, known) else {
+            return Ok(use_kernel.into());
+        };
+        let given_up = self.give_up_port(id, use_kernel);
+        self.forget(id);
+        given_up
     }
 }

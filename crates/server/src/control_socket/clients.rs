@@ -15,11 +15,13 @@ use portolan_types::ChannelId;
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
+use crate::calls::{Asker, Call, Sequel};
 use crate::channels::pool::PendingHello;
 use crate::connections::rights::PortRight;
 use crate::control_socket::client::Client;
-use crate::requests::{Answer, BindRequest, Claimed, Listening, Target};
+use crate::requests::{Answer, AwaitedClose, BindRequest, Claimed, Listening, Target};
 use crate::server::{Server, Source};
+use crate::user_threads::WaitsFor;
 
 /// Replies queued for a client that does not read; above it the client is disconnected.
 const WAITING_MAX: usize = 512;
@@ -204,6 +206,11 @@ impl Server {
     fn handle(&mut self, id: ClientId, request: Request, fds: Vec<OwnedFd>) {
         let Request { id: number, body } = request;
         let answer = self.perform(id, number, body, fds);
+        self.answer((id, number), answer);
+    }
+
+    /// Sends the answer to a request, or sees to it that it is sent.
+    pub fn answer(&mut self, (id, number): Asker, answer: Result<Answer, Errno>) {
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::Silence) => return,
@@ -216,7 +223,8 @@ impl Server {
                 self.input(Input::Recall(session, requester));
                 return;
             }
-            Ok(Answer::AfterCloses(shown)) => return self.cache_later(id, number, shown),
+            Ok(Answer::AfterCloses(awaited)) => return self.await_close((id, number), awaited),
+            Ok(Answer::Call(call)) => return self.calls.begin(Some((id, number)), call),
             Ok(Answer::Channel(program, charge)) => {
                 let Some(uid) = self.clients.get(&id).map(|c| c.credentials.uid) else {
                     return;
@@ -261,9 +269,23 @@ impl Server {
             self.control.counters.lists_refused += 1;
             return Err(Errno::AGAIN);
         }
+        if let Some(port) = self.closing_port_of(id, &body) {
+            return Ok(Answer::AfterCloses(AwaitedClose::Port(port, body, fds)));
+        }
+        self.perform_now(id, number, body, fds)
+    }
+
+    /// Whatever is being closed.
+    pub fn perform_now(
+        &mut self,
+        id: ClientId,
+        number: u32,
+        body: RequestBody,
+        fds: Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
         match body {
             RequestBody::Hello { version, program } => self.hello(id, version, program),
-            RequestBody::ShowRight => self.keep_right(id, number, fds),
+            RequestBody::ShowRight => self.keep_right(id, fds),
             RequestBody::Relay { session, reader } => self.relay(id, session, reader, &fds),
             RequestBody::Share {
                 session,
@@ -279,7 +301,7 @@ impl Server {
             RequestBody::ReadCounters => self.read_counters(),
             RequestBody::ReadStatus => Ok(self.read_status()),
             RequestBody::Reload { text } => self.reload_text(id, (text, fds)),
-            RequestBody::Qos(request) => Ok(self.qos(id, request)),
+            RequestBody::Qos(request) => self.qos_when_asked(id, request),
             RequestBody::Extension(request) => Ok(self.extension(id, number, request)),
             RequestBody::Direct { session } => self.map_directly(id, number, session),
             body => {
@@ -298,40 +320,36 @@ impl Server {
         client.is_some_and(|client| !client.waiting.is_empty() || client.connection.has_unread())
     }
 
-    /// `ShowRight`: the reply is sent when the thread that queries the socket has an answer.
-    fn keep_right(
-        &mut self,
-        id: ClientId,
-        number: u32,
-        mut fds: Vec<OwnedFd>,
-    ) -> Result<Answer, Errno> {
+    /// `ShowRight`: the reply comes when the socket has said where it is bound. To ask it waits for its lock, and whoever
+    /// sends by it from memory of a file system of his own holds that for as long as he likes.
+    fn keep_right(&mut self, id: ClientId, mut fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
         let client = self.clients.get_mut(&id).ok_or(Errno::BADF)?;
         client.right = PortRight::Nothing;
-        // If it were the other end of this connection, it would keep the connection open.
+        let uid = client.credentials.uid;
+        self.calls.check(uid, WaitsFor::Socket)?;
+        // The other end of the connection itself would keep it.
         let Some(socket) = fds.pop().filter(|right| port_right::could_be(right)) else {
             return Ok(ReplyBody::Done.into());
         };
-        let uid = client.credentials.uid;
-        match self.port_rights.ask((id, number), uid, socket) {
-            Ok(()) => {
-                client.right = PortRight::Asking;
-                Ok(Answer::Silence)
-            }
-            Err(socket) => {
-                self.sink.close_of(uid, socket);
-                Err(Errno::AGAIN)
-            }
-        }
-    }
-
-    /// Handles sockets whose addresses are known now.
-    pub fn on_rights(&mut self) {
-        for ((id, request), shown) in self.port_rights.answered() {
-            if let Some(client) = self.clients.get_mut(&id) {
-                client.right = shown.map_or(PortRight::Nothing, PortRight::To);
-                self.reply(id, request, ReplyBody::Done, Vec::new());
-            }
-        }
+        client.right = PortRight::Asking;
+        // The thread's is to be the last close, so that the port is free.
+        self.sink.drop_copies_of(&socket);
+        let make = move || {
+            let shown = port_right::shown_address(&socket).ok().flatten();
+            drop(socket);
+            let right = shown.map_or(PortRight::Nothing, PortRight::To);
+            let sequel = move |server: &mut Server| {
+                let client = server.clients.get_mut(&id).ok_or(Errno::BADF)?;
+                client.right = right;
+                Ok(ReplyBody::Done.into())
+            };
+            Box::new(sequel) as Sequel
+        };
+        Ok(Answer::Call(Call {
+            uid,
+            waits_for: WaitsFor::Socket,
+            make: Box::new(make),
+        }))
     }
 
     fn perform_for(
@@ -500,7 +518,7 @@ impl Server {
 
     fn send(&mut self, id: ClientId, message: Vec<u8>, fds: Vec<OwnedFd>) {
         let Some(client) = self.clients.get_mut(&id) else {
-            return;
+            return fds.into_iter().for_each(|fd| self.sink.close(fd));
         };
         if client.waiting.len() >= WAITING_MAX {
             self.control.counters.deaf += 1;
@@ -520,12 +538,14 @@ impl Server {
             let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
             match client.connection.send(message, &borrowed) {
                 Ok(()) => {
-                    client.waiting.pop_front();
+                    let sent = client.waiting.pop_front();
+                    self.sink.drop_replies(client.credentials.uid, sent);
                 }
                 Err(SendError::Blocked) => break,
                 // Its hang-up will be reported.
                 Err(_) => {
-                    client.waiting.clear();
+                    let lost = client.waiting.drain(..);
+                    self.sink.drop_replies(client.credentials.uid, lost);
                     break;
                 }
             }
@@ -549,6 +569,8 @@ impl Server {
         let Some(client) = self.clients.remove(&id) else {
             return;
         };
+        self.sink
+            .drop_replies(client.credentials.uid, client.waiting);
         self.poll.remove(&client.connection, client.token);
         self.give_back_memory_later();
         let uid = client.credentials.uid;

@@ -2,20 +2,17 @@
 //! and each close of a file for the server of its file system. The same applies to the end of a UNIX socket that has
 //! such descriptors queued.
 //!
-//! One thread closes descriptors that do not block. Those that may are closed by a few threads of the user that sent
-//! them, so that closes that never return do not delay others and do not pile up threads.
+//! One thread closes what does not wait. What may is closed by threads of the user whom it is from.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use portolan_sys::unix::{self, PairKind};
 
-/// Threads per user for closes that may block.
-const THREADS: usize = 4;
+use crate::user_threads::{UserThreads, WaitsFor};
 
 /// Above this many pending closes a user is not served until they finish: each message could bring more.
 const MOST_WAITING: usize = 64;
@@ -31,41 +28,54 @@ type Doomed = (Option<u32>, Closing);
 struct Closing {
     fd: OwnedFd,
     // Fields are dropped in this order.
-    _shown: Option<ShownSocket>,
+    counted: Option<Counted>,
 }
 
 impl From<OwnedFd> for Closing {
     fn from(fd: OwnedFd) -> Closing {
-        Closing { fd, _shown: None }
+        Closing { fd, counted: None }
     }
 }
 
-/// Counts the descriptors not closed yet, by the shown socket.
-type ShownSockets = Arc<Mutex<HashMap<u64, usize>>>;
+/// What others wait for the end of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Awaited {
+    /// A socket that a program has shown, by what the kernel calls it.
+    Shown(u64),
+    /// What holds a UDP port.
+    Port(u16),
+}
+
+/// How many descriptors of each are not closed yet.
+type Counts = Arc<Mutex<HashMap<Awaited, usize>>>;
 
 /// The entry of one descriptor.
 #[derive(Debug)]
-struct ShownSocket {
-    cookie: u64,
-    all: ShownSockets,
+struct Counted {
+    what: Awaited,
+    all: Counts,
 }
 
-impl ShownSocket {
-    fn of(fd: &OwnedFd, all: &ShownSockets) -> Option<ShownSocket> {
-        let cookie = unix::cookie(fd).ok()?;
-        *lock(all).entry(cookie).or_default() += 1;
+impl Counted {
+    fn new(what: Awaited, all: &Counts) -> Counted {
+        *lock(all).entry(what).or_default() += 1;
         let all = Arc::clone(all);
-        Some(ShownSocket { cookie, all })
+        Counted { what, all }
+    }
+
+    fn shown(fd: &OwnedFd, all: &Counts) -> Option<Counted> {
+        let cookie = unix::cookie(fd).ok()?;
+        Some(Counted::new(Awaited::Shown(cookie), all))
     }
 }
 
-impl Drop for ShownSocket {
+impl Drop for Counted {
     fn drop(&mut self) {
         let mut all = lock(&self.all);
-        if let Some(count) = all.get_mut(&self.cookie) {
+        if let Some(count) = all.get_mut(&self.what) {
             *count -= 1;
             if *count == 0 {
-                all.remove(&self.cookie);
+                all.remove(&self.what);
             }
         }
     }
@@ -82,31 +92,30 @@ pub struct Sink {
     doomed: Vec<Doomed>,
     /// Copies of descriptors received with messages, and their user.
     copies: Vec<(u32, Closing)>,
-    shown: ShownSockets,
-    /// Whether the kernel refuses descriptors in the server's end of a session's pair.
+    awaited: Counts,
+    /// The kernel refuses what would lie in the server's end of a session's descriptor.
     ends_are_empty: bool,
     thread: Sender<Vec<Doomed>>,
-    waiting: Arc<Waiting>,
+    threads: Arc<UserThreads>,
 }
 
 impl Sink {
-    pub fn new() -> Sink {
+    pub fn new(threads: Arc<UserThreads>) -> Sink {
         let (thread, doomed) = mpsc::channel();
-        let waiting = Arc::new(Waiting::default());
-        let theirs = Arc::clone(&waiting);
-        // Ends with the server.
+        let theirs = Arc::clone(&threads);
+        // Ends when the server does.
         thread::spawn(move || {
             let doomed = doomed.iter().flatten();
-            doomed.for_each(|(whose, closing)| theirs.close(whose, closing));
+            doomed.for_each(|(whose, closing)| close(&theirs, whose, closing));
         });
         Sink {
             doomed: Vec::new(),
             copies: Vec::new(),
-            shown: ShownSockets::default(),
+            awaited: Counts::default(),
             ends_are_empty: unix::socket_pair(PairKind::Stream)
                 .is_ok_and(|(end, _)| unix::refuse_descriptors(end)),
             thread,
-            waiting,
+            threads,
         }
     }
 
@@ -125,16 +134,43 @@ impl Sink {
         self.doomed.push((Some(uid), fd.into()));
     }
 
-    /// Likewise for a socket whose descriptors are counted: [`Sink::is_closing`] is true until it is closed.
+    /// Replies with their descriptors: of a kernel socket the program may have closed its copy already.
+    pub fn drop_replies(
+        &mut self,
+        uid: u32,
+        replies: impl IntoIterator<Item = (Vec<u8>, Vec<OwnedFd>)>,
+    ) {
+        for fd in replies.into_iter().flat_map(|(_, fds)| fds) {
+            if unix::is_datagram_socket(&fd) {
+                self.close_of(uid, fd);
+            }
+        }
+    }
+
+    /// The same of a socket whose descriptors are counted: [`Sink::is_closing`] until it is closed.
     pub fn close_shown(&mut self, uid: u32, fd: OwnedFd) {
-        let shown = ShownSocket::of(&fd, &self.shown);
-        let closing = Closing { fd, _shown: shown };
-        self.doomed.push((Some(uid), closing));
+        let counted = Counted::shown(&fd, &self.awaited);
+        self.doomed.push((Some(uid), Closing { fd, counted }));
+    }
+
+    /// Has a kernel socket closed that may be a member of groups, which it leaves then: [`Sink::is_closing_port`] until it is
+    /// closed.
+    pub fn close_port(&mut self, uid: u32, fd: OwnedFd, port: u16) {
+        let counted = Some(Counted::new(Awaited::Port(port), &self.awaited));
+        let closing = Closing { fd, counted };
+        let close = Box::new(move || drop(closing));
+        self.threads.add(Some(uid), WaitsFor::Network, close);
+    }
+
+    /// Does a kernel socket still hold the UDP port that is to be closed?
+    pub fn is_closing_port(&self, port: u16) -> bool {
+        lock(&self.awaited).contains_key(&Awaited::Port(port))
     }
 
     /// Returns whether the server has descriptors of the socket that are still to be closed.
     pub fn is_closing(&self, socket: impl AsFd) -> bool {
-        unix::cookie(socket).is_ok_and(|cookie| lock(&self.shown).contains_key(&cookie))
+        let is_awaited = |cookie| lock(&self.awaited).contains_key(&Awaited::Shown(cookie));
+        unix::cookie(socket).is_ok_and(is_awaited)
     }
 
     /// Screens the descriptors of a message: those that no request carries are closed. The others are copied, so that
@@ -147,37 +183,41 @@ impl Sink {
                 continue;
             }
             if !unix::is_socket_or_memory(&fd) {
-                self.waiting.add(Some(uid), fd.into());
+                add(&self.threads, Some(uid), fd.into());
                 continue;
             }
             // Without a copy, for lack of descriptors, the server's close may be the last.
             let copy = rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), 0).ok();
-            let shown = |copy: &OwnedFd| ShownSocket::of(copy, &self.shown);
-            self.copies.extend(copy.map(|copy| {
-                let shown = shown(&copy);
-                let closing = Closing {
-                    fd: copy,
-                    _shown: shown,
-                };
-                (uid, closing)
+            self.copies.extend(copy.map(|fd| {
+                let counted = Counted::shown(&fd, &self.awaited);
+                (uid, Closing { fd, counted })
             }));
             fds.push(fd);
         }
     }
 
-    /// Closes the copies for the present message, whose descriptors are counted now and passed to `close` later.
-    pub fn drop_copies(&mut self) {
-        self.copies.clear();
+    /// Closes the copies of what came with the message at hand, which is counted now, or asked, and is to be given to `close`
+    /// later.
+    pub fn drop_copies_of(&mut self, fd: &OwnedFd) {
+        let Ok(cookie) = unix::cookie(fd) else {
+            return;
+        };
+        let is_other = |closing: &Closing| {
+            let counted = closing.counted.as_ref().map(|counted| counted.what);
+            counted != Some(Awaited::Shown(cookie))
+        };
+        self.copies.retain(|(_, closing)| is_other(closing));
     }
 
     /// Returns whether so many descriptors of the user are still to be closed that no more are accepted.
     pub fn is_clogged(&self, uid: u32) -> bool {
-        self.waiting.is_clogged(uid)
+        self.threads.waiting(Some(uid), WaitsFor::Close) > MOST_WAITING
     }
 
     /// Called at the end of a turn, when the server has closed its own descriptors.
     pub fn flush(&mut self) {
         self.close_copies();
+        self.threads.try_again();
         if !self.doomed.is_empty() {
             // The thread ends only with the server.
             let _ = self.thread.send(std::mem::take(&mut self.doomed));
@@ -186,80 +226,19 @@ impl Sink {
 
     fn close_copies(&mut self) {
         for (uid, copy) in self.copies.drain(..) {
-            self.waiting.add(Some(uid), copy);
+            add(&self.threads, Some(uid), copy);
         }
     }
 }
 
-/// Descriptors whose close may block indefinitely.
-#[derive(Debug, Default)]
-struct Waiting {
-    users: Mutex<HashMap<Option<u32>, User>>,
-    /// Of all users, including those being closed.
-    count: AtomicUsize,
+/// What the server itself had: its close does not wait but for what a program may have done to it.
+fn close(threads: &Arc<UserThreads>, whose: Option<u32>, closing: Closing) {
+    let fd = &closing.fd;
+    if unix::may_wait_when_closed(fd) || !unix::closes_at_once(fd) {
+        add(threads, whose, closing);
+    }
 }
 
-#[derive(Debug, Default)]
-struct User {
-    queue: VecDeque<Closing>,
-    threads: usize,
-}
-
-impl Waiting {
-    /// Closes a descriptor of the server itself, which blocks only if a program has prepared it so.
-    fn close(self: &Arc<Waiting>, whose: Option<u32>, closing: Closing) {
-        let fd = &closing.fd;
-        if unix::may_wait_when_closed(fd) || !unix::closes_at_once(fd) {
-            self.add(whose, closing);
-        } else {
-            drop(closing);
-        }
-    }
-
-    fn add(self: &Arc<Waiting>, whose: Option<u32>, closing: Closing) {
-        self.count.fetch_add(1, Ordering::Relaxed);
-        let mut users = self.users();
-        let user = users.entry(whose).or_default();
-        user.queue.push_back(closing);
-        if user.threads == THREADS {
-            return;
-        }
-        let theirs = Arc::clone(self);
-        // If no thread could be started, the next descriptor retries.
-        let started = thread::Builder::new().spawn(move || while theirs.close_next(whose) {});
-        user.threads += usize::from(started.is_ok());
-    }
-
-    /// Closes one descriptor. Returns false if there is none left and the thread ends.
-    fn close_next(&self, whose: Option<u32>) -> bool {
-        let mut users = self.users();
-        let Some(user) = users.get_mut(&whose) else {
-            return false;
-        };
-        let Some(closing) = user.queue.pop_front() else {
-            user.threads -= 1;
-            if user.threads == 0 {
-                users.remove(&whose);
-            }
-            return false;
-        };
-        drop(users);
-        drop(closing);
-        self.count.fetch_sub(1, Ordering::Relaxed);
-        true
-    }
-
-    fn is_clogged(&self, uid: u32) -> bool {
-        if self.count.load(Ordering::Relaxed) <= MOST_WAITING {
-            return false;
-        }
-        let users = self.users();
-        users
-            .get(&Some(uid))
-            .is_some_and(|user| user.queue.len() > MOST_WAITING)
-    }
-
-    fn users(&self) -> MutexGuard<'_, HashMap<Option<u32>, User>> {
-        lock(&self.users)
-    }
+fn add(threads: &Arc<UserThreads>, whose: Option<u32>, closing: Closing) {
+    threads.add(whose, WaitsFor::Close, Box::new(move || drop(closing)));
 }

@@ -1,6 +1,6 @@
 //! Requests for extensions, and their results.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::time::Duration;
 
 use portolan_control::extensions::{TableEntry, check};
@@ -362,38 +362,27 @@ impl Server {
         Ok((ExtensionReply::Installed { number, cost }, ready.maps))
     }
 
+    /// Writes who is called for endpoints, and in their rows that somebody is: in parts, where a program has thousands.
     fn tell_of_chains(&mut self, keys: &[GuardKey]) {
         for key in keys {
-            self.tell_of_chain(key);
+            let written = match self.extensions.table.chain(key) {
+                Some(chain) => self.filter.extensions.guard(key, &chain),
+                None => self.filter.extensions.unguard(key),
+            };
+            if let Err(error) = written {
+                warn!(%error, "cannot write the extensions of an endpoint");
+            }
         }
-    }
-
-    /// Writes the handler chain of an endpoint, and marks its rows as having one.
-    fn tell_of_chain(&mut self, key: &GuardKey) {
-        let written = match self.extensions.table.chain(key) {
-            Some(chain) => self.filter.extensions.guard(key, &chain),
-            None => self.filter.extensions.unguard(key),
+        let endpoint = |key: &GuardKey| (key.protocol, u16::from_be_bytes(key.port), key.channel);
+        let endpoints: HashSet<(u8, u16, u32)> = keys.iter().map(endpoint).collect();
+        let is_concerned = |session: &&SessionEntry| {
+            let (protocol, port) = (session.protocol.number(), session.local.port());
+            let channel = self.receiving_channel(session);
+            channel.is_some_and(|channel| endpoints.contains(&(protocol, port, channel.0)))
         };
-        if let Err(error) = written {
-            warn!(%error, "cannot write the extensions of an endpoint");
-        }
-        let port = u16::from_be_bytes(key.port);
-        let channel = ChannelId(key.channel);
-        let is_port_transitions = |session: &&SessionEntry| {
-            session.local.port() == port
-                && session.protocol.number() == key.protocol
-                && self.receiving_channel(session) == Some(channel)
-        };
-        let ids: Vec<SessionId> = self
-            .control
-            .registry
-            .sessions()
-            .filter(is_port_transitions)
-            .map(|session| session.id)
-            .collect();
-        for id in ids {
-            self.renew_rows(id);
-        }
+        let sessions = self.control.registry.sessions().filter(is_concerned);
+        let ids: Vec<SessionId> = sessions.map(|session| session.id).collect();
+        self.renew_in_parts(ids);
         self.renew_raw_rows();
     }
 

@@ -207,7 +207,7 @@ impl Server {
         if let Some(listener) = self.control.registry.listener_mut(id) {
             listener.delegate = None;
             listener.opens.cookies.add(claimed);
-            self.cookie_clock.note(self.now);
+            self.note_cookies();
             self.end_floods_of(id);
             self.steer_listener(id);
             self.move_extensions_of(id);

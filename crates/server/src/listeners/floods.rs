@@ -1,10 +1,12 @@
 //! SYN floods (ADR 22), as seen by the packet filter and by the performers of handshakes.
 
+use std::time::Duration;
+
 use portolan_control::{Answering, Command, Effects, Errno};
 use portolan_proto::control::AcceptQueue;
 use portolan_proto::filter::{BindingKey, Flood};
 use portolan_proto::report::{CookieCounts, ListenerReport};
-use portolan_stack::passive::SOMAXCONN;
+use portolan_stack::passive::{COOKIE_LIFETIME, SOMAXCONN};
 use portolan_types::{ChannelId, FlowKey, SessionId};
 use tracing::{debug, warn};
 
@@ -13,6 +15,9 @@ use crate::server::Server;
 
 /// The capacity of both queues of a listener, and as many connections that have left them.
 const SPARED_MAX: usize = 4 * SOMAXCONN as usize;
+
+/// The filter is told no more often.
+const COOKIES_NOTED_FOR: Duration = Duration::from_secs(1);
 
 impl Server {
     fn answering(&self) -> Answering {
@@ -89,8 +94,21 @@ impl Server {
         }
     }
 
-    pub fn answer_flood(&mut self, binding: &BindingKey, flood: &Flood) {
+    /// Cookies go out: segments that come for listeners may be their acknowledgements.
+    pub fn note_cookies(&mut self) {
         self.cookie_clock.note(self.now);
+        if self.cookies_noted > self.now {
+            return;
+        }
+        self.cookies_noted = self.now + COOKIES_NOTED_FOR;
+        let until = self.cookies_noted + COOKIE_LIFETIME;
+        if let Err(error) = self.filter.floods.expect_cookies(until) {
+            warn!(%error, "the filter drops what acknowledges cookies");
+        }
+    }
+
+    pub fn answer_flood(&mut self, binding: &BindingKey, flood: &Flood) {
+        self.note_cookies();
         if let Err(error) = self.filter.floods.set(binding, flood) {
             warn!(%error, "the filter does not answer a flood");
             self.end_flood(binding);
@@ -98,6 +116,8 @@ impl Server {
     }
 
     pub fn end_flood(&mut self, binding: &BindingKey) {
+        // Those that the filter has sent to the last.
+        self.note_cookies();
         let seen = self.filter.floods.seen(binding);
         debug!(?binding, ?seen, "SYNs are no flood any more");
         self.control.on_flood_ended(binding, seen);

@@ -176,8 +176,8 @@ impl Server {
         let local = session.local;
         let claim = session.claim.ok_or(Errno::INVAL)?;
         let rows = BindingKey::of(Protocol::Tcp, local, session.v6_only).count();
-        self.control.registry.charge_bindings(id, rows)?;
-        // The row comes first: a handshake that the kernel begins is cut off when the filter takes the rest of it.
+        self.control.registry.charge_listener(id, rows)?;
+        // First the row: a handshake that the kernel begins is cut off when the filter takes the rest of it.
         self.input(Input::Listens(id));
         if let Err(errno) = self.listen_at_kernel(id, claim, backlog) {
             self.input(Input::ListeningEnds(id));

@@ -97,12 +97,13 @@ impl Server {
 
     fn send_cookie(&mut self, listener: SessionId, flow: &FlowKey, answer: &TcpHeader) {
         let ip = self.ip_options(listener);
+        // The acknowledgement may arrive before the call returns.
+        self.note_cookies();
         if send_segment(flow, ip, answer, &self.routes, &mut self.wire) {
             self.control.counters.cookies_sent += 1;
             if let Some(opens) = self.passive_opens(listener) {
                 opens.cookies.sent += 1;
             }
-            self.cookie_clock.note(self.now);
             self.note_unkept(listener, flow);
             self.rx_throttle.give_way(self.now);
         }

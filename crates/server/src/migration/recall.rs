@@ -3,10 +3,9 @@
 //! and relays, since no process could keep it for long.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::time::Duration;
 
 use portolan_control::{
-    ClientId, Command, Errno, Holder, Input, RequestedState, Requester, SessionPhase, Start, Timer,
+    ClientId, Command, Errno, Holder, Input, RequestedState, Requester, SessionPhase, Start,
 };
 use portolan_proto::control::{Capsule, Reader, ReplyBody};
 use portolan_stack::TcpSession;
@@ -14,17 +13,12 @@ use portolan_sys::shm::{self, SetAside};
 use portolan_sys::unix;
 use portolan_types::{ChannelId, Protocol, SessionId, Slot};
 
+use crate::calls::{Call, Sequel};
 use crate::control_socket::client::Client;
-use crate::requests::{Answer, PendingCache, ShownSession};
+use crate::migration::relay;
+use crate::requests::{Answer, AwaitedClose, ShownSession};
 use crate::server::Server;
-
-/// Closes in the server take microseconds, unless a program delays them deliberately: then the session stays where
-/// it is.
-const CLOSED_WITHIN: Duration = Duration::from_millis(20);
-const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
-
-/// Requests that may wait for closes.
-const PENDING_MAX: usize = 64;
+use crate::user_threads::WaitsFor;
 
 impl Server {
     /// `Cache`: moves a session to the process.
@@ -46,15 +40,14 @@ impl Server {
             (Holder::Process(holder, _), _) if holder == channel => Err(Errno::INVAL),
             (Holder::Process(..), _) => Ok(Answer::Recall(id, RequestedState::CacheAt(slot))),
             (_, SessionPhase::Relayed) => {
-                // Other holders of the descriptor are counted.
-                self.sink.drop_copies();
+                // Who else has the descriptor is counted.
+                if let Some(near) = &descriptor {
+                    self.sink.drop_copies_of(near);
+                }
                 match descriptor {
-                    Some(near)
-                        if self.pending_caches.len() < PENDING_MAX
-                            && self.sink.is_closing(&near) =>
-                    {
+                    Some(near) if self.may_await_closes() && self.sink.is_closing(&near) => {
                         let shown = ShownSession { id, slot, near };
-                        Ok(Answer::AfterCloses(shown))
+                        Ok(Answer::AfterCloses(AwaitedClose::Descriptor(shown)))
                     }
                     near => self.cache_relayed(channel, (id, slot), near),
                 }
@@ -63,99 +56,73 @@ impl Server {
         }
     }
 
-    /// Moves a relayed session to the process if no other has its descriptor.
-    fn cache_relayed(
+    /// A relayed session goes to the process if nobody else has its descriptor.
+    pub fn cache_relayed(
         &mut self,
         channel: ChannelId,
         (id, slot): (SessionId, Slot),
         near: Option<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        let is_back = near
-            .as_ref()
-            .is_some_and(|near| self.is_left_alone(id, channel, near) && self.end_relay(id, near));
-        let uid = self
-            .control
-            .registry
-            .process(channel)
-            .map(|process| process.uid);
-        if let (Some(near), Some(uid)) = (near, uid) {
-            self.sink.close_shown(uid, near);
-        }
-        if is_back {
-            self.give(channel, id, slot)
-        } else {
-            self.control.registry.tell_relayed(id, channel);
-            Ok(ReplyBody::Relayed.into())
-        }
-    }
-
-    /// Defers a `Cache` while the server still closes a copy of the descriptor from an earlier request, which
-    /// would be counted.
-    pub fn cache_later(&mut self, client: ClientId, request: u32, shown: ShownSession) {
-        let Some(uid) = self.clients.get(&client).map(|c| c.credentials.uid) else {
-            return;
+        let process = self.control.registry.process(channel);
+        let uid = process.map(|process| process.uid);
+        let (Some(near), Some(uid)) = (near, uid) else {
+            return Ok(self.stay_relayed(channel, id));
         };
-        self.pending_caches.push(PendingCache {
-            client,
-            uid,
-            request,
-            shown,
-            until: self.now + CLOSED_WITHIN,
-        });
-        self.control.timers.defer(Timer::PendingCaches);
-    }
-
-    /// Resumes requests whose descriptors' copies are closed.
-    pub fn look_at_pending_caches(&mut self) {
-        for pending in std::mem::take(&mut self.pending_caches) {
-            if pending.until > self.now && self.sink.is_closing(&pending.shown.near) {
-                self.pending_caches.push(pending);
-                continue;
-            }
-            let PendingCache {
-                client,
-                uid,
-                request,
-                shown: ShownSession { id, slot, near },
-                ..
-            } = pending;
-            let channel = self.clients.get(&client).and_then(|client| client.channel);
-            let answer = match (channel, self.phase(id)) {
-                (Some(channel), Some(SessionPhase::Relayed)) => {
-                    self.cache_relayed(channel, (id, slot), Some(near))
-                }
-                (channel, _) => {
-                    self.sink.close_shown(uid, near);
-                    match channel {
-                        Some(channel) => self.cache(channel, id, slot, None),
-                        None => continue,
-                    }
-                }
+        let may_go = !self.is_suspended(id)
+            && self.is_left_alone(id, channel, &near)
+            && self.may_end_relay(id);
+        if !may_go || relay::is_read(&near) {
+            self.sink.close_shown(uid, near);
+            return match may_go {
+                true => self.take_from_relay(channel, (id, slot), &[]),
+                false => Ok(self.stay_relayed(channel, id)),
             };
-            match answer {
-                Ok(Answer::Recall(id, want)) => {
-                    let requester = Requester {
-                        client,
-                        request,
-                        want,
-                    };
-                    self.input(Input::Recall(id, requester));
-                }
-                Ok(Answer::Reply(body, fds)) => self.reply(client, request, body, fds),
-                Ok(_) => {}
-                Err(Errno(errno)) => {
-                    self.reply(client, request, ReplyBody::Error { errno }, Vec::new())
-                }
-            }
         }
-        if !self.pending_caches.is_empty() {
-            let next = self.now + BETWEEN_LOOKS;
-            self.control.timers.arm(Timer::PendingCaches, next);
+        if let Err(errno) = self.calls.check(uid, WaitsFor::Socket) {
+            self.sink.close_shown(uid, near);
+            return Err(errno);
+        }
+        self.suspend_relay(id);
+        let make = move || {
+            let unread = relay::unread(&near);
+            let sequel = move |server: &mut Server| {
+                server.sink.close_shown(uid, near);
+                server.take_from_relay(channel, (id, slot), &unread)
+            };
+            Box::new(sequel) as Sequel
+        };
+        Ok(Answer::Call(Call {
+            uid,
+            waits_for: WaitsFor::Socket,
+            make: Box::new(make),
+        }))
+    }
+
+    /// What lay in the descriptor goes on from the session.
+    fn take_from_relay(
+        &mut self,
+        channel: ChannelId,
+        (id, slot): (SessionId, Slot),
+        unread: &[u8],
+    ) -> Result<Answer, Errno> {
+        if self.phase(id) != Some(SessionPhase::Relayed) {
+            return Err(Errno::CONNRESET);
+        }
+        match self.end_relay(id, unread) {
+            // Nobody waits for it any more: it is there for others that have its descriptor.
+            true if self.control.registry.process(channel).is_none() => Ok(Answer::Silence),
+            true => self.give(channel, id, slot),
+            false => Ok(self.stay_relayed(channel, id)),
         }
     }
 
-    /// Returns whether only `requester` has the descriptor, and processes that know their session to be elsewhere.
-    /// These would ask for it before they use it; of others nothing is known.
+    fn stay_relayed(&mut self, channel: ChannelId, id: SessionId) -> Answer {
+        self.control.registry.tell_relayed(id, channel);
+        ReplyBody::Relayed.into()
+    }
+
+    /// Has nobody the descriptor but `requester` and processes that hold its session to be elsewhere? They
+    /// would ask for it before they use it; of others nothing is known.
     fn is_left_alone(&mut self, id: SessionId, requester: ChannelId, near: &OwnedFd) -> bool {
         let Some(session) = self.control.registry.session(id) else {
             return false;
@@ -304,12 +271,6 @@ impl Server {
             }
             (RequestedState::Relay, _) => Err(Errno::CONNRESET),
         };
-        let (body, fds) = match answer {
-            Ok(Answer::Reply(body, fds)) => (body, fds),
-            Ok(Answer::Recall(..)) => return self.input(Input::Recall(id, requester)),
-            Ok(Answer::Silence | Answer::Channel(..) | Answer::AfterCloses(_)) => return,
-            Err(errno) => (ReplyBody::Error { errno: errno.0 }, Vec::new()),
-        };
-        self.reply(requester.client, requester.request, body, fds);
+        self.answer((requester.client, requester.request), answer);
     }
 }

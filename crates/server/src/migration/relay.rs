@@ -3,8 +3,9 @@
 //! unread bytes, the connection is reset (RFC 2525 §2.17).
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
-use portolan_control::{Holder, Input, Interest, Life, Relay, RelayProgress};
+use portolan_control::{Holder, Input, Interest, Life, Relay, RelayProgress, SessionPhase, Timer};
 use portolan_local::Stream;
 use portolan_stack::Stack;
 use portolan_types::SessionId;
@@ -19,26 +20,55 @@ use crate::server::Server;
 const TURN: usize = 256 * 1024;
 const CHUNK: usize = 64 * 1024;
 
-/// Maximum number of bytes taken out of a descriptor in each direction when a relay ends, whatever its buffers hold.
+/// By then a descriptor that is passed on is where it is to be.
+const OURS_WITHIN: Duration = Duration::from_secs(1);
+const BETWEEN_LOOKS: Duration = Duration::from_millis(5);
+
+/// Bytes that are taken out of a descriptor in each direction when a relay ends, however many its buffers hold.
 const DRAINED: usize = 16 << 20;
 
 impl Server {
-    /// Takes a session back from its descriptor, which its only user shows: bytes queued in the descriptor return to
-    /// the session, in order. Returns false if that is impossible because a direction has ended; then the relay
-    /// continues.
-    pub fn end_relay(&mut self, id: SessionId, near: &OwnedFd) -> bool {
-        if self.handles.local(id).is_some() {
-            // Its peer may have overwritten the part of the ring that the bytes would return to.
+    /// May the session be taken back from its descriptor? Not if a direction has ended, nor if it is local: its peer may
+    /// have written over what would go back into the ring.
+    pub fn may_end_relay(&mut self, id: SessionId) -> bool {
+        if self.handles.local(id).is_some() || !self.is_far_ours(id) {
             return false;
         }
-        if !self.drain_far(id) {
+        let is_drained = self.drain_far(id);
+        if !is_drained {
             self.pump(id);
-            return false;
         }
+        is_drained
+    }
+
+    /// Does a thread read what lies in the session's descriptor?
+    pub fn is_suspended(&mut self, id: SessionId) -> bool {
+        let relay = self.control.registry.relay_mut(id);
+        relay.is_some_and(|relay| relay.is_suspended)
+    }
+
+    /// Nothing is moved before the session's only user has got what lies in its descriptor.
+    pub fn suspend_relay(&mut self, id: SessionId) {
+        if let Some(relay) = self.control.registry.relay_mut(id) {
+            relay.is_suspended = true;
+        }
+        self.watch_far(id, EventFlags::ET);
+    }
+
+    /// Takes a session back from its descriptor, whose only user shows it: what was on its way in it goes
+    /// on from the session, in order. False if a direction has ended meanwhile; then the relay goes on.
+    pub fn end_relay(&mut self, id: SessionId, unread: &[u8]) -> bool {
+        let Some(relay) = self.control.registry.relay_mut(id) else {
+            return false;
+        };
+        relay.is_suspended = false;
         let Some(session) = self.server_slot(id).and_then(|slot| self.stack.tcp(slot)) else {
             return false;
         };
-        session.connection.unread(&unread(near));
+        session.connection.unread(unread);
+        if !self.may_end_relay(id) {
+            return false;
+        }
         self.control.counters.relays_ended += 1;
         self.control.registry.end_relay(id);
         self.watch_far(id, EventFlags::empty());
@@ -71,6 +101,9 @@ impl Server {
     }
 
     fn pump_once(&mut self, id: SessionId) {
+        if self.is_suspended(id) || !self.is_far_ours(id) {
+            return;
+        }
         let is_stalled = self.pump_out(id);
         let is_blocked = self.pump_in(id);
         let stored = self.stored(id);
@@ -85,6 +118,47 @@ impl Server {
                 is_blocked,
             };
             self.input(Input::Relayed(id, progress));
+        }
+    }
+
+    /// Has nobody else the server's end of the descriptor? Who made the pair could have kept a copy: while such a one is read
+    /// into memory that does not come, a read here would wait (the kernel's `iolock`).
+    fn is_far_ours(&mut self, id: SessionId) -> bool {
+        let Some(far) = self.handles.get_mut(id).and_then(|it| it.peer_end.as_mut()) else {
+            return true;
+        };
+        if !far.is_ours {
+            let count = self.holder_count.as_mut();
+            // Where the kernel does not tell, nobody knows.
+            far.is_ours = count.is_none_or(|count| count.is_only_with(&[], far.fd.as_fd()));
+        }
+        let is_ours = far.is_ours;
+        if !is_ours && self.foreign_ends.iter().all(|(known, _)| *known != id) {
+            self.watch_far(id, EventFlags::ET);
+            self.foreign_ends.push((id, self.now + OURS_WITHIN));
+            let next = self.now + BETWEEN_LOOKS;
+            self.control.timers.arm_once(Timer::ForeignEnds, next);
+        }
+        is_ours
+    }
+
+    /// Children that are to become programs have what their parents have, for a moment. The connection of a program that
+    /// keeps the server's end of its descriptor is reset.
+    pub fn look_at_foreign_ends(&mut self) {
+        for (id, until) in std::mem::take(&mut self.foreign_ends) {
+            if self.phase(id) != Some(SessionPhase::Relayed) {
+                continue;
+            }
+            self.pump(id);
+            let is_kept = self.foreign_ends.last_mut().filter(|(last, _)| *last == id);
+            match is_kept {
+                Some(_) if until < self.now => {
+                    self.foreign_ends.pop();
+                    self.input(Input::Abort(id));
+                }
+                Some(kept) => kept.1 = until,
+                None => {}
+            }
         }
     }
 
@@ -249,8 +323,13 @@ fn waiting_in(stream: impl AsFd) -> usize {
     usize::try_from(there).map_or(DRAINED, |there| there.min(DRAINED))
 }
 
-/// Returns what the application has not read yet.
-fn unread(near: &OwnedFd) -> Vec<u8> {
+/// Does the application have all that was sent to it?
+pub fn is_read(near: &OwnedFd) -> bool {
+    waiting_in(near) == 0
+}
+
+/// What the application has not read yet. Waits for whoever reads it into memory that does not come.
+pub fn unread(near: &OwnedFd) -> Vec<u8> {
     let there = waiting_in(near);
     let mut bytes = Vec::with_capacity(there);
     let mut chunk = vec![0; CHUNK];

@@ -55,7 +55,11 @@ impl Server {
             .poll
             .add_to_crowd(&far, Source::Descriptor(id), EventFlags::empty())
             .map_err(|_| Errno::NOBUFS)?;
-        self.handles.of(id).peer_end = Some(DescriptorPeer { fd: far, token });
+        self.handles.of(id).peer_end = Some(DescriptorPeer {
+            fd: far,
+            token,
+            is_ours: false,
+        });
         self.note_peer_end(id, true);
         Ok(())
     }
@@ -188,7 +192,7 @@ impl Server {
             self.sink.close(far.fd);
         }
         if let Some(port) = handles.port {
-            self.watch_port_no_longer(&port);
+            self.close_port(port);
         }
         if let Some(rejoining) = handles.rejoining {
             self.sink.close(rejoining.into_near());
@@ -200,18 +204,32 @@ impl Server {
 
     /// Holds the claim's port on the kernel's side.
     pub fn keep_reservation(&mut self, id: SessionId, socket: PortReservation) {
-        self.handles.of(id).port = Some(HeldPort::new(socket, None));
+        let owner = self.owner_of_port(id);
+        self.handles.of(id).port = Some(HeldPort::new(socket, None, owner));
     }
 
-    pub fn drop_reservation(&mut self, id: SessionId) -> Option<PortReservation> {
-        let port = self.handles.take_port(id)?;
-        self.watch_port_no_longer(&port);
-        Some(port.socket)
+    /// Whose the session is, and its port.
+    pub fn owner_of_port(&self, id: SessionId) -> (u32, u16) {
+        let session = self.control.registry.session(id);
+        session.map_or((0, 0), |session| (session.uid, session.local.port()))
     }
 
-    fn watch_port_no_longer(&mut self, port: &HeldPort) {
+    /// Closes the kernel's socket on a session's port, if it has one.
+    pub fn drop_reservation(&mut self, id: SessionId) {
+        if let Some(port) = self.handles.take_port(id) {
+            self.close_port(port);
+        }
+    }
+
+    /// The last close of a socket leaves its groups, for which the kernel waits until nobody else changes the network's
+    /// configuration.
+    fn close_port(&mut self, port: HeldPort) {
         if let Some(token) = port.token {
             self.poll.remove(&port.socket, token);
+        }
+        if port.is_shared || port.has_groups {
+            let (uid, number) = port.owner;
+            self.sink.close_port(uid, port.socket.into_fd(), number);
         }
     }
 

@@ -1,14 +1,17 @@
 //! Requests for guarantees: who may send them, and which part answers.
 
-use portolan_control::ClientId;
+use portolan_control::{ClientId, Errno};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::qos::{GroupAction, Kind, QosReply, QosReport, QosRequest, Scope};
 use portolan_types::FlowKey;
 
+use crate::calls::{Call, Sequel};
 use crate::qos::request::{Outcome, Requester, refuse};
+use crate::qos::transmit::{LinkAnswer, LinkCounts};
 use crate::requests::{Answer, pack};
 use crate::server::Server;
+use crate::user_threads::WaitsFor;
 
 /// Maximum length of the name of a device or service class; refusals repeat it.
 const NAME_MAX: usize = 64;
@@ -38,7 +41,39 @@ fn is_short(name: Option<&str>) -> Outcome {
 }
 
 impl Server {
-    pub fn qos(&mut self, client: ClientId, request: QosRequest) -> Answer {
+    /// Answers a request when all is known of the links that it takes.
+    pub fn qos_when_asked(
+        &mut self,
+        client: ClientId,
+        request: QosRequest,
+    ) -> Result<Answer, Errno> {
+        let is_report = request == QosRequest::Show;
+        let Some(question) = self.qos.transmit.question(is_report) else {
+            return Ok(self.qos(client, request, &LinkCounts::default()));
+        };
+        let uid = self
+            .clients
+            .get(&client)
+            .ok_or(Errno::BADF)?
+            .credentials
+            .uid;
+        self.calls.check(uid, WaitsFor::Network)?;
+        let make = move || {
+            let LinkAnswer { rates, counts } = question.ask();
+            let sequel = move |server: &mut Server| {
+                server.qos.transmit.note_rates(&rates);
+                Ok(server.qos(client, request, &counts))
+            };
+            Box::new(sequel) as Sequel
+        };
+        Ok(Answer::Call(Call {
+            uid,
+            waits_for: WaitsFor::Network,
+            make: Box::new(make),
+        }))
+    }
+
+    fn qos(&mut self, client: ClientId, request: QosRequest, counts: &LinkCounts) -> Answer {
         let Some(client) = self.clients.get(&client) else {
             return Answer::Silence;
         };
@@ -46,7 +81,7 @@ impl Server {
             credentials: client.credentials,
         };
         if request == QosRequest::Show {
-            return self.show_qos(requester);
+            return self.show_qos(requester, counts);
         }
         let reply = self.decide(requester, request).unwrap_or_else(|refusal| {
             self.control.counters.guarantees_refused += 1;
@@ -92,12 +127,13 @@ impl Server {
         self.end_budget_of(&flow);
     }
 
-    fn show_qos(&mut self, requester: Requester) -> Answer {
-        let mut report = QosReport::default();
-        let counts = self.qos.transmit.count_links();
-        report.links = self.qos.transmit.report_links(&counts);
-        self.report_transmit(&counts, &mut report);
-        self.report_groups(&counts, &mut report);
+    fn show_qos(&mut self, requester: Requester, counts: &LinkCounts) -> Answer {
+        let mut report = QosReport {
+            links: self.qos.transmit.report_links(counts),
+            ..QosReport::default()
+        };
+        self.report_transmit(counts, &mut report);
+        self.report_groups(counts, &mut report);
         self.report_budgets(&mut report);
         self.report_cpu(&mut report);
         self.redact(&mut report, requester);

@@ -14,7 +14,7 @@ pub(super) use changes::kept;
 use leaving::Idle;
 use leaving::Leaving;
 use links::Link;
-pub(super) use links::LinkCounts;
+pub(in crate::qos) use links::{LinkAnswer, LinkCounts};
 use portolan_control::qos::transmit::ClassId;
 use portolan_control::qos::transmit::ClassRates;
 use portolan_control::qos::transmit::Refused;

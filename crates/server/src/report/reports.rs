@@ -125,6 +125,7 @@ impl Server {
         self.control.counters.sessions_refused = sessions;
         self.control.counters.bindings_refused = bindings;
         self.control.counters.shared_ports_refused = self.sharing.refused();
+        self.control.counters.groups_refused = self.sharing.refused_groups();
     }
 
     fn report_holders(&self, counters: &mut Vec<CounterReport>) {

@@ -9,6 +9,7 @@ use portolan_control::{
     ClientId, Command, Errno, Holder, Input, Life, PortClaim, Relay, RequestedState, SessionPhase,
 };
 use portolan_proto::control::{Blob, GroupAction, GroupChange, ReplyBody};
+use portolan_proto::datagram::UnreadDatagram;
 use portolan_sys::datagram::{self, ReceivedDatagram};
 use portolan_sys::descriptor::set_socket_option;
 use portolan_sys::socket_filter;
@@ -25,7 +26,9 @@ use crate::packets::SOURCE_MAC;
 use crate::requests::Answer;
 use crate::reservation::PortReservation;
 use crate::server::{Server, Source};
+use crate::udp::set_peer;
 use crate::udp::unread::open_unread;
+use crate::user_threads::WaitsFor;
 
 /// Datagrams read from one kernel socket before others have their turn.
 const DATAGRAMS_PER_TURN: usize = 64;
@@ -57,7 +60,8 @@ impl Server {
             .poll
             .add_to_crowd(&reservation, Source::Reservation(id), interest)
             .ok();
-        self.handles.of(id).port = Some(HeldPort::new(reservation, token));
+        let owner = self.owner_of_port(id);
+        self.handles.of(id).port = Some(HeldPort::new(reservation, token, owner));
         if self.has_reservations() {
             self.classify_kernel_socket(id);
         }
@@ -77,19 +81,29 @@ impl Server {
         Ok(())
     }
 
-    /// Gives up the kernel socket to a program that continues with it.
-    pub fn give_up_port(&mut self, id: SessionId) -> Option<OwnedFd> {
-        let is_udp = self.is_udp(id);
-        let reservation = self.drop_reservation(id)?;
-        let made = if is_udp {
-            make_ordinary(&reservation)
-        } else {
-            socket_filter::lift(&reservation)
-        };
-        if let Err(errno) = made {
-            warn!(%errno, "a program gets a socket with options of ours");
+    /// Gives up the kernel socket to a program that goes on with it: then it comes with `answer`.
+    pub fn give_up_port(&mut self, id: SessionId, answer: ReplyBody) -> Result<Answer, Errno> {
+        if self.handles.port(id).is_none() {
+            return Ok(answer.into());
         }
-        Some(reservation.into_fd())
+        let is_udp = self.is_udp(id);
+        let given_up = self.call_on_port(id, move |port| {
+            let made = if is_udp {
+                make_ordinary(port)
+            } else {
+                socket_filter::lift(port)
+            };
+            if let Err(errno) = made {
+                warn!(%errno, "a program gets a socket with options of ours");
+            }
+            let socket = port.as_fd().try_clone_to_owned();
+            Box::new(move |_| {
+                let socket = socket.map_err(|_| Errno::NOBUFS)?;
+                Ok(Answer::Reply(answer, vec![socket]))
+            })
+        });
+        self.drop_reservation(id);
+        given_up
     }
 
     /// Reads the kernel's datagrams for a session.
@@ -166,7 +180,11 @@ impl Server {
         self.control
             .registry
             .admit(channel, Command::KernelSocket, id)?;
-        let fd = self.kernel_socket(id, is_v6)?;
+        self.make_kernel_socket(id, is_v6)?;
+        let port = self.handles.port_mut(id).ok_or(Errno::BADF)?;
+        port.is_shared = true;
+        let copy = port.socket.as_fd().try_clone_to_owned();
+        let fd = copy.map_err(|_| Errno::NOBUFS)?;
         Ok(Answer::Reply(ReplyBody::KernelSocket, vec![fd]))
     }
 
@@ -186,10 +204,7 @@ impl Server {
         match (session.protocol, session.holder) {
             (Protocol::Tcp, _) => Err(Errno::INVAL),
             (Protocol::Udp, Holder::Process(holder, _)) if Some(holder) == requester => {
-                self.leave_to_kernel(id, is_v6)?;
-                self.hand_over_unread(id, unread);
-                self.input(Input::Returned(id));
-                self.shared(id)
+                self.leave_to_kernel(id, is_v6, unread)
             }
             (Protocol::Udp, Holder::Process(..)) => Ok(Answer::Recall(id, RequestedState::Share)),
             (Protocol::Udp, _) => self.shared(id),
@@ -201,33 +216,47 @@ impl Server {
         if self.phase(id) != Some(SessionPhase::Relayed) {
             return Err(Errno::CONNRESET);
         }
-        let port = self.handles.port(id).ok_or(Errno::BADF)?;
+        let port = self.handles.port_mut(id).ok_or(Errno::BADF)?;
+        port.is_shared = true;
         let copy = port.socket.as_fd().try_clone_to_owned();
         let fd = copy.map_err(|_| Errno::NOBUFS)?;
         Ok(Answer::Reply(ReplyBody::KernelSocket, vec![fd]))
     }
 
-    /// Leaves a session to the kernel: nothing more comes by the filter or by this server. The port is
-    /// kept for others that have the descriptor.
-    fn leave_to_kernel(&mut self, id: SessionId, is_v6: bool) -> Result<(), Errno> {
-        drop(self.kernel_socket(id, is_v6)?);
+    /// Nothing comes by the filter any more, nor by this server. The port is kept for others that have
+    /// the descriptor.
+    fn leave_to_kernel(
+        &mut self,
+        id: SessionId,
+        is_v6: bool,
+        unread: Vec<UnreadDatagram>,
+    ) -> Result<Answer, Errno> {
+        self.make_kernel_socket(id, is_v6)?;
         self.control.registry.leave_all_groups(id);
         self.input(Input::Unsteer(id));
-        if let Some(port) = self.handles.port_mut(id) {
-            if let Some(token) = port.token.take() {
-                self.poll.remove(&port.socket, token);
-            }
-            if let Err(errno) = make_ordinary(&port.socket) {
-                warn!(%errno, "programs get a socket with options of ours");
-            }
+        if let Some(port) = self.handles.port_mut(id)
+            && let Some(token) = port.token.take()
+        {
+            self.poll.remove(&port.socket, token);
         }
         self.control.registry.detach(id);
         self.set_life(id, Life::Relayed(Relay::default()));
-        Ok(())
+        let deliveries = self.deliveries(id, unread);
+        self.call_on_port(id, move |port| {
+            if let Err(errno) = make_ordinary(port) {
+                warn!(%errno, "programs get a socket with options of ours");
+            }
+            let handed_over = deliveries.hand_over(port);
+            Box::new(move |server| {
+                server.count_handed_over(handed_over);
+                server.input(Input::Returned(id));
+                server.shared(id)
+            })
+        })
     }
 
-    /// Returns a copy of the session's kernel socket, which is made first if its port needed none so far.
-    fn kernel_socket(&mut self, id: SessionId, is_v6: bool) -> Result<OwnedFd, Errno> {
+    /// A session may have a port that the kernel leaves alone anyway, and no socket yet.
+    fn make_kernel_socket(&mut self, id: SessionId, is_v6: bool) -> Result<(), Errno> {
         if self.handles.port(id).is_none() {
             let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
             let reservation = PortReservation::take(
@@ -241,12 +270,10 @@ impl Server {
                 is_v6,
             )?;
             let peer = session.remote;
+            set_peer(&reservation, peer);
             self.watch_port(id, reservation);
-            self.tell_kernel_of_peer(id, peer);
         }
-        let port = self.handles.port(id).ok_or(Errno::BADF)?;
-        let copy = port.socket.as_fd().try_clone_to_owned();
-        copy.map_err(|_| Errno::NOBUFS)
+        Ok(())
     }
 
     /// `Group`: the kernel checks the change, and applies it on the network.
@@ -268,15 +295,32 @@ impl Server {
         if is_join && !self.has_room_for_group(id, (change.group, change.interface)) {
             return Err(Errno::NOBUFS);
         }
-        let socket = self.kernel_socket(id, change.group.is_ipv6())?;
-        let (name, value) = group_request(&change)?;
-        let level = match change.group {
-            IpAddr::V4(_) => libc::IPPROTO_IP,
-            IpAddr::V6(_) => libc::IPPROTO_IPV6,
-        };
+        self.make_kernel_socket(id, change.group.is_ipv6())?;
+        let (level, (name, value)) = (level_of(&change), group_request(&change)?);
+        let call = self.have_called(id, WaitsFor::Network, move |port| {
+            let made = set_socket_option(port, level, name, &value);
+            Box::new(move |server| server.group_changed(channel, id, change, made))
+        });
+        if call.is_ok()
+            && let Some(port) = self.handles.port_mut(id)
+        {
+            port.has_groups = true;
+        }
+        call
+    }
+
+    /// The kernel has judged the change.
+    fn group_changed(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+        change: GroupChange,
+        made: Result<(), rustix::io::Errno>,
+    ) -> Result<Answer, Errno> {
+        self.control.registry.admit(channel, Command::Group, id)?;
         let (group, interface) = (change.group, change.interface);
         let is_member = || self.memberships(id).any(|m| m == (group, interface));
-        match (set_socket_option(&socket, level, name, &value), change) {
+        match (made, change) {
             (Ok(()), _) => {}
             // The kernel's membership ended with its last source; now ours ends, too.
             (
@@ -290,7 +334,15 @@ impl Server {
             (Err(errno), _) => return Err(Errno(errno.raw_os_error())),
         }
         match (change.action, change.source) {
-            (GroupAction::Join, _) => self.join_group(id, group, interface),
+            (GroupAction::Join, _) => {
+                let joined = match self.has_room_for_group(id, (group, interface)) {
+                    true => self.join_group(id, group, interface),
+                    false => Err(Errno::NOBUFS),
+                };
+                if joined.is_err() {
+                    return self.undo_join(id, change);
+                }
+            }
             (GroupAction::Leave, None) => self.leave_group(id, group, interface),
             // A membership may end with its last source: the library knows, and reports it.
             _ => {}
@@ -298,7 +350,21 @@ impl Server {
         Ok(ReplyBody::Joined { interface }.into())
     }
 
-    /// Returns the device that is meant: the given one, the one where the session is a member, or by the routes.
+    /// The kernel's membership ends again.
+    fn undo_join(&self, id: SessionId, change: GroupChange) -> Result<Answer, Errno> {
+        let leave = GroupChange {
+            action: GroupAction::Leave,
+            ..change
+        };
+        let (level, (name, value)) = (level_of(&leave), group_request(&leave)?);
+        self.have_called(id, WaitsFor::Network, move |port| {
+            // Nothing else would follow from it.
+            let _ = set_socket_option(port, level, name, &value);
+            Box::new(|_| Err(Errno::NOBUFS))
+        })
+    }
+
+    /// The device that is meant: as given, where the session is a member already, or by the routes.
     fn interface_of(&self, id: SessionId, change: &GroupChange) -> Result<u32, Errno> {
         if change.interface != 0 {
             return Ok(change.interface);
@@ -336,7 +402,14 @@ fn make_ordinary(reservation: &PortReservation) -> Result<(), rustix::io::Errno>
     Ok(())
 }
 
-/// Returns option and value: `struct group_req` or `struct group_source_req`.
+fn level_of(change: &GroupChange) -> i32 {
+    match change.group {
+        IpAddr::V4(_) => libc::IPPROTO_IP,
+        IpAddr::V6(_) => libc::IPPROTO_IPV6,
+    }
+}
+
+/// Option and value: `struct group_req` or `struct group_source_req`.
 fn group_request(change: &GroupChange) -> Result<(i32, Vec<u8>), Errno> {
     let name = match (change.action, change.source) {
         (GroupAction::Join, None) => MCAST_JOIN_GROUP,

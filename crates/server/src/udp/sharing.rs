@@ -8,19 +8,38 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use portolan_control::sharing::Deal;
 use portolan_control::{Budget, Charge, Limit};
-use portolan_proto::filter::BindingKey;
+use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_types::SessionId;
 
-/// The server's records of shared endpoints and of groups.
+/// Lists of groups' members, one for each port, group and device: the filter's table has room for so many.
+pub const GROUPS: Limit = Limit {
+    total: 2048,
+    per_user: 512,
+    reserve: 128,
+};
+
+/// Those who get copies, as the filter's table has them.
+#[derive(Debug, Default)]
+struct Members(Vec<FlowRow>);
+
+/// Of a group. The first member of it pays.
+#[derive(Debug)]
+struct Listed {
+    members: Members,
+    charge: Charge,
+}
+
+/// What the server keeps of shared endpoints and of groups.
 #[derive(Debug)]
 pub struct Sharing {
     bindings: HashMap<BindingKey, Binding>,
     /// UDP sessions by port.
     ports: HashMap<u16, Ordered>,
-    /// Number of members listed in the filter's table.
-    listed: BTreeMap<(u16, IpAddr, u32), usize>,
-    /// Endpoints and ports that sessions have left, with rows still to be rewritten: thousands may leave one at once,
-    /// and each rewrite covers all its rows.
+    /// Members that the filter's table lists.
+    listed: BTreeMap<(u16, IpAddr, u32), Listed>,
+    groups: Budget,
+    /// Endpoints and ports that sessions have left, and whose rows do not say so yet: thousands may leave one at once, and
+    /// each time all its rows are written.
     left: HashSet<BindingKey>,
     left_ports: HashSet<u16>,
     /// Budget of bindings with a deal.
@@ -75,7 +94,7 @@ struct Binding {
     charge: Option<Charge>,
     /// Channels and their classes.
     senders: BTreeMap<u32, u16>,
-    members: usize,
+    members: Members,
 }
 
 impl Sharing {
@@ -88,6 +107,7 @@ impl Sharing {
             bindings: HashMap::new(),
             ports: HashMap::new(),
             listed: BTreeMap::new(),
+            groups: Budget::new(GROUPS),
             left: HashSet::new(),
             left_ports: HashSet::new(),
             deals: Budget::new(deals),
@@ -97,6 +117,11 @@ impl Sharing {
     /// Returns how many deals were refused.
     pub fn refused(&self) -> u64 {
         self.deals.refused()
+    }
+
+    /// Groups that could not be listed.
+    pub fn refused_groups(&self) -> u64 {
+        self.groups.refused()
     }
 
     fn sessions_at(&self, port: u16) -> Vec<SessionId> {

@@ -16,9 +16,11 @@ use portolan_wire::ethernet;
 use rustix::net::sockopt;
 use tracing::debug;
 
-use crate::handles::HeldPort;
+use crate::requests::Answer;
+use crate::reservation::PortReservation;
 use crate::server::Server;
 use crate::udp::datagrams::datagram_frame;
+use crate::udp::set_peer;
 
 /// Maximum number of datagrams per socket, more than a receive buffer of the default size holds.
 const UNREAD_MAX: usize = 1024;
@@ -52,70 +54,45 @@ impl Server {
         }
     }
 
-    /// Puts datagrams into the kernel socket of a session that was left to the kernel.
-    pub fn hand_over_unread(&mut self, id: SessionId, mut unread: Vec<UnreadDatagram>) {
-        if unread.is_empty() {
-            return;
+    fn hand_over_unread(&mut self, id: SessionId, unread: Vec<UnreadDatagram>) {
+        let deliveries = self.deliveries(id, unread);
+        let handed_over = self.call_on_port(id, move |port| {
+            let handed_over = deliveries.hand_over(port);
+            Box::new(move |server| {
+                server.count_handed_over(handed_over);
+                Ok(Answer::Silence)
+            })
+        });
+        if let Ok(Answer::Call(call)) = handed_over {
+            self.calls.begin(None, call);
         }
+    }
+
+    pub fn count_handed_over(&mut self, HandedOver { count, lost }: HandedOver) {
+        self.control.counters.unread_handed_over += count;
+        self.control.counters.unread_lost += lost;
+    }
+
+    /// What it takes to put datagrams into the kernel socket of a session that has been left to the kernel.
+    pub fn deliveries(&self, id: SessionId, mut unread: Vec<UnreadDatagram>) -> Deliveries {
         let total = unread.len();
         unread.truncate(UNREAD_MAX);
-        let handed_over = match self.try_to_hand_over(id, &unread) {
-            Ok(count) => count,
-            Err(errno) => {
-                debug!(session = id.0, %errno, "what a socket had not read is lost");
-                0
-            }
-        };
-        self.control.counters.unread_handed_over += handed_over as u64;
-        self.control.counters.unread_lost += (total - handed_over) as u64;
-    }
-
-    /// Returns how many were delivered.
-    fn try_to_hand_over(
-        &self,
-        id: SessionId,
-        unread: &[UnreadDatagram],
-    ) -> Result<usize, rustix::io::Errno> {
-        let (Some(HeldPort { socket, .. }), Some(session)) =
-            (self.handles.port(id), self.control.registry.session(id))
-        else {
-            return Ok(0);
-        };
-        let delivery = LocalDelivery::open()?;
-        let cookie = unix::cookie(socket)?;
-        let room = sockopt::socket_recv_buffer_size(socket)?;
-        let needed: usize = unread.iter().map(|d| d.payload.len() + OVERHEAD).sum();
-        sockopt::set_socket_recv_buffer_size_force(socket, room.saturating_add(needed))?;
-        // With a peer it would refuse datagrams from others.
-        self.tell_kernel_of_peer(id, None);
-        let (local, shares) = (session.local, session.reuse.port);
-        let handed_over = unread
-            .iter()
-            .filter(|datagram| {
-                self.deliver_unread(&delivery, (id, cookie), local, shares, datagram)
-            })
-            .count();
-        if session.remote.is_some() {
-            self.tell_kernel_of_peer(id, session.remote);
+        let session = self.control.registry.session(id);
+        let local = session.map(|session| session.local);
+        let deliveries = local.map_or(Vec::new(), |local| {
+            let of_one = |datagram: &UnreadDatagram| self.delivery(local, datagram);
+            unread.iter().filter_map(of_one).collect()
+        });
+        Deliveries {
+            deliveries,
+            total,
+            remote: session.and_then(|session| session.remote),
+            shares: session.is_some_and(|session| session.reuse.port),
         }
-        // The kernel doubles the value.
-        sockopt::set_socket_recv_buffer_size_force(socket, room / 2)?;
-        Ok(handed_over)
     }
 
-    /// Returns true if the datagram is in the kernel socket now. It must not reach another: a program
-    /// could have any datagram delivered to another user's socket that shares the port.
-    fn deliver_unread(
-        &self,
-        delivery: &LocalDelivery,
-        (id, cookie): (SessionId, u64),
-        local: SocketAddr,
-        shares: bool,
-        datagram: &UnreadDatagram,
-    ) -> bool {
-        let Some(to) = self.address_for(local.ip(), datagram) else {
-            return false;
-        };
+    fn delivery(&self, local: SocketAddr, datagram: &UnreadDatagram) -> Option<Delivery> {
+        let to = self.address_for(local.ip(), datagram)?;
         let interface = match self.routes.interface_with(to) {
             Some(interface) if interface == datagram.interface => interface,
             _ => 0,
@@ -128,27 +105,12 @@ impl Server {
             hops: datagram.hops,
             service: datagram.traffic_class,
         };
-        let Some(frame) = datagram_frame(local.port(), &arrival, &datagram.payload) else {
-            return false;
-        };
-        let ends = (datagram.from, SocketAddr::new(to, local.port()));
-        let reaches = || delivery.reaches(cookie, ends, interface) == Ok(true);
-        let send = || {
-            delivery
-                .send(&frame[ethernet::HEADER_LEN..], to, interface)
-                .is_ok()
-        };
-        if reaches() {
-            return send();
-        }
-        if !shares {
-            return false;
-        }
-        // Among several that share the port, the one with that peer gets it.
-        self.tell_kernel_of_peer(id, Some(datagram.from));
-        let is_sent = reaches() && send();
-        self.tell_kernel_of_peer(id, None);
-        is_sent
+        Some(Delivery {
+            frame: datagram_frame(local.port(), &arrival, &datagram.payload)?,
+            from: datagram.from,
+            to: SocketAddr::new(to, local.port()),
+            interface,
+        })
     }
 
     /// Returns the local address to deliver to; a datagram to a group is delivered to one socket only.
@@ -166,5 +128,102 @@ impl Server {
         let path = self.routes.path_on(datagram.interface, from);
         path.and_then(|path| path.source)
             .filter(|&own| self.routes.is_local(own))
+    }
+}
+
+/// Datagrams for a kernel socket.
+pub struct Deliveries {
+    deliveries: Vec<Delivery>,
+    /// With those for which there is no way.
+    total: usize,
+    /// The peer that the socket has otherwise.
+    remote: Option<SocketAddr>,
+    /// Others may have sockets on the same port.
+    shares: bool,
+}
+
+/// What has become of them.
+#[derive(Clone, Copy, Debug)]
+pub struct HandedOver {
+    count: u64,
+    lost: u64,
+}
+
+/// A datagram as the kernel is to deliver it.
+struct Delivery {
+    frame: Vec<u8>,
+    from: SocketAddr,
+    to: SocketAddr,
+    interface: u32,
+}
+
+impl Deliveries {
+    pub fn hand_over(&self, port: &PortReservation) -> HandedOver {
+        let count = match self.try_to_hand_over(port) {
+            Ok(count) => count,
+            Err(errno) => {
+                debug!(%errno, "what a socket had not read is lost");
+                0
+            }
+        };
+        HandedOver {
+            count: count as u64,
+            lost: (self.total - count) as u64,
+        }
+    }
+
+    /// Answers how many there is room for.
+    fn try_to_hand_over(&self, port: &PortReservation) -> Result<usize, rustix::io::Errno> {
+        if self.deliveries.is_empty() {
+            return Ok(0);
+        }
+        let delivery = LocalDelivery::open()?;
+        let cookie = unix::cookie(port)?;
+        let room = sockopt::socket_recv_buffer_size(port)?;
+        let bytes = self.deliveries.iter().map(|it| it.frame.len() + OVERHEAD);
+        let needed: usize = bytes.sum();
+        sockopt::set_socket_recv_buffer_size_force(port, room.saturating_add(needed))?;
+        // With a peer it would not take what others had sent before.
+        set_peer(port, None);
+        let delivered = self
+            .deliveries
+            .iter()
+            .filter(|it| it.deliver(&delivery, port, cookie, self.shares));
+        let count = delivered.count();
+        if self.remote.is_some() {
+            set_peer(port, self.remote);
+        }
+        // The kernel doubles what it is told.
+        sockopt::set_socket_recv_buffer_size_force(port, room / 2)?;
+        Ok(count)
+    }
+}
+
+impl Delivery {
+    /// True if it is in the kernel socket now. It goes nowhere else: a program could have any
+    /// datagram delivered to a socket of somebody else who shares the port.
+    fn deliver(
+        &self,
+        delivery: &LocalDelivery,
+        port: &PortReservation,
+        cookie: u64,
+        shares: bool,
+    ) -> bool {
+        let reaches = || delivery.reaches(cookie, (self.from, self.to), self.interface) == Ok(true);
+        let send = || {
+            let packet = &self.frame[ethernet::HEADER_LEN..];
+            delivery.send(packet, self.to.ip(), self.interface).is_ok()
+        };
+        if reaches() {
+            return send();
+        }
+        if !shares {
+            return false;
+        }
+        // Of several that share the port the one with that peer gets it.
+        set_peer(port, Some(self.from));
+        let is_sent = reaches() && send();
+        set_peer(port, None);
+        is_sent
     }
 }

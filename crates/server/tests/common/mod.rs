@@ -387,14 +387,7 @@ impl Library {
 
     pub fn connect(&mut self, protocol: Protocol, remote: SocketAddr) -> (ReplyBody, Near, Slot) {
         let slot = self.stack.reserve();
-        let body = RequestBody::Connect {
-            session: SessionRef::New,
-            protocol,
-            remote,
-            slot,
-            options: portolan_proto::control::HandshakeOptions::default(),
-            early: portolan_proto::control::FastOpenMode::No,
-        };
+        let body = connect_request((SessionRef::New, protocol), remote, slot);
         let (reply, near) = self.ask_new(PairKind::Stream, body);
         (reply, near, slot)
     }
@@ -402,7 +395,21 @@ impl Library {
     /// Opens a TCP connection and caches it.
     pub fn open(&mut self, remote: SocketAddr) -> (SessionId, Near, Slot) {
         let (reply, near, slot) = self.connect(Protocol::Tcp, remote);
-        let ReplyBody::Connecting { session, .. } = reply else {
+        (self.take_over(&reply, &near, slot), near, slot)
+    }
+
+    /// The same with what is to be the server's end of the descriptor.
+    pub fn open_keeping_far(&mut self, remote: SocketAddr) -> (SessionId, Near, OwnedFd, Slot) {
+        let slot = self.stack.reserve();
+        let body = connect_request((SessionRef::New, Protocol::Tcp), remote, slot);
+        let (far, near) = unix::socket_pair(PairKind::Stream).unwrap();
+        let (reply, _) = self.client.ask_with(body, &[far.as_fd(), near.as_fd()]);
+        let near = Near(near);
+        (self.take_over(&reply, &near, slot), near, far, slot)
+    }
+
+    fn take_over(&mut self, reply: &ReplyBody, near: &Near, slot: Slot) -> SessionId {
+        let ReplyBody::Connecting { session, .. } = *reply else {
             panic!("{reply:?}");
         };
         let (event, _) = near.event();
@@ -414,7 +421,7 @@ impl Library {
             panic!("{event:?}");
         };
         self.adopt(&bytes, generation, slot);
-        (session, near, slot)
+        session
     }
 
     /// Accepts the next session of a listener and caches it.
@@ -502,6 +509,15 @@ impl Library {
         self.stack.output(now, &self.routes, &mut self.tap);
     }
 
+    /// What lies in the ring, for none of its sessions.
+    pub fn take_frames(&mut self) -> Vec<Vec<u8>> {
+        let mut frames = Vec::new();
+        while let Some(record) = self.ring.next() {
+            frames.push(record.frame.to_vec());
+        }
+        frames
+    }
+
     pub fn write(&mut self, slot: Slot, bytes: &[u8]) {
         let mut left = bytes;
         await_some("room to send", || {
@@ -554,7 +570,22 @@ impl Near {
     }
 }
 
-/// Retries until `attempt` returns a value; panics after the time limit.
+pub fn connect_request(
+    (session, protocol): (SessionRef, Protocol),
+    remote: SocketAddr,
+    slot: Slot,
+) -> RequestBody {
+    RequestBody::Connect {
+        session,
+        protocol,
+        remote,
+        slot,
+        options: portolan_proto::control::HandshakeOptions::default(),
+        early: portolan_proto::control::FastOpenMode::No,
+    }
+}
+
+/// Tries until `attempt` gives something; panics when it takes too long.
 pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let start = clock::now();
     loop {

@@ -285,6 +285,7 @@ fn who_takes_maps_again_and_again_runs_out() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut owner = Owner::start(&path);
     let large = || Code {
         maps: vec![map(MapKind::Array, 4, 4096, 2000)],
@@ -302,6 +303,7 @@ fn who_takes_maps_again_and_again_runs_out() {
     let refusal = owner.refused(large());
     assert_eq!(refusal.errno, libc::EDQUOT, "{}", refusal.reason);
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 /// Loops whose end the verifier cannot prove: it also follows speculative execution.
@@ -346,6 +348,7 @@ fn an_administrator_bounds_what_a_handler_may_need() {
     let configuration = Configuration::new(&bed.a, "[extension]\ninstructions = 1000");
     let _server = configuration.start(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut owner = Owner::start(&path);
     let refusal = owner.refused(slow());
     assert!(
@@ -354,4 +357,5 @@ fn an_administrator_bounds_what_a_handler_may_need() {
         refusal.reason
     );
     owner.install(always(REPLY));
+    meter.finish();
 }

@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use portolan_netns::{Bed, Daemon};
-use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody, Reuse};
+use portolan_proto::control::{AfterFlush, Blob, Reader, Reloaded, ReplyBody, RequestBody, Reuse};
 use portolan_proto::report::SessionReport;
 use portolan_stack::Session;
 use portolan_sys::unix::{ConnectError, Connection};
@@ -252,7 +252,7 @@ fn unsent_bytes_of_programs_that_are_gone_are_limited() {
     let server = Configuration::new(&bed.a, LARGE_BUFFERS).start(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let before = resident_kib(&server);
     let mut peers = leave_orphans(&bed, &path, 60);
     sleep(Duration::from_millis(300));
@@ -508,7 +508,7 @@ fn who_does_not_read_is_not_served_and_is_served_when_it_does() {
 
 #[test]
 fn a_process_with_thousands_of_sessions_is_listed_and_dies_in_parts() {
-    const COUNT: u32 = 8000;
+    const COUNT: u32 = 4000;
     allow_descriptors();
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
@@ -638,4 +638,50 @@ fn the_servers_table_of_descriptors_does_not_grow_while_others_fill_it() {
     assert!(before >= 1 << 14, "{before}");
     let _open = idle(&control_path(&bed.a), 400);
     assert_eq!(size(), before);
+}
+
+/// How many UDP ports a user gets before he is refused.
+fn bind_all(path: &Path, kept: &mut Vec<(Library, Vec<Near>)>) -> usize {
+    let mut library = Library::start(path);
+    let mut ports = Vec::new();
+    loop {
+        let (reply, near) = library.bind(Protocol::Udp, SocketAddr::new(Bed::A4, 0), Slot(0));
+        match reply {
+            ReplyBody::Bound { .. } => ports.push(near),
+            ReplyBody::Error { errno } => {
+                assert_eq!(errno, libc::ENOBUFS);
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    let count = ports.len();
+    kept.push((library, ports));
+    count
+}
+
+/// The server's descriptors are parted as its sessions are.
+#[test]
+fn two_users_do_not_use_up_the_servers_descriptors() {
+    const DESCRIPTORS: u64 = 1024;
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start_as_root(&bed);
+    let mut limit = std::process::Command::new("prlimit");
+    limit.args(["--pid", &server.pid().to_string()]);
+    limit.arg(format!("--nofile={DESCRIPTORS}:"));
+    assert!(limit.status().unwrap().success());
+    let text = Blob::Inline(b"[limits]\nsessions = 200000".to_vec());
+    let reply = Client::connect(&path).ask(RequestBody::Reload { text });
+    let is_changed = matches!(reply, ReplyBody::Reloaded(Reloaded::Changed(_)));
+    assert!(is_changed, "{reply:?}");
+    let mut kept = Vec::new();
+    for uid in SUBORDINATES.take(2) {
+        let count = as_user(uid, || bind_all(&path, &mut kept));
+        assert!((100..=213).contains(&count), "{count}");
+    }
+    assert_serves_others(&bed, &path);
+    assert_eq!(counter(&path, "server", "descriptors_short"), 0);
+    meter.finish();
 }

@@ -54,7 +54,7 @@ fn forged_capsules_are_refused_and_counted() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let mut hostile = hostile_library(&path);
     let (_, anothers, _near) = session(&bed, &mut hostile);
     let cases: [fn(Vec<u8>) -> Vec<u8>; 6] = [
@@ -221,7 +221,7 @@ fn capsules_with_flipped_bits_are_refused_or_harmless() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let mut hostile = hostile_library(&path);
     for round in 0..150_usize {
         let (id, capsule, _near) = session(&bed, &mut hostile);
@@ -236,6 +236,7 @@ fn capsules_with_flipped_bits_are_refused_or_harmless() {
 fn capsules_of_connections_that_would_probe_without_a_pause_are_refused() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&control_path(&bed.a));
     let spoil: [fn(&mut KeepAlive); 3] = [
         |keepalive| keepalive.idle = Duration::ZERO,
@@ -252,4 +253,5 @@ fn capsules_of_connections_that_would_probe_without_a_pause_are_refused() {
         let body = flush(id, Blob::Inline(session.to_capsule()));
         assert_eq!(refused(&mut hostile, body, &[]), PROTO, "case {number}");
     }
+    meter.finish();
 }

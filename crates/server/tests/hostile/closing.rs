@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use portolan_netns::Bed;
 use portolan_proto::control::{
-    FastOpenMode, HandshakeOptions, Reader, ReplyBody, RequestBody, SessionRef,
+    AfterFlush, FastOpenMode, HandshakeOptions, Reader, ReplyBody, RequestBody, SessionRef,
 };
 use portolan_sys::unix::{self, PairKind};
 use portolan_types::{Protocol, Slot};
@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::budgets::idle;
 use crate::common::{Client, await_some, control_path, start_server};
-use crate::{Victim, as_nobody, assert_prompt, hostile_library};
+use crate::{Victim, as_nobody, assert_prompt, hostile_library, open_to_b};
 
 const LINGER: Duration = Duration::from_secs(8);
 
@@ -152,5 +152,29 @@ fn nor_do_messages_in_connections_that_are_refused() {
     let _peers: Vec<TcpStream> = streams.into_iter().map(|(_, peer)| peer).collect();
     kill_process(pid, Signal::CONT).unwrap();
     assert_prompt(&path);
+    victim.assert_unharmed();
+}
+
+/// The server reads a relayed session's descriptor, which takes no descriptors since Linux 6.16: else their last close would be
+/// the server's.
+#[test]
+fn nor_do_descriptors_sent_to_a_relayed_session() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut hostile = hostile_library(&path);
+    let (id, near, slot, mut peer) = open_to_b(&bed, &mut hostile);
+    hostile.flush(id, slot, AfterFlush::Relay(Reader::Sender));
+    let (stream, _peer) = lingering();
+    let (reference, refuses) = unix::socket_pair(PairKind::Stream).unwrap();
+    let has_option = unix::refuse_descriptors(&refuses);
+    let sent = unix::send(&near.0, b"with", &[stream.as_fd()]);
+    assert_eq!(sent.is_err(), has_option, "{sent:?}");
+    drop((stream, reference));
+    rustix::io::write(&near.0, b"without").unwrap();
+    let mut heard = vec![0; if has_option { 7 } else { 11 }];
+    std::io::Read::read_exact(&mut peer, &mut heard).unwrap();
+    assert!(heard.ends_with(b"without"));
     victim.assert_unharmed();
 }

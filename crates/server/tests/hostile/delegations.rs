@@ -135,6 +135,7 @@ fn claims_are_charged_to_the_process() {
     std::fs::write(&config, "[limits]\nsessions_per_process = 5\n").unwrap();
     let _server = start_server_with(&bed.a, &["--config", config.to_str().unwrap()]);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&path);
     let (own, _near, _) = listen(&mut hostile, 4001, Some(Slot(3)));
     let mut held = Vec::new();
@@ -147,6 +148,7 @@ fn claims_are_charged_to_the_process() {
         claim_refused(&mut hostile, claim(own, a(4001), b(9))),
         NOBUFS
     );
+    meter.finish();
 }
 
 #[test]
@@ -154,6 +156,7 @@ fn forged_surrenders_are_refused_and_counted() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&path);
     let (own, _near, _) = listen(&mut hostile, 4001, Some(Slot(3)));
     let (plain, _plain_near, _) = listen(&mut hostile, 4002, None);
@@ -177,6 +180,7 @@ fn forged_surrenders_are_refused_and_counted() {
     assert_eq!(refused(&mut hostile, surrender, &[]), PERM);
     assert_eq!(counter(&path, "server", "capsules_refused"), 3);
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 #[test]
@@ -184,6 +188,7 @@ fn who_performs_no_handshakes_has_nothing_to_say_of_floods() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&path);
     let (plain, _near, _) = listen(&mut hostile, 4002, None);
     let flow = portolan_types::FlowKey {
@@ -201,6 +206,7 @@ fn who_performs_no_handshakes_has_nothing_to_say_of_floods() {
     }
     assert_eq!(counter(&path, "server", "syn_floods"), 0);
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 #[test]

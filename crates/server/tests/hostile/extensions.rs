@@ -154,7 +154,7 @@ fn one_that_takes_too_long_is_stopped_and_removed() {
     let _server = configuration.start(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let mut owner = Owner::start(&path);
     let number = owner.install(slow());
     let peer = peer(&bed, owner.port);

@@ -15,6 +15,7 @@ use portolan_wire::vnet::{Gso, VnetHeader};
 use crate::capture::Capture;
 use crate::common::{Library, control_path, start_server};
 use crate::frames::{Forgery, ICMP, MARK, UDP, arp, is_marked, v4};
+use crate::meter::Meter;
 use crate::{PATIENCE, Victim, assert_serves_others, counter, hostile_library, open_to_b};
 
 const STRANGER_MAC: [u8; 6] = [2, 0, 0, 0, 0x99, 0x99];
@@ -247,6 +248,7 @@ fn a_checksum_is_completed_where_it_belongs_and_nowhere_else() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&path);
     let (_, _near, slot, _peer) = open_to_b(&bed, &mut hostile);
     let any = ([0, 0, 0, 0], 6000).into();
@@ -290,6 +292,7 @@ fn a_checksum_is_completed_where_it_belongs_and_nowhere_else() {
     }
     let passed = || capture.frames().iter().filter(|f| is_marked(f)).count() >= 2;
     crate::common::await_some("genuine frames", || passed().then_some(()));
+    meter.finish();
 }
 
 /// Returns the frame as one that the kernel cuts into fragments of eight bytes.
@@ -354,6 +357,7 @@ fn a_tap_outlives_its_channel_as_a_dead_end() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&path);
     let (_, _near, slot, _peer) = open_to_b(&bed, &mut hostile);
     let (device, peer) = macs(&hostile);
@@ -371,4 +375,5 @@ fn a_tap_outlives_its_channel_as_a_dead_end() {
         drops.is_empty() || drops == ["drop_no_channel"],
         "{drops:?}"
     );
+    meter.finish();
 }

@@ -237,7 +237,7 @@ fn whatever_clients_say_others_are_served() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let victims = Known {
         sessions: vec![victim.id.0, 0, u64::MAX],
         slots: vec![victim.slot.0, u32::MAX],

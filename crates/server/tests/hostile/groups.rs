@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
 
 use portolan_netns::Bed;
-use portolan_proto::control::{GroupAction, GroupChange, ReplyBody, RequestBody};
+use portolan_proto::control::{GroupAction, GroupChange, ReplyBody, RequestBody, Reuse};
 use portolan_types::{Protocol, SessionId, Slot};
 
 use crate::common::{
@@ -19,7 +19,7 @@ const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 77, 1, 1));
 /// More requests than any process may have granted.
 const FLOOD: u32 = 500;
 
-fn bind(library: &mut Library) -> (SessionId, Near) {
+pub fn bind(library: &mut Library) -> (SessionId, Near) {
     let (reply, near) = library.bind(Protocol::Udp, SocketAddr::new(Bed::A4, 0), Slot(0));
     match reply {
         ReplyBody::Bound { session, .. } => (session, near),
@@ -48,12 +48,24 @@ fn ask(library: &mut Library, session: SessionId, change: GroupChange) -> ReplyB
     library.client.ask_with(request, &[]).0
 }
 
-fn join(library: &mut Library, session: SessionId) {
+pub fn join(library: &mut Library, session: SessionId) {
     let reply = ask(library, session, change(GroupAction::Join, GROUP, None));
     assert!(matches!(reply, ReplyBody::Joined { .. }), "{reply:?}");
 }
 
-fn kernel_socket(library: &mut Library, session: SessionId) -> OwnedFd {
+/// Leaves what [`join`] joined, without waiting for an answer.
+pub fn leave_unheard(library: &mut Library, session: SessionId) {
+    let metastate = library.metastate();
+    let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
+    let change = GroupChange {
+        interface: device.index,
+        ..change(GroupAction::Leave, GROUP, None)
+    };
+    let request = RequestBody::Group { session, change };
+    library.client.send(request, &[]);
+}
+
+pub fn kernel_socket(library: &mut Library, session: SessionId) -> OwnedFd {
     let (reply, mut fds) = library.client.ask_with(
         RequestBody::KernelSocket {
             session,
@@ -91,6 +103,7 @@ fn other_peoples_ports_and_memberships_are_out_of_reach() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut honest = Library::start(&path);
     let (session, _near) = bind(&mut honest);
     join(&mut honest, session);
@@ -111,6 +124,7 @@ fn other_peoples_ports_and_memberships_are_out_of_reach() {
         change(GroupAction::Leave, GROUP, None),
     );
     assert!(matches!(left, ReplyBody::Joined { .. }), "{left:?}");
+    meter.finish();
 }
 
 #[test]
@@ -118,6 +132,7 @@ fn streams_have_neither_twins_nor_groups() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&path);
     let (listener, _, _near) = hostile.listen(SocketAddr::new(Bed::A4, 0), 5);
     let (connection, _near, _, _peer) = crate::open_to_b(&bed, &mut hostile);
@@ -127,6 +142,7 @@ fn streams_have_neither_twins_nor_groups() {
         }
     }
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 #[test]
@@ -176,7 +192,7 @@ fn floods_of_joins_and_twins_end_and_leave_nothing_behind() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let mut hostile = hostile_library(&path);
     let (session, _near) = bind(&mut hostile);
     let before = open_files_at_rest(&server);
@@ -225,4 +241,47 @@ fn whoever_has_a_kernel_socket_stops_nobody_by_it() {
     assert_serves_others(&bed, &path);
     let (other, _near) = bind(&mut hostile);
     drop(kernel_socket(&mut hostile, other));
+}
+
+/// Many sockets share a port, each a member of as many groups as the kernel allows: each list names them all.
+#[test]
+fn who_joins_all_groups_keeps_nobody_else_from_one() {
+    const SHARERS: u32 = 40;
+    const LISTS_OF_USER: u64 = 512;
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let local = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 7007);
+    let reuse = Reuse {
+        address: true,
+        port: true,
+    };
+    let mut hostile = hostile_library(&path);
+    let meter = Meter::start(&bed);
+    let mut kept = Vec::new();
+    let (mut granted, mut refusals) = (0, 0);
+    for sharer in 0..SHARERS {
+        let (reply, near) = hostile.bind_with(Protocol::Udp, local, Slot(0), reuse);
+        let ReplyBody::Bound { session, .. } = reply else {
+            panic!("{reply:?}");
+        };
+        kept.push(near);
+        for number in 0..20 {
+            let group = Ipv4Addr::from(0xef50_0000 + 20 * sharer + number).into();
+            let join = change(GroupAction::Join, group, None);
+            match ask(&mut hostile, session, join) {
+                ReplyBody::Joined { .. } => granted += 1,
+                ReplyBody::Error { errno } => {
+                    assert_eq!(errno, libc::ENOBUFS);
+                    refusals += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+    assert_eq!((granted, refusals > 0), (LISTS_OF_USER, true));
+    let mut honest = Library::start(&path);
+    let (session, _near) = bind(&mut honest);
+    join(&mut honest, session);
+    meter.finish();
 }

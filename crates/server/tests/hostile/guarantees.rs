@@ -207,6 +207,7 @@ fn what_is_not_there_is_nobodys() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_client(&path);
     for scope in [
         Scope::Process { pid: u32::MAX },
@@ -236,6 +237,7 @@ fn what_is_not_there_is_nobodys() {
         }
     }
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 /// A port on which two users have sessions belongs to neither.
@@ -244,6 +246,7 @@ fn a_port_that_several_users_share_is_roots() {
     let bed = Bed::veth();
     let _server = Configuration::new(&bed.a, LINK).start(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut honest = Library::start(&path);
     let (_, address, _near) = honest.listen(SocketAddr::new(Bed::A4, 0), 5);
     let mut hostile = crate::hostile_library(&path);
@@ -268,6 +271,7 @@ fn a_port_that_several_users_share_is_roots() {
             assert_ne!(refusal.errno, libc::EPERM, "{refusal:?}");
         }
     }
+    meter.finish();
 }
 
 /// A user can neither change what root has given it, nor can others see it.
@@ -320,7 +324,7 @@ fn a_flood_of_specs_ends_and_harms_nobody() {
     let _server = configuration.start(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let mut hostile = crate::hostile_library(&path);
     let mut ends = Vec::new();
     for _ in 0..FLOOD {
@@ -501,6 +505,7 @@ fn groups_that_are_not_there_cannot_be_used() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_client(&path);
     for key in [0, 7, u32::MAX] {
         for action in group_actions() {
@@ -508,4 +513,5 @@ fn groups_that_are_not_there_cannot_be_used() {
         }
     }
     assert!(Client::connect(&path).guarantees().groups.is_empty());
+    meter.finish();
 }

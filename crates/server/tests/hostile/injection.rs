@@ -200,7 +200,7 @@ fn segments_with_numbers_of_the_window_change_nothing_and_are_seldom_answered() 
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let (near, far) = (
         victim.peer.peer_addr().unwrap(),
         victim.peer.local_addr().unwrap(),

@@ -115,7 +115,7 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let mut honest = Library::start(&path);
     for value in [0, 1, 1 << 20, u64::MAX, u64::MAX / 2, holder::SERVER] {
         let mut hostile = hostile_library(&path);
@@ -189,6 +189,7 @@ fn who_sleeps_on_a_word_hears_of_such_a_peer_too() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     for lie in LIES {
         let mut honest = Library::start(&path);
         let mut hostile = hostile_library(&path);
@@ -211,6 +212,7 @@ fn who_sleeps_on_a_word_hears_of_such_a_peer_too() {
         accepted.local.look(clock::now());
         assert!(accepted.local.is_receive_shut(), "{lie}");
     }
+    meter.finish();
 }
 
 /// Waits for a condition; returns false if it does not come, after waking the thread that sleeps on the end's word.
@@ -234,6 +236,21 @@ pub fn ring_for_many(
     accepter: &mut Library,
     count: usize,
 ) -> Vec<(End, End)> {
+    let (mut relayed, wake_sender) = relay_many(hostile, accepter, count);
+    for (end, _) in &mut relayed {
+        end.local.send(clock::now(), &[7; 300_000]);
+        let _ = end.local.publish(clock::now());
+    }
+    wake_sender.wake();
+    relayed
+}
+
+/// Has the server relay so many sessions; and that by which it is told of them.
+fn relay_many(
+    hostile: &mut Library,
+    accepter: &mut Library,
+    count: usize,
+) -> (Vec<(End, End)>, WakeSender) {
     let mut relay_one = |_| {
         let (opened, accepted) = introduce(hostile, accepter);
         let flush = RequestBody::Flush {
@@ -246,7 +263,7 @@ pub fn ring_for_many(
         assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
         (opened, accepted)
     };
-    let mut relayed: Vec<(End, End)> = (0..count).map(&mut relay_one).collect();
+    let relayed: Vec<(End, End)> = (0..count).map(&mut relay_one).collect();
     let session = relayed[0].0.id;
     let (reply, mut fds) = hostile
         .client
@@ -255,13 +272,7 @@ pub fn ring_for_many(
         panic!("{reply:?}");
     };
     assert_eq!(number, holder::SERVER);
-    let wake_sender = WakeSender::from_fd(fds.remove(0));
-    for (end, _) in &mut relayed {
-        end.local.send(clock::now(), &[7; 300_000]);
-        let _ = end.local.publish(clock::now());
-    }
-    wake_sender.wake();
-    relayed
+    (relayed, WakeSender::from_fd(fds.remove(0)))
 }
 
 #[test]
@@ -293,11 +304,31 @@ fn the_server_has_time_for_others_however_much_it_relays() {
     meter.finish();
 }
 
+/// Each time it looks at all that it relays for the ringer, for nothing.
+#[test]
+fn who_rings_the_server_without_end_takes_no_time_from_others() {
+    const SESSIONS: usize = 800;
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut hostile = hostile_library(&path);
+    let mut accepter = hostile_library(&path);
+    let (relayed, wake_sender) = relay_many(&mut hostile, &mut accepter, SESSIONS);
+    let meter = Meter::start(&bed);
+    let end = clock::now() + Duration::from_secs(1);
+    while clock::now() < end {
+        wake_sender.wake();
+    }
+    meter.finish();
+    drop(relayed);
+}
+
 #[test]
 fn a_notifier_can_be_rung_by_its_peers_and_heard_by_nobody_else() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut honest = Library::start(&path);
     let mut hostile = hostile_library(&path);
     let mut stranger = hostile_library(&path);
@@ -332,6 +363,7 @@ fn a_notifier_can_be_rung_by_its_peers_and_heard_by_nobody_else() {
         std::fs::File::open(format!("/proc/self/fd/{}", fds[0].as_fd().as_raw_fd()))
     });
     assert!(reopened.is_err(), "nobody opens the side that listens");
+    meter.finish();
 }
 
 #[test]
@@ -339,6 +371,7 @@ fn the_memory_of_a_local_session_cannot_change_its_size() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut honest = Library::start(&path);
     let (_, address, _listener) = honest.listen(([127, 0, 0, 1], 0).into(), 5);
     let (_, near, _) = honest.connect(Protocol::Tcp, address);
@@ -346,6 +379,7 @@ fn the_memory_of_a_local_session_cannot_change_its_size() {
     for size in [0, 4096, 64 << 20] {
         assert_eq!(rustix::fs::ftruncate(&fds[0], size), Err(Errno::PERM));
     }
+    meter.finish();
 }
 
 #[test]

@@ -12,6 +12,7 @@ use portolan_types::{Protocol, Slot};
 
 use crate::common::{Library, Near, control_path, start_server};
 use crate::hostile_library;
+use crate::meter::Meter;
 
 const PORT: u16 = 443;
 
@@ -65,14 +66,17 @@ pub fn assert_refused(library: &mut Library, shown: Option<BorrowedFd<'_>>) {
 fn the_rights_of_a_process_are_not_those_of_its_connection() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&control_path(&bed.a));
     assert_refused(&mut hostile, None);
+    meter.finish();
 }
 
 #[test]
 fn what_is_not_bound_to_the_port_here_shows_nothing() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&control_path(&bed.a));
     let at = |port| SocketAddr::new(Bed::A4, port);
     let (other_port, unbound, connection) = bed.a.enter(|| {
@@ -97,12 +101,14 @@ fn what_is_not_bound_to_the_port_here_shows_nothing() {
     ] {
         assert_refused(&mut hostile, Some(shown));
     }
+    meter.finish();
 }
 
 #[test]
 fn a_connection_accepted_at_the_port_shows_nothing() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&control_path(&bed.a));
     let accepted = bed.a.enter(|| {
         let listener = TcpListener::bind((std::net::Ipv4Addr::LOCALHOST, PORT)).unwrap();
@@ -113,6 +119,7 @@ fn a_connection_accepted_at_the_port_shows_nothing() {
     assert_refused(&mut hostile, Some(accepted.0.as_fd()));
     drop(accepted.1);
     assert_refused(&mut hostile, Some(accepted.0.as_fd()));
+    meter.finish();
 }
 
 #[test]

@@ -24,6 +24,7 @@ mod low_ports;
 mod memory;
 mod messages;
 mod meter;
+mod misdelivered;
 mod offloads;
 mod own_protocols;
 mod raw;
@@ -43,6 +44,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use common::{Client, Library, Near};
+use meter::Meter;
 use portolan_netns::Bed;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_types::{SessionId, Slot};
@@ -75,10 +77,11 @@ fn hostile_library(path: &Path) -> Library {
     as_nobody(|| Library::start(path))
 }
 
-/// A well-behaved process with one connection to the kernel of host `b`, used to check the server and other users'
-/// sessions.
+/// An honest process with one connection to the kernel of host `b`, used to see whether the server
+/// and other people's sessions are all right; and a meter, unless the test has one of its own.
 struct Victim {
-    /// Of the victim's own user, whichever user is tested.
+    meter: Option<Meter>,
+    /// Of its own user, whoever asks for it.
     control: Client,
     library: Library,
     id: SessionId,
@@ -89,12 +92,21 @@ struct Victim {
 
 impl Victim {
     fn start(bed: &Bed, path: &Path) -> Victim {
+        let victim = Victim::unmetered(bed, path);
+        Victim {
+            meter: Some(Meter::start(bed)),
+            ..victim
+        }
+    }
+
+    fn unmetered(bed: &Bed, path: &Path) -> Victim {
         let mut library = Library::start(path);
         let (id, near, slot, peer) = open_to_b(bed, &mut library);
         let mut control = Client::connect(path);
         // The server has accepted it: its open files can be counted from here.
         status(&mut control);
         Victim {
+            meter: None,
             control,
             library,
             id,
@@ -104,8 +116,11 @@ impl Victim {
         }
     }
 
-    /// Checks that bytes go both ways on the old connection, and that the server serves others.
+    /// Bytes go both ways on the old connection, and the server is there for others. What the meter measures ends here.
     fn assert_unharmed(&mut self) {
+        if let Some(meter) = self.meter.take() {
+            meter.finish();
+        }
         echo(&mut self.library, self.slot, &mut self.peer, b"unharmed");
         assert_prompt_to(&mut self.control);
     }

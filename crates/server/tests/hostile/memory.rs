@@ -55,7 +55,7 @@ fn garbage_in_the_doorbell_and_the_ring_harms_only_its_writer() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let mut hostile = hostile_library(&path);
     let (_, _near, _, mut peer) = open_to_b(&bed, &mut hostile);
     let (notifier, consumer) = as_nobody(|| {
@@ -101,6 +101,7 @@ fn a_tap_that_was_made_to_persist_goes_all_the_same() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let taps = || {
         let shown = bed.a.exec("ip").args(["-o", "link"]).output().unwrap();
         let shown = String::from_utf8(shown.stdout).unwrap();
@@ -112,6 +113,7 @@ fn a_tap_that_was_made_to_persist_goes_all_the_same() {
     drop(hostile);
     await_some("removal", || (taps() == before).then_some(()));
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 /// A mapping that another thread may use: the memory is shared with the kernel anyway.

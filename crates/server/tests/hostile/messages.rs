@@ -89,7 +89,7 @@ fn other_peoples_sessions_and_invented_ones_cannot_be_named() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let mut hostile = hostile_library(&path);
     let before = counter(&path, "server", "refused_requests");
     let mut asked = 0;
@@ -118,7 +118,7 @@ fn a_flood_of_requests_drowns_nobody_else() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let deaf = as_nobody(|| Connection::connect(&path).unwrap());
     let status = encode(&Request {
         id: 1,
@@ -146,7 +146,7 @@ fn messages_of_any_size_and_content_end_at_worst_the_connection() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let genuine = encode(&Request {
         id: 1,
         body: RequestBody::Hello {
@@ -364,7 +364,7 @@ fn one_user_cannot_take_all_channels() {
 /// Each request leads to a listener's hang-up, before which the next request is read.
 #[test]
 fn requests_that_wait_for_others_use_up_no_stack() {
-    const LISTENERS: usize = 400;
+    const LISTENERS: usize = 250;
     let bed = Bed::veth();
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);

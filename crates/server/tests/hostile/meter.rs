@@ -16,7 +16,7 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -323,12 +323,35 @@ impl Sampler {
     }
 }
 
-/// Held while a meter measures: tests with one must not disturb each other.
-static ALONE: Mutex<()> = Mutex::new(());
+/// Does a meter measure?
+static MEASURES: Mutex<bool> = Mutex::new(false);
+static MEASURED: Condvar = Condvar::new();
+
+/// Held while a meter measures: tests with one do not disturb each other.
+struct Alone;
+
+impl Alone {
+    fn wait() -> Alone {
+        // Another test that failed has nothing to do with this one.
+        let measures = MEASURES.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut measures = MEASURED
+            .wait_while(measures, |measures| *measures)
+            .unwrap_or_else(PoisonError::into_inner);
+        *measures = true;
+        Alone
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        *MEASURES.lock().unwrap_or_else(PoisonError::into_inner) = false;
+        MEASURED.notify_one();
+    }
+}
 
 /// Measures until it is finished.
 pub struct Meter {
-    _alone: MutexGuard<'static, ()>,
+    _alone: Alone,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<Comparison>>,
 }
@@ -353,8 +376,7 @@ impl Meter {
     }
 
     fn start_with(bed: &Bed, Plan { uid, quiet }: Plan) -> Meter {
-        // The failure of another test does not affect this one.
-        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let alone = Alone::wait();
         let path = control_path(&bed.a);
         let address = SocketAddr::new(Bed::B4, 0);
         let listener = bed.b.enter(|| TcpListener::bind(address)).unwrap();

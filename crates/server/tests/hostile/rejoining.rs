@@ -11,6 +11,7 @@ use portolan_types::{Protocol, SessionId, Slot};
 
 use crate::common::{Library, control_path, start_server};
 use crate::hostile_library;
+use crate::meter::Meter;
 
 const PORT: u16 = 7001;
 
@@ -44,6 +45,7 @@ fn processes_that_know_the_number_share_one_descriptor() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut first = Library::start(&path);
     let mut second = Library::start(&path);
     let (reply, fds, near) = bind_again(&mut first, (77, Protocol::Tcp, PORT));
@@ -60,6 +62,7 @@ fn processes_that_know_the_number_share_one_descriptor() {
     let mut third = Library::start(&path);
     let (reply, _) = third.bind(Protocol::Tcp, SocketAddr::new(Bed::A4, PORT), Slot(0));
     assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    meter.finish();
 }
 
 #[test]
@@ -67,6 +70,7 @@ fn a_number_gives_no_port_that_its_program_may_not_bind_and_no_session_of_anothe
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut victim = Library::start(&path);
     let local = SocketAddr::new(Bed::A4, PORT);
     let (reply, _near) = victim.bind(Protocol::Tcp, local, Slot(0));
@@ -92,6 +96,7 @@ fn a_number_gives_no_port_that_its_program_may_not_bind_and_no_session_of_anothe
         Some(libc::EADDRINUSE),
         "one of UDP is one process's"
     );
+    meter.finish();
 }
 
 #[test]
@@ -99,6 +104,7 @@ fn a_port_token_is_only_for_who_knows_the_listener() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&path);
     let token = |session| RequestBody::PortToken { session };
     let (reply, fds) = hostile.client.ask_with(token(SessionId(1)), &[]);
@@ -110,4 +116,5 @@ fn a_port_token_is_only_for_who_knows_the_listener() {
     };
     let (reply, fds) = hostile.client.ask_with(token(session), &[]);
     assert_eq!((errno(&reply), fds.len()), (Some(libc::EINVAL), 0));
+    meter.finish();
 }

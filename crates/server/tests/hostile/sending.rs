@@ -369,7 +369,7 @@ fn one_that_takes_too_long_with_what_is_sent_is_stopped_and_removed() {
     let _server = configuration.start(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let mut sender = Sender::start(&path, &victim);
     let hearing = peer(&bed, sender.owner.port);
     let to = hearing.local_addr().unwrap();
@@ -497,9 +497,9 @@ fn the_segments_of_a_live_connection_are_its_owners_to_handle() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut owner = Victim::start(&bed, &path);
-    let mut bystander = Victim::start(&bed, &path);
-    // Passed segments are counted and arrive.
+    let mut owner = Victim::unmetered(&bed, &path);
+    let mut bystander = Victim::unmetered(&bed, &path);
+    // What passes is counted and arrives.
     let number = install_on_connection(&mut owner, always(PASS));
     for _ in 0..20 {
         owner.assert_unharmed();

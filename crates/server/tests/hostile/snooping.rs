@@ -11,6 +11,7 @@ use portolan_types::SessionId;
 
 use crate::common::{Client, control_path, start_server};
 use crate::frames::{MARK, is_marked};
+use crate::meter::Meter;
 use crate::{Victim, as_nobody, hostile_library};
 
 /// Returns all bytes of a memfd.
@@ -68,12 +69,14 @@ fn other_peoples_shared_memory_cannot_be_opened() {
 fn metastate_cannot_be_written() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
+    let meter = Meter::start(&bed);
     let hostile = hostile_library(&control_path(&bed.a));
     let fd = hostile.maps.metastate.as_fd();
     as_nobody(|| {
         assert!(rustix::io::pwrite(fd, &[1; 8], 0).is_err());
         assert!(rustix::fs::ftruncate(fd, 0).is_err());
     });
+    meter.finish();
 }
 
 #[test]

@@ -3,8 +3,8 @@
 
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
-use std::net::{SocketAddr, UdpSocket};
+use std::io::{Read as _, Write as _};
+use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
@@ -14,17 +14,25 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use portolan_netns::{Bed, Daemon};
-use portolan_proto::control::{Request, RequestBody};
+use portolan_proto::control::{AfterFlush, Blob, Reader, Request, RequestBody, SessionRef};
+use portolan_proto::datagram::UnreadDatagram;
 use portolan_proto::encode;
+use portolan_proto::qos::QosRequest;
+use portolan_proto::report::SessionReport;
 use portolan_sys::descriptor::set_socket_option;
+use portolan_sys::tap::Tap;
+use portolan_types::{Protocol, Slot};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use crate::closing::send;
 use crate::common::{
-    Client, await_closes, await_some, control_path, open_files, open_files_at_rest, start_server,
+    Client, await_closes, await_some, connect_request, control_path, open_files,
+    open_files_at_rest, start_server,
 };
 use crate::meter::Meter;
-use crate::{Victim, as_nobody, assert_prompt, assert_serves_others, hostile_library, low_ports};
+use crate::{
+    Victim, as_nobody, assert_prompt, assert_serves_others, groups, hostile_library, low_ports,
+};
 
 /// Numbers and lengths of linux/fuse.h, and of the arguments of fsconfig(2).
 const IN_HEADER: usize = 40;
@@ -272,6 +280,51 @@ fn beside<T: Send>(server: &Daemon, action: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+/// What somebody does with a page that does not come, holding a lock meanwhile.
+#[derive(Clone, Copy)]
+enum Touch {
+    Send,
+    Receive,
+    /// Asks a tap for its name: the lock of the network's configuration.
+    NameOfTap,
+}
+
+impl Touch {
+    fn touch(self, fd: BorrowedFd<'_>, page: StallingPage) {
+        let (fd, page) = (fd.as_raw_fd(), page.0 as *mut libc::c_void);
+        // SAFETY: the page is mapped, and nobody has a reference into it.
+        unsafe {
+            match self {
+                Touch::Send => libc::send(fd, page, PAGE / 4, 0) as libc::c_int,
+                Touch::Receive => libc::recv(fd, page, PAGE / 4, 0) as libc::c_int,
+                Touch::NameOfTap => libc::ioctl(fd, libc::TUNGETIFF as libc::Ioctl, page),
+            }
+        };
+    }
+}
+
+/// Runs `action` while somebody waits for a page of the file with what he locks by it, which ends then.
+fn while_locked<T>(
+    file: StallingFile,
+    touch: Touch,
+    fd: BorrowedFd<'_>,
+    action: impl FnOnce() -> T,
+) -> T {
+    let page = file.page();
+    thread::scope(|scope| {
+        scope.spawn(move || touch.touch(fd, page));
+        file.await_reader();
+        let result = action();
+        drop(file);
+        result
+    })
+}
+
+fn cork(socket: impl AsFd) {
+    let on = 1_i32.to_ne_bytes();
+    set_socket_option(socket, libc::IPPROTO_UDP, libc::UDP_CORK, &on).unwrap();
+}
+
 fn threads(server: &Daemon) -> usize {
     let tasks = format!("/proc/{}/task", server.pid());
     std::fs::read_dir(tasks).unwrap().count()
@@ -282,7 +335,7 @@ fn a_file_whose_close_waits_holds_nobody_up() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let before = open_files_at_rest(&server);
     let meter = Meter::start(&bed);
     with_own_descriptors(|| {
@@ -311,7 +364,7 @@ fn closes_that_wait_are_so_many_and_no_more() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let before = (open_files_at_rest(&server), threads(&server));
     let meter = Meter::start(&bed);
     with_own_descriptors(|| {
@@ -344,33 +397,20 @@ fn a_right_that_does_not_answer_holds_nobody_up() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let meter = Meter::start(&bed);
     with_own_descriptors(|| {
         let file = StallingFile::mount();
         let local = SocketAddr::new(Bed::A4, PORT);
         let right = beside(&server, || UdpSocket::bind(local)).unwrap();
         right.connect(SocketAddr::new(Bed::B4, PORT)).unwrap();
-        set_socket_option(
-            &right,
-            libc::IPPROTO_UDP,
-            libc::UDP_CORK,
-            &1_i32.to_ne_bytes(),
-        )
-        .unwrap();
-        let page = file.page();
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                // SAFETY: the page is mapped, and nothing refers into it.
-                unsafe { libc::send(right.as_raw_fd(), page.0 as *const _, PAGE / 4, 0) }
-            });
-            file.await_reader();
+        cork(&right);
+        while_locked(file, Touch::Send, right.as_fd(), || {
             let mut hostile: Vec<_> = (0..20).map(|_| hostile_library(&path)).collect();
             for library in &mut hostile {
                 low_ports::try_to_bind(library, right.as_fd());
             }
             assert_prompt(&path);
-            drop(file);
         });
     });
     meter.finish();
@@ -389,13 +429,7 @@ fn a_stream_whose_reader_waits_holds_nobody_up() {
         let file = StallingFile::mount();
         let (stream, mut peer) = UnixStream::pair().unwrap();
         peer.write_all(b"something").unwrap();
-        let page = file.page();
-        thread::scope(|scope| {
-            scope.spawn(|| {
-                // SAFETY: the page is mapped, and nothing refers into it.
-                unsafe { libc::recv(stream.as_raw_fd(), page.0 as *mut _, 9, 0) }
-            });
-            file.await_reader();
+        while_locked(file, Touch::Receive, stream.as_fd(), || {
             drop(peer);
             let clients: Vec<Client> =
                 as_nobody(|| (0..3).map(|_| Client::connect(&path)).collect());
@@ -403,7 +437,118 @@ fn a_stream_whose_reader_waits_holds_nobody_up() {
                 send(client, b"rubbish", &[stream.as_fd(); 3]).unwrap();
             }
             assert_prompt(&path);
-            drop(file);
+        });
+    });
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+/// The session's kernel socket is the server's, too, which connects it, joins groups by it, and gives it to others.
+#[test]
+fn a_kernel_socket_whose_sender_waits_holds_nobody_up() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::unmetered(&bed, &path);
+    let meter = Meter::start(&bed);
+    with_own_descriptors(|| {
+        let file = StallingFile::mount();
+        let mut hostile = hostile_library(&path);
+        let (session, near) = groups::bind(&mut hostile);
+        let socket = UdpSocket::from(groups::kernel_socket(&mut hostile, session));
+        socket.connect(SocketAddr::new(Bed::B4, 9)).unwrap();
+        cork(&socket);
+        while_locked(file, Touch::Send, socket.as_fd(), || {
+            let remote = SocketAddr::new(Bed::B4, 9);
+            let slot = Slot(0);
+            let known = (SessionRef::Known(session), Protocol::Udp);
+            let connect = connect_request(known, remote, slot);
+            hostile.client.send(connect, &[]);
+            let disconnect = RequestBody::Disconnect { session, slot };
+            hostile.client.send(disconnect, &[]);
+            let priority = 3;
+            let prioritize = RequestBody::Prioritize { session, priority };
+            hostile.client.send(prioritize, &[]);
+            let unread = || Blob::Inline(encode(&Vec::<UnreadDatagram>::new()));
+            let share = RequestBody::Share {
+                session,
+                is_v6: false,
+                unread: unread(),
+            };
+            hostile.client.send(share, &[near.0.as_fd()]);
+            hostile
+                .client
+                .send(RequestBody::Release { session }, &[near.0.as_fd()]);
+            drop(near);
+            assert_prompt(&path);
+        });
+    });
+    meter.finish();
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+/// Whoever may make a tap, in a namespace of his own, has the lock of all for as long as he likes.
+#[test]
+fn whoever_has_the_networks_configuration_stops_nobody() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    with_own_descriptors(|| {
+        let tap = beside(&server, || Tap::create("tst")).unwrap();
+        let file = StallingFile::mount();
+        let mut hostile: Vec<_> = (0..4).map(|_| hostile_library(&path)).collect();
+        let mut joined = Vec::new();
+        for library in &mut hostile {
+            let (session, near) = groups::bind(library);
+            groups::join(library, session);
+            joined.push((session, near));
+        }
+        while_locked(file, Touch::NameOfTap, tap.fd.as_fd(), || {
+            for (library, (session, _)) in hostile.iter_mut().zip(&joined) {
+                let session = *session;
+                groups::leave_unheard(library, session);
+                library.client.send(RequestBody::Release { session }, &[]);
+                library.client.send(RequestBody::Qos(QosRequest::Show), &[]);
+            }
+            // The last closes of sockets that are members.
+            drop(joined);
+            hostile.truncate(2);
+            assert_prompt(&path);
+        });
+        drop(hostile);
+    });
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+/// Who makes a session's descriptor can keep the end that is the server's.
+#[test]
+fn who_reads_the_servers_end_of_a_relay_holds_nobody_up() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let listener = bed
+        .b
+        .enter(|| TcpListener::bind(SocketAddr::new(Bed::B4, 0)))
+        .unwrap();
+    let address = listener.local_addr().unwrap();
+    with_own_descriptors(|| {
+        let file = StallingFile::mount();
+        let mut hostile = hostile_library(&path);
+        let (id, near, far, slot) = hostile.open_keeping_far(address);
+        rustix::io::write(&near.0, &[1; 100]).unwrap();
+        while_locked(file, Touch::Receive, far.as_fd(), || {
+            rustix::io::write(&near.0, &[1; 100]).unwrap();
+            hostile.flush(id, slot, AfterFlush::Relay(Reader::Sender));
+            assert_prompt(&path);
+            await_some("its end", || {
+                let sessions = Client::connect(&path).sessions();
+                let is_relayed = |it: &SessionReport| it.remote == Some(address);
+                (!sessions.iter().any(is_relayed)).then_some(())
+            });
         });
     });
     victim.assert_unharmed();

@@ -11,6 +11,7 @@ use portolan_sys::clock;
 
 use crate::as_nobody;
 use crate::common::{Client, Configuration, Library, control_path, start_server};
+use crate::meter::Meter;
 
 /// Number of concurrent attackers.
 const LOOPS: usize = 4;
@@ -57,6 +58,7 @@ fn programs_that_come_and_go_in_a_loop_wait_for_themselves_only() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let descriptors = || {
         let directory = format!("/proc/{}/fd", server.pid());
         std::fs::read_dir(directory).unwrap().count()
@@ -100,6 +102,9 @@ fn programs_that_come_and_go_in_a_loop_wait_for_themselves_only() {
     );
     // The programs in the loop are still served.
     assert!(served.load(Ordering::Relaxed) > 50);
+    meter
+        .compared()
+        .assert_unharmed_but_for_starts(Duration::from_millis(20));
 }
 
 #[test]
@@ -108,6 +113,7 @@ fn who_has_no_room_but_its_own_leaving_programs_waits_for_them() {
     let limits = "[limits]\nprocesses_per_user = 4";
     let _server = Configuration::new(&bed.a, limits).start(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let start = |_| {
         let mut client = Client::greeting(&path);
         let (reply, _) = client.receive().unwrap();
@@ -119,4 +125,7 @@ fn who_has_no_room_but_its_own_leaving_programs_waits_for_them() {
     // Programs that stay are not waited for.
     let staying = as_nobody(|| (0..6).filter_map(start).collect::<Vec<_>>());
     assert_eq!(staying.len(), 4);
+    meter
+        .compared()
+        .assert_unharmed_but_for_starts(Duration::from_millis(20));
 }

@@ -84,6 +84,7 @@ fn no_datagram_is_put_into_anybody_elses_socket() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let victim = sharer(&bed.a, SocketAddr::new(Bed::A4, PORT));
     let mut hostile = hostile_library(&path);
     let (session, near) = bind(&mut hostile, SocketAddr::new([0, 0, 0, 0].into(), PORT));
@@ -105,6 +106,7 @@ fn no_datagram_is_put_into_anybody_elses_socket() {
     assert_eq!(counter(&path, "server", "unread_datagrams_handed_over"), 1);
     assert_eq!(counter(&path, "server", "unread_datagrams_lost"), 3);
     assert_serves_others(&bed, &path);
+    meter.finish();
 }
 
 #[test]

@@ -63,7 +63,7 @@ fn a_clogged_notifier_of_a_program_does_not_block_the_server() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     die_beside_a_clogged_notifier(&path);
     assert_prompt(&path);
     victim.assert_unharmed();
@@ -76,7 +76,7 @@ fn a_clogged_alert_does_not_block_the_server() {
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
     let meter = Meter::start(&bed);
-    let mut victim = Victim::start(&bed, &path);
+    let mut victim = Victim::unmetered(&bed, &path);
     let listener = bed.b.enter(|| TcpListener::bind((Bed::B4, 0))).unwrap();
     let _programs = have_a_clogged_holder_recalled(&path, listener.local_addr().unwrap());
     assert_prompt(&path);

@@ -12,7 +12,7 @@ use portolan_wire::tcp::{TcpFlags, TcpHeader};
 use super::Segment;
 
 /// Twice the age at which the engine refuses a cookie.
-const COOKIE_LIFETIME: Duration = Duration::from_secs(240);
+pub const COOKIE_LIFETIME: Duration = Duration::from_secs(240);
 
 /// What a segment without a session wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

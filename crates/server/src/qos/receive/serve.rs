@@ -6,7 +6,7 @@ use portolan_control::{SessionEntry, Timer};
 use portolan_proto::filter::BUDGETS;
 use portolan_proto::qos::{QosReport, Receive, ReceiveReport, Scope};
 use portolan_sys::clock;
-use portolan_types::ChannelId;
+use portolan_types::{ChannelId, SessionId};
 use tracing::warn;
 
 use super::super::scope::covers;
@@ -182,14 +182,20 @@ impl Server {
             (uid == 0 || uid == session.uid) && (!is_own || covers(scope, session))
         };
         let sessions = self.control.registry.sessions().filter(may_be);
-        self.qos.renewals.sessions.extend(sessions.map(|s| s.id));
-        self.go_on_renewing();
+        let ids: Vec<SessionId> = sessions.map(|session| session.id).collect();
+        self.renew_in_parts(ids);
         if !is_own {
             self.renew_raw_rows();
         }
     }
 
-    /// Rewrites rows for a part of the turn.
+    /// Writes the rows of sessions anew: those for which there is time now, and the others soon.
+    pub fn renew_in_parts(&mut self, ids: impl IntoIterator<Item = SessionId>) {
+        self.qos.renewals.sessions.extend(ids);
+        self.go_on_renewing();
+    }
+
+    /// Writes rows anew for a part of the turn.
     pub fn go_on_renewing(&mut self) {
         let until = clock::now() + PER_TURN;
         while let Some(id) = self.qos.renewals.sessions.pop_first() {

@@ -53,7 +53,50 @@ pub(super) fn rest_of(ledger: &Ledger) -> traffic::Class {
 /// Priority of best effort, after reservations.
 const BEST_EFFORT_LAST: u32 = 1;
 
+/// What the kernel is asked about links. It answers when nobody else changes the network's configuration: a thread asks.
+pub(in crate::qos) struct Question {
+    /// Links whose rate is not known, and their devices.
+    rates: Vec<(u32, String)>,
+    /// Links whose classes are to be counted.
+    counts: Vec<u32>,
+}
+
+/// What the kernel says.
+pub(in crate::qos) struct LinkAnswer {
+    pub(in crate::qos) rates: Vec<(u32, u64)>,
+    pub(in crate::qos) counts: LinkCounts,
+}
+
+impl Question {
+    pub(in crate::qos) fn ask(self) -> LinkAnswer {
+        let rate_of =
+            |(ifindex, name): (u32, String)| device::rate(&name).map(|rate| (ifindex, rate));
+        LinkAnswer {
+            rates: self.rates.into_iter().filter_map(rate_of).collect(),
+            counts: LinkCounts::of_links(&self.counts).unwrap_or_else(|error| {
+                warn!(%error, "cannot count what classes have sent");
+                LinkCounts::default()
+            }),
+        }
+    }
+}
+
 impl LinkCounts {
+    /// Each asked once.
+    fn of_links(ifindices: &[u32]) -> Result<LinkCounts, TrafficError> {
+        let mut all = LinkCounts::default();
+        if ifindices.is_empty() {
+            return Ok(all);
+        }
+        let mut traffic = Traffic::open()?;
+        for &ifindex in ifindices {
+            let counts = traffic.counts(ifindex)?;
+            let of_class = |(minor, counts)| ((ifindex, minor), counts);
+            all.0.extend(counts.into_iter().map(of_class));
+        }
+        Ok(all)
+    }
+
     pub(in crate::qos) fn of(&self, ifindex: u32, minor: u16) -> ClassTraffic {
         let counts = self.0.get(&(ifindex, minor));
         counts.map_or_else(ClassTraffic::default, |counts| ClassTraffic {
@@ -70,21 +113,32 @@ impl Reservations {
         self.links.get_mut(&ifindex)?.ledger.as_mut()
     }
 
-    /// Returns the counts of all links, each queried once.
-    pub(in crate::qos) fn count_links(&mut self) -> LinkCounts {
-        let ifindices: Vec<u32> = self.links.keys().copied().collect();
-        let mut all = LinkCounts::default();
-        for ifindex in ifindices {
-            let counts = self.counts(ifindex).into_iter();
-            all.0
-                .extend(counts.map(|(minor, counts)| ((ifindex, minor), counts)));
-        }
-        all
+    /// What is to be asked of the kernel before a request is answered; none where all is known.
+    pub(in crate::qos) fn question(&self, is_report: bool) -> Option<Question> {
+        let of = |wanted: fn(&Link) -> bool| {
+            let links = self.links.iter().filter(move |(_, link)| wanted(link));
+            links.map(|(ifindex, link)| (*ifindex, link.config.device.clone()))
+        };
+        let scheduled = of(|link| link.scheduler.is_some()).filter(|_| is_report);
+        let question = Question {
+            rates: of(|link| link.ledger.is_none()).collect(),
+            counts: scheduled.map(|(ifindex, _)| ifindex).collect(),
+        };
+        (!question.rates.is_empty() || !question.counts.is_empty()).then_some(question)
     }
 
-    pub(in crate::qos) fn report_links(&mut self, counts: &LinkCounts) -> Vec<LinkReport> {
-        let links = self.links.iter_mut().map(|(ifindex, link)| {
-            link.detect();
+    pub(in crate::qos) fn note_rates(&mut self, rates: &[(u32, u64)]) {
+        for (ifindex, rate) in rates {
+            if let Some(link) = self.links.get_mut(ifindex)
+                && link.ledger.is_none()
+            {
+                link.ledger = Some(Ledger::new(*rate, link.config.portions()));
+            }
+        }
+    }
+
+    pub(in crate::qos) fn report_links(&self, counts: &LinkCounts) -> Vec<LinkReport> {
+        let links = self.links.iter().map(|(ifindex, link)| {
             let ledger = link.ledger.as_ref();
             LinkReport {
                 device: link.config.device.clone(),
@@ -167,13 +221,5 @@ impl Link {
             .as_ref()
             .is_some_and(|ledger| ledger.reserved() == 0);
         is_idle && self.scheduler.is_some() && self.config.rate.is_none()
-    }
-
-    /// Queries the device for its rate if that is unknown.
-    fn detect(&mut self) {
-        if self.ledger.is_none() {
-            let rate = device::rate(&self.config.device);
-            self.ledger = rate.map(|rate| Ledger::new(rate, self.config.portions()));
-        }
     }
 }

@@ -315,9 +315,7 @@ impl Server {
         const NO_CLASS: u16 = 0;
         let server = [(ChannelId::SERVER, self.wire.ifindex())];
         let processes = self.channels.iter().map(|(&channel, held)| {
-            if let Err(errno) = held.tap.set_send_buffer(TAP_SEND_BUFFER) {
-                warn!(%errno, "a process has less waiting than it may");
-            }
+            self.calls.bound_tap(&held.tap, TAP_SEND_BUFFER);
             (channel, held.tap.ifindex)
         });
         for (channel, ifindex) in server.into_iter().chain(processes) {
@@ -340,9 +338,7 @@ impl Server {
         let Some(tap) = self.channels.get(&channel).map(|channel| &channel.tap) else {
             return;
         };
-        if let Err(errno) = tap.set_send_buffer(terms.send_buffer()) {
-            warn!(%errno, "cannot bound what a process has waiting");
-        }
+        self.calls.bound_tap(tap, terms.send_buffer());
         if let Err(error) = self.filter.set_tap(channel, tap.ifindex, minor) {
             warn!(%error, "cannot classify what a process sends");
         }

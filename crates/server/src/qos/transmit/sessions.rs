@@ -2,13 +2,14 @@
 //! are paced, and the kernel sockets of others are put into the class.
 
 use portolan_control::{Holder, SessionEntry};
-use portolan_sys::descriptor::set_socket_option;
+use portolan_sys::descriptor::{priority_takes_lock, set_socket_option};
 use portolan_sys::traffic;
 use portolan_types::SessionId;
 use tracing::warn;
 
 use super::Class;
-use crate::handles::HeldPort;
+use crate::requests::Answer;
+use crate::reservation::PortReservation;
 use crate::server::Server;
 
 impl Server {
@@ -63,21 +64,30 @@ impl Server {
         }
         let session = self.control.registry.session(id);
         let class = session.and_then(|session| self.class_over(session));
-        let Some(HeldPort { socket, .. }) = self.handles.port(id) else {
+        let Some(port) = self.handles.port(id) else {
             return;
         };
         let chosen = session.map_or(0, |session| u32::from(session.priority));
         let priority = class.map_or(chosen, |class| {
             u32::from(traffic::HANDLE) << 16 | u32::from(class.minor.0)
         });
-        let set = set_socket_option(
-            socket,
-            libc::SOL_SOCKET,
-            libc::SO_PRIORITY,
-            &priority.to_ne_bytes(),
-        );
-        if let Err(errno) = set {
-            warn!(%errno, "what a kernel socket sends is in no class");
+        let set = move |port: &PortReservation| {
+            let value = priority.to_ne_bytes();
+            let set = set_socket_option(port, libc::SOL_SOCKET, libc::SO_PRIORITY, &value);
+            if let Err(errno) = set {
+                warn!(%errno, "what a kernel socket sends is in no class");
+            }
+        };
+        if !priority_takes_lock() {
+            set(&port.socket);
+            return;
+        }
+        let call = self.call_on_port(id, move |port| {
+            set(port);
+            Box::new(|_| Ok(Answer::Silence))
+        });
+        if let Ok(Answer::Call(call)) = call {
+            self.calls.begin(None, call);
         }
     }
 

@@ -12,6 +12,7 @@ use tracing::{error, warn};
 
 use super::super::transmit::Class;
 use super::{Stage, Transition, TxQueueEntry};
+use crate::calls::Calls;
 use crate::requests::Answer;
 use crate::server::Server;
 
@@ -97,7 +98,7 @@ impl Server {
             }
             entry.class = class;
             if let Stage::Made(tap) | Stage::Handed(tap) = &entry.stage {
-                settle(&self.filter, channel, tap, class);
+                settle((&self.filter, &self.calls), channel, tap, class);
             }
             return self.tell_of_tx_queues(channel);
         }
@@ -152,7 +153,7 @@ impl Server {
         let ordered = entry.and_then(|entry| entry.tx_queues.find_ordered(number));
         match ordered {
             Some(entry) => {
-                settle(&self.filter, channel, &tap, entry.class);
+                settle((&self.filter, &self.calls), channel, &tap, entry.class);
                 entry.stage = Stage::Made(tap);
                 self.tell_of_tx_queues(channel);
             }
@@ -294,12 +295,10 @@ impl Server {
     }
 }
 
-/// Assigns the tap to the channel and the class, with a send buffer so small that the writer notices back-pressure
-/// soon.
-fn settle(filter: &Filter, channel: ChannelId, tap: &Tap, class: Class) {
-    if let Err(errno) = tap.set_send_buffer(class.terms.send_buffer()) {
-        warn!(%errno, "cannot bound what waits in a doorway");
-    }
+/// What goes through the tap is the channel's and in the class, in which only so much waits that its writer
+/// notices soon.
+fn settle((filter, calls): (&Filter, &Calls), channel: ChannelId, tap: &Tap, class: Class) {
+    calls.bound_tap(tap, class.terms.send_buffer());
     if let Err(failure) = filter.set_tap(channel, tap.ifindex, class.minor.0) {
         warn!(%failure, "cannot classify what goes through a doorway");
     }

@@ -1,6 +1,6 @@
 //! Writes the rows that result from the binds.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use portolan_bpf::TableError;
@@ -12,7 +12,7 @@ use portolan_proto::filter::{
 use portolan_types::SessionId;
 use tracing::warn;
 
-use super::Binding;
+use super::{Binding, Listed, Members};
 use crate::server::Server;
 
 /// Groups, each on a device, that sockets of one port may be members of.
@@ -99,14 +99,25 @@ impl Server {
         session.into_iter().flat_map(SessionEntry::memberships)
     }
 
-    pub fn join_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
+    /// Refused where there is no room for one list more.
+    pub fn join_group(
+        &mut self,
+        id: SessionId,
+        group: IpAddr,
+        interface: u32,
+    ) -> Result<(), Errno> {
         self.control.registry.join_group(id, group, interface);
-        self.tell_of_group_of(id, (group, interface));
+        let told = self.tell_of_group_of(id, (group, interface));
+        if told.is_err() {
+            self.control.registry.leave_group(id, group, interface);
+        }
+        told
     }
 
     pub fn leave_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
         self.control.registry.leave_group(id, group, interface);
-        self.tell_of_group_of(id, (group, interface));
+        // A list that is there has room.
+        let _ = self.tell_of_group_of(id, (group, interface));
     }
 
     /// Returns the row of a session's packets; `None` if no process holds it.
@@ -161,8 +172,8 @@ impl Server {
         }
         self.write_senders(key, binding, is_shared)?;
         let copies = binding.sharers.iter().filter(|_| is_shared);
-        binding.members =
-            self.write_members(mapped_key(key), 0, key.local_port, copies, binding.members)?;
+        let list = (mapped_key(key), 0, key.local_port);
+        self.write_members(list, copies, &mut binding.members)?;
         if let Some(mut row) = receivers.last().and_then(|&id| self.row(id)) {
             if is_shared {
                 row.flags |= FlowRow::SHARED;
@@ -224,15 +235,13 @@ impl Server {
         Ok(())
     }
 
-    /// Lists the receivers of copies. Returns how many there are now.
+    /// Lists those who get copies; writes what differs from what is listed.
     fn write_members(
         &self,
-        group: [u8; 16],
-        interface: u32,
-        port: [u8; 2],
+        (group, interface, port): ([u8; 16], u32, [u8; 2]),
         ids: impl Iterator<Item = SessionId>,
-        before: usize,
-    ) -> Result<usize, TableError> {
+        Members(listed): &mut Members,
+    ) -> Result<(), TableError> {
         let key = |index: usize| MemberKey {
             group,
             interface,
@@ -243,21 +252,27 @@ impl Server {
         let rows = ids.filter_map(|id| self.row(id)).take(MEMBERS_MAX);
         let mut count = 0;
         for row in rows {
-            self.filter.set_member(&key(count), row)?;
+            if listed.get(count) != Some(&row) {
+                self.filter.set_member(&key(count), row)?;
+                listed.truncate(count);
+                listed.push(row);
+            }
             count += 1;
         }
-        for index in count..before {
-            self.filter.remove_member(&key(index))?;
+        while listed.len() > count {
+            self.filter.remove_member(&key(listed.len() - 1))?;
+            listed.pop();
         }
-        Ok(count)
+        Ok(())
     }
 
-    fn tell_of_group_of(&mut self, id: SessionId, membership: (IpAddr, u32)) {
-        if let Some(session) = self.control.registry.session(id) {
-            let port = session.local.port();
-            let ids = self.sharing.sessions_at(port);
-            self.tell_of_group(port, &ids, membership);
-        }
+    fn tell_of_group_of(&mut self, id: SessionId, membership: (IpAddr, u32)) -> Result<(), Errno> {
+        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
+        let port = session.local.port();
+        let ids = self.sharing.sessions_at(port);
+        let is_member = |&id: &SessionId| self.memberships(id).any(|its| its == membership);
+        let first = ids.iter().copied().find(is_member);
+        self.tell_of_group((port, &ids), membership, first)
     }
 
     /// Rewrites the lists of all groups that sockets of the port are or were members of.
@@ -266,37 +281,62 @@ impl Server {
             return;
         }
         let ids = self.sharing.sessions_at(port);
-        let wanted = ids.iter().flat_map(|&id| self.memberships(id));
         let listed = self.sharing.listed_of(port);
-        let all: BTreeSet<(IpAddr, u32)> = wanted.chain(listed).collect();
-        for membership in all {
-            self.tell_of_group(port, &ids, membership);
+        let mut all: BTreeMap<(IpAddr, u32), Option<SessionId>> =
+            listed.map(|membership| (membership, None)).collect();
+        for &id in &ids {
+            for membership in self.memberships(id) {
+                all.entry(membership).or_default().get_or_insert(id);
+            }
+        }
+        for ((group, interface), first) in all {
+            if self
+                .tell_of_group((port, &ids), (group, interface), first)
+                .is_err()
+            {
+                warn!(%group, "there is no room to list the members of a group");
+            }
         }
     }
 
-    /// Lists, as soon as one socket of a port is a member of a group, all sockets that may receive it there:
-    /// their libraries know which of them want copies (`IP_MULTICAST_ALL`, sources).
-    fn tell_of_group(&mut self, port: u16, ids: &[SessionId], membership: (IpAddr, u32)) {
-        let (group, interface) = membership;
+    /// Once one socket of a port is a member of a group, all that may hear of it there get copies:
+    /// which of them want those (`IP_MULTICAST_ALL`, sources) their libraries know.
+    fn tell_of_group(
+        &mut self,
+        (port, ids): (u16, &[SessionId]),
+        (group, interface): (IpAddr, u32),
+        first: Option<SessionId>,
+    ) -> Result<(), Errno> {
         let before = self.sharing.listed.remove(&(port, group, interface));
-        let is_member = |&id: &SessionId| self.memberships(id).any(|its| its == membership);
-        let is_wanted = ids.iter().any(is_member);
-        let hearers = ids.iter().copied().filter(|_| is_wanted);
-        let hearers = hearers.filter(|&id| self.may_hear(id, group));
-        let written = self.write_members(
-            mapped(group),
-            interface,
-            port.to_be_bytes(),
-            hearers,
-            before.unwrap_or(0),
-        );
-        match written {
-            Ok(0) => {}
-            Ok(count) => {
-                self.sharing.listed.insert((port, group, interface), count);
+        let session = first.and_then(|id| self.control.registry.session(id));
+        let payer = session.map(|session| session.uid);
+        let groups = &self.sharing.groups;
+        let mut listed = match (before, payer) {
+            (None, None) => return Ok(()),
+            (None, Some(uid)) => Listed {
+                charge: groups.charge(uid, 1)?,
+                members: Members::default(),
+            },
+            (Some(mut listed), Some(uid)) if listed.charge.uid() != uid => {
+                // Who paid has left it. Where the next has no room he pays on.
+                if let Ok(charge) = groups.charge(uid, 1) {
+                    listed.charge = charge;
+                }
+                listed
             }
-            Err(error) => warn!(%error, %group, "cannot list the members of a group"),
+            (Some(listed), _) => listed,
+        };
+        let hearers = ids.iter().copied().filter(|_| first.is_some());
+        let hearers = hearers.filter(|&id| self.may_hear(id, group));
+        let list = (mapped(group), interface, port.to_be_bytes());
+        let written = self.write_members(list, hearers, &mut listed.members);
+        if let Err(error) = &written {
+            warn!(%error, %group, "cannot list the members of a group");
         }
+        if first.is_some() || !listed.members.0.is_empty() {
+            self.sharing.listed.insert((port, group, interface), listed);
+        }
+        written.map_err(|_| Errno::NOBUFS)
     }
 
     /// Returns whether the port has room for another list. Each list is rewritten when a socket joins or leaves

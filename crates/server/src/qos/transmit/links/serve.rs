@@ -149,10 +149,7 @@ impl Server {
 
     /// Returns the link that is meant: by name, or the only one with a known rate.
     pub(in crate::qos) fn link_for(&mut self, device: Option<&str>) -> Outcome<u32> {
-        let links = &mut self.qos.transmit.links;
-        for link in links.values_mut() {
-            link.detect();
-        }
+        let links = &self.qos.transmit.links;
         let Some(device) = device else {
             let mut known = links.iter().filter(|(_, link)| link.ledger.is_some());
             return match (known.next(), known.next()) {

@@ -1,0 +1,126 @@
+//! Threads that do for a user what may take as long as somebody likes: closes, and calls on what programs have too. Each user
+//! has a few for each kind of it, so that what never ends takes nothing from others, and does not become more and more
+//! threads.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+
+/// Of each user, for each kind.
+const THREADS: usize = 4;
+
+/// What the server itself does to the network it does in order.
+const OF_NETWORK: usize = 1;
+
+/// What a job may wait for: what waits for one of them keeps no job waiting that waits for another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum WaitsFor {
+    /// The end of a file or a socket.
+    Close,
+    /// The lock of a socket that programs have, too.
+    Socket,
+    /// The lock of the network's configuration (rtnl), which the kernel takes for memberships and devices.
+    Network,
+}
+
+/// None is the server itself.
+type Whose = (Option<u32>, WaitsFor);
+
+pub type Job = Box<dyn FnOnce() + Send>;
+
+#[derive(Debug, Default)]
+pub struct UserThreads {
+    queues: Mutex<HashMap<Whose, Queue>>,
+    /// Of all users, those that are being done included.
+    count: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Queue {
+    jobs: VecDeque<Job>,
+    threads: usize,
+}
+
+impl std::fmt::Debug for Queue {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            formatter,
+            "{} waiting, {} threads",
+            self.jobs.len(),
+            self.threads
+        )
+    }
+}
+
+impl UserThreads {
+    /// Has a thread of the user do the job, after those that wait already.
+    pub fn add(self: &Arc<UserThreads>, uid: Option<u32>, waits_for: WaitsFor, job: Job) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let whose = (uid, waits_for);
+        let mut queues = self.queues();
+        let queue = queues.entry(whose).or_default();
+        queue.jobs.push_back(job);
+        self.start_thread(whose, queue);
+    }
+
+    /// Where the kernel had no thread for a user, it may have one now.
+    pub fn try_again(self: &Arc<UserThreads>) {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        for (whose, queue) in self.queues().iter_mut() {
+            if queue.threads == 0 {
+                self.start_thread(*whose, queue);
+            }
+        }
+    }
+
+    fn start_thread(self: &Arc<UserThreads>, whose: Whose, queue: &mut Queue) {
+        let most = match whose {
+            (None, WaitsFor::Network) => OF_NETWORK,
+            _ => THREADS,
+        };
+        if queue.threads >= most {
+            return;
+        }
+        let theirs = Arc::clone(self);
+        let started = thread::Builder::new().spawn(move || while theirs.do_next(whose) {});
+        queue.threads += usize::from(started.is_ok());
+    }
+
+    /// False when there is none, and the thread has ended.
+    fn do_next(&self, whose: Whose) -> bool {
+        let mut queues = self.queues();
+        let Some(queue) = queues.get_mut(&whose) else {
+            return false;
+        };
+        let Some(job) = queue.jobs.pop_front() else {
+            queue.threads -= 1;
+            if queue.threads == 0 {
+                queues.remove(&whose);
+            }
+            return false;
+        };
+        drop(queues);
+        job();
+        self.count.fetch_sub(1, Ordering::Relaxed);
+        true
+    }
+
+    /// How many jobs wait for a thread of the user.
+    pub fn waiting(&self, uid: Option<u32>, waits_for: WaitsFor) -> usize {
+        if self.count.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        let queues = self.queues();
+        queues
+            .get(&(uid, waits_for))
+            .map_or(0, |queue| queue.jobs.len())
+    }
+
+    /// No thread panics with it in hand.
+    fn queues(&self) -> MutexGuard<'_, HashMap<Whose, Queue>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
