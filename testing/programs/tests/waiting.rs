@@ -98,17 +98,17 @@ fn a_program_that_computes_does_not_hold_its_connections_up() {
 
 fn compute_while_connected(bed: &Bed) {
     const PORT: &str = "7160";
-    const WITHIN_MS: f64 = 5.0;
     const TIMES: usize = 12;
     let mut server = bed.command(Side::Server, Stack::Kernel, PYTHON);
     let mut server = Steps::start(server.args([COMPUTING, "serve", PORT]));
     server.await_line("ready");
     let address = bed.server.address.to_string();
-    for what in [
-        &["send"][..],
-        &["receive"],
-        &["send", "often"],
-        &["receive", "often"],
+    // Less than half a tick; what is received takes three round trips.
+    for (what, within_ms) in [
+        (&["send"][..], 1.5),
+        (&["receive"], 3.0),
+        (&["send", "often"], 1.5),
+        (&["receive", "often"], 3.0),
     ] {
         let arguments = [&[COMPUTING, what[0], &address, PORT], &what[1..]].concat();
         let mut took_ms = || -> f64 {
@@ -118,7 +118,7 @@ fn compute_while_connected(bed: &Bed) {
         let times: Vec<f64> = (0..TIMES).map(|_| took_ms()).collect();
         eprintln!("{what:?} to {address}: {times:?} ms");
         let best = times.into_iter().fold(f64::INFINITY, f64::min);
-        assert!(best < WITHIN_MS, "{what:?} to {address}: {best} ms");
+        assert!(best < within_ms, "{what:?} to {address}: {best} ms");
     }
 }
 
