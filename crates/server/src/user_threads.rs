@@ -124,3 +124,68 @@ impl UserThreads {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    const PROMPTLY: Duration = Duration::from_secs(10);
+
+    fn await_waiting(threads: &UserThreads, count: usize) {
+        let start = Instant::now();
+        while threads.waiting(Some(1), WaitsFor::Close) != count {
+            assert!(start.elapsed() < PROMPTLY, "{threads:?}");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn what_waits_keeps_only_its_users_like_waiting() {
+        let threads = Arc::new(UserThreads::default());
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        for _ in 0..10 {
+            let released = Arc::clone(&released);
+            let wait = move || {
+                // Ends when all that could be sent is gone.
+                let _ = released.lock().map(|released| released.recv());
+            };
+            threads.add(Some(1), WaitsFor::Close, Box::new(wait));
+        }
+        await_waiting(&threads, 10 - THREADS);
+        let (done, is_done) = mpsc::channel();
+        for (uid, waits_for) in [
+            (Some(1), WaitsFor::Socket),
+            (Some(2), WaitsFor::Close),
+            (None, WaitsFor::Close),
+        ] {
+            let done = done.clone();
+            threads.add(uid, waits_for, Box::new(move || done.send(uid).unwrap()));
+        }
+        let mut all: Vec<_> = (0..3)
+            .map(|_| is_done.recv_timeout(PROMPTLY).unwrap())
+            .collect();
+        all.sort_unstable();
+        assert_eq!(all, [None, Some(1), Some(2)]);
+        drop(release);
+        await_waiting(&threads, 0);
+    }
+
+    #[test]
+    fn the_server_changes_the_network_in_order() {
+        let threads = Arc::new(UserThreads::default());
+        let (done, is_done) = mpsc::channel();
+        for number in 0..100 {
+            let done = done.clone();
+            let job = move || done.send(number).unwrap();
+            threads.add(None, WaitsFor::Network, Box::new(job));
+        }
+        let all: Vec<i32> = (0..100)
+            .map(|_| is_done.recv_timeout(PROMPTLY).unwrap())
+            .collect();
+        assert!(all.is_sorted(), "{all:?}");
+    }
+}

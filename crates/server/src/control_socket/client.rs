@@ -26,8 +26,17 @@ pub struct Client {
     /// Its user's requests have used up their share of the time.
     pub is_throttled: bool,
     /// Replies that it has not read.
-    pub waiting: VecDeque<(Vec<u8>, Vec<OwnedFd>)>,
+    pub waiting: VecDeque<PendingReply>,
     pub _charge: Charge,
+}
+
+/// A reply on its way.
+#[derive(Debug)]
+pub struct PendingReply {
+    pub message: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+    /// The server may have no other copy of what it brings, whose last close may be its own.
+    pub may_be_last: bool,
 }
 
 impl Client {

@@ -18,7 +18,7 @@ use tracing::{debug, info};
 use crate::calls::{Asker, Call, Sequel};
 use crate::channels::pool::PendingHello;
 use crate::connections::rights::PortRight;
-use crate::control_socket::client::Client;
+use crate::control_socket::client::{Client, PendingReply};
 use crate::requests::{Answer, AwaitedClose, BindRequest, Claimed, Listening, Target};
 use crate::server::{Server, Source};
 use crate::user_threads::WaitsFor;
@@ -253,8 +253,13 @@ impl Server {
         // The rows that sessions have left are rewritten before the reply reports it.
         self.tell_of_left();
         if request != NO_REPLY {
-            let reply = Reply { id: request, body };
-            self.send(client, encode(&reply), fds);
+            let may_be_last = matches!(body, ReplyBody::UseKernel { .. });
+            let reply = PendingReply {
+                message: encode(&Reply { id: request, body }),
+                fds,
+                may_be_last,
+            };
+            self.send(client, reply);
         }
     }
 
@@ -516,16 +521,16 @@ impl Server {
         }
     }
 
-    fn send(&mut self, id: ClientId, message: Vec<u8>, fds: Vec<OwnedFd>) {
+    fn send(&mut self, id: ClientId, reply: PendingReply) {
         let Some(client) = self.clients.get_mut(&id) else {
-            return fds.into_iter().for_each(|fd| self.sink.close(fd));
+            return reply.fds.into_iter().for_each(|fd| self.sink.close(fd));
         };
         if client.waiting.len() >= WAITING_MAX {
             self.control.counters.deaf += 1;
             self.throw_out(id, "replies are not read");
             return;
         }
-        client.waiting.push_back((message, fds));
+        client.waiting.push_back(reply);
         self.send_waiting(id);
     }
 
@@ -534,12 +539,14 @@ impl Server {
             return;
         };
         let was_waiting = client.waiting.len() > 1;
-        while let Some((message, fds)) = client.waiting.front() {
+        while let Some(PendingReply { message, fds, .. }) = client.waiting.front() {
             let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
             match client.connection.send(message, &borrowed) {
                 Ok(()) => {
                     let sent = client.waiting.pop_front();
-                    self.sink.drop_replies(client.credentials.uid, sent);
+                    // Of what is sent at once the session has the same socket.
+                    let last = sent.filter(|reply| reply.may_be_last);
+                    self.sink.drop_replies(client.credentials.uid, last);
                 }
                 Err(SendError::Blocked) => break,
                 // Its hang-up will be reported.
@@ -549,6 +556,9 @@ impl Server {
                     break;
                 }
             }
+        }
+        for late in &mut client.waiting {
+            late.may_be_last = true;
         }
         if was_waiting || !client.waiting.is_empty() {
             self.watch_client(id);

@@ -12,6 +12,7 @@ use std::thread;
 
 use portolan_sys::unix::{self, PairKind};
 
+use crate::control_socket::client::PendingReply;
 use crate::user_threads::{UserThreads, WaitsFor};
 
 /// Above this many pending closes a user is not served until they finish: each message could bring more.
@@ -135,12 +136,8 @@ impl Sink {
     }
 
     /// Replies with their descriptors: of a kernel socket the program may have closed its copy already.
-    pub fn drop_replies(
-        &mut self,
-        uid: u32,
-        replies: impl IntoIterator<Item = (Vec<u8>, Vec<OwnedFd>)>,
-    ) {
-        for fd in replies.into_iter().flat_map(|(_, fds)| fds) {
+    pub fn drop_replies(&mut self, uid: u32, replies: impl IntoIterator<Item = PendingReply>) {
+        for fd in replies.into_iter().flat_map(|reply| reply.fds) {
             if unix::is_datagram_socket(&fd) {
                 self.close_of(uid, fd);
             }

@@ -119,7 +119,7 @@ impl Victim {
     /// Bytes go both ways on the old connection, and the server is there for others. What the meter measures ends here.
     fn assert_unharmed(&mut self) {
         if let Some(meter) = self.meter.take() {
-            meter.finish();
+            meter.finish_but_for_starts();
         }
         echo(&mut self.library, self.slot, &mut self.peer, b"unharmed");
         assert_prompt_to(&mut self.control);

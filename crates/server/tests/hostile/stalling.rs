@@ -14,19 +14,22 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use portolan_netns::{Bed, Daemon};
-use portolan_proto::control::{AfterFlush, Blob, Reader, Request, RequestBody, SessionRef};
+use portolan_proto::control::{
+    AfterFlush, Blob, Reader, ReplyBody, Request, RequestBody, Reuse, SessionRef,
+};
 use portolan_proto::datagram::UnreadDatagram;
 use portolan_proto::encode;
 use portolan_proto::qos::QosRequest;
 use portolan_proto::report::SessionReport;
 use portolan_sys::descriptor::set_socket_option;
 use portolan_sys::tap::Tap;
+use portolan_sys::unix::{self, PairKind};
 use portolan_types::{Protocol, Slot};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space};
 
 use crate::closing::send;
 use crate::common::{
-    Client, await_closes, await_some, connect_request, control_path, open_files,
+    Client, Library, await_closes, await_some, connect_request, control_path, open_files,
     open_files_at_rest, start_server,
 };
 use crate::meter::Meter;
@@ -553,4 +556,43 @@ fn who_reads_the_servers_end_of_a_relay_holds_nobody_up() {
     });
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
+}
+
+/// The last close of a member leaves its groups, for which it waits; who binds the port next waits for it.
+#[test]
+fn the_port_of_a_member_is_free_when_its_close_has_come() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let local = SocketAddr::new(Bed::A4, 7010);
+    with_own_descriptors(|| {
+        let tap = beside(&server, || Tap::create("tst")).unwrap();
+        let file = StallingFile::mount();
+        let mut library = Library::start(&path);
+        let (reply, near) = library.bind(Protocol::Udp, local, Slot(0));
+        let ReplyBody::Bound { session, .. } = reply else {
+            panic!("{reply:?}");
+        };
+        groups::join(&mut library, session);
+        drop(groups::kernel_socket(&mut library, session));
+        let (far, next) = unix::socket_pair(PairKind::SeqPacket).unwrap();
+        while_locked(file, Touch::NameOfTap, tap.fd.as_fd(), || {
+            let reply = library.client.ask(RequestBody::Release { session });
+            assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+            drop(near);
+            let bind = RequestBody::Bind {
+                session: SessionRef::New,
+                protocol: Protocol::Udp,
+                local,
+                reuse: Reuse::default(),
+                v6_only: false,
+                slot: Slot(1),
+            };
+            library.client.send(bind, &[far.as_fd(), next.as_fd()]);
+            thread::sleep(Duration::from_millis(50));
+        });
+        let (reply, _) = library.client.receive().expect("an answer");
+        let is_bound = matches!(reply.body, ReplyBody::Bound { .. });
+        assert!(is_bound, "{reply:?}");
+    });
 }
