@@ -1,7 +1,7 @@
-//! Exit codes, which the end of `portolan --help` lists.
+//! Exit codes of `portolan` and of the program that it executes; the end of `portolan --help` lists them.
 
 use std::fmt::Display;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// Why a command did not do what it was asked.
@@ -9,6 +9,8 @@ pub enum Failure {
     General(anyhow::Error),
     /// What went wrong is on the screen already.
     Shown,
+    /// Nobody reads what is printed (`portolan ss | head`): a quiet end, on which test beds are taken down.
+    Unread,
     /// The words of the command line mean nothing.
     Usage(anyhow::Error),
     NoServer(anyhow::Error),
@@ -25,6 +27,7 @@ impl Failure {
         let (code, error) = match self {
             Failure::General(error) => (1, error),
             Failure::Shown => return ExitCode::from(1),
+            Failure::Unread => return ExitCode::SUCCESS,
             Failure::Usage(error) => (2, error),
             Failure::NoServer(error) => (3, error),
             Failure::Refused(reason) => (4, anyhow::anyhow!(reason)),
@@ -43,11 +46,10 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Prints one line; a reader that went away (`portolan ss | head`) ends the command quietly.
+/// Prints one line.
 pub fn print(line: impl Display) -> Result<(), Failure> {
-    use io::Write;
     match writeln!(io::stdout().lock(), "{line}") {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::Unread),
         other => Ok(other?),
     }
 }
