@@ -1,6 +1,8 @@
-//! The command lines of `portolan bench` and `portolan report`. `portolan` declares them, and executes a separate
-//! program that measures, so that it links no test bed.
+//! The command lines of `portolan bench` and `portolan report`. `portolan` declares them, and executes a program of its own
+//! that measures, so that it links no test bed. Both end with the exit codes that are here.
 #![forbid(unsafe_code)]
+
+pub mod exit;
 
 use std::path::PathBuf;
 

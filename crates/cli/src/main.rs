@@ -5,7 +5,6 @@
 mod counters;
 mod doctor;
 mod enable;
-mod exit;
 mod ext;
 mod installed;
 mod json;
@@ -29,7 +28,7 @@ use std::process::ExitCode;
 use std::sync::LazyLock;
 
 use clap::{CommandFactory, Parser, Subcommand};
-use portolan_bench_arguments::{Bench, Report};
+use portolan_bench_arguments::{Bench, Report, exit};
 
 /// User-level TCP/IP for unmodified programs.
 ///

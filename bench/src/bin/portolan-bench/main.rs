@@ -2,14 +2,13 @@
 #![forbid(unsafe_code)]
 
 mod demo;
-mod exit;
 mod figures;
 mod report;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
-use portolan_bench_arguments::{Bench, Report};
+use portolan_bench_arguments::{Bench, Report, exit};
 
 /// Errors and help name `portolan`, the command that executes this program.
 #[derive(Parser)]

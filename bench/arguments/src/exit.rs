@@ -1,7 +1,7 @@
-//! Exit codes, as listed at the end of `portolan --help`.
+//! Exit codes of `portolan` and of the program that it executes; the end of `portolan --help` lists them.
 
 use std::fmt::Display;
-use std::io;
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 /// Why a command failed.
@@ -9,7 +9,9 @@ pub enum Failure {
     General(anyhow::Error),
     /// The failure is on the screen already.
     Shown,
-    /// The command line is not valid.
+    /// Nobody reads what is printed (`portolan ss | head`): a quiet end, on which test beds are taken down.
+    Unread,
+    /// The words of the command line mean nothing.
     Usage(anyhow::Error),
     NoServer(anyhow::Error),
     /// The server refused the request, with this reason.
@@ -25,6 +27,7 @@ impl Failure {
         let (code, error) = match self {
             Failure::General(error) => (1, error),
             Failure::Shown => return ExitCode::from(1),
+            Failure::Unread => return ExitCode::SUCCESS,
             Failure::Usage(error) => (2, error),
             Failure::NoServer(error) => (3, error),
             Failure::Refused(reason) => (4, anyhow::anyhow!(reason)),
@@ -43,11 +46,10 @@ impl<E: Into<anyhow::Error>> From<E> for Failure {
     }
 }
 
-/// Prints one line. If the reader has closed the pipe (`portolan ss | head`), ends the process without an error.
+/// Prints one line.
 pub fn print(line: impl Display) -> Result<(), Failure> {
-    use io::Write;
     match writeln!(io::stdout().lock(), "{line}") {
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Err(Failure::Unread),
         other => Ok(other?),
     }
 }
