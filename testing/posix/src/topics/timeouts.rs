@@ -90,7 +90,7 @@ fn accepting(side: &Side) {
         side,
         "accept before now",
         (listener, SO_RCVTIMEO),
-        |listener| call::accept_quietly(listener),
+        call::accept_quietly,
     );
 }
 
