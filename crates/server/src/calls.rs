@@ -64,9 +64,10 @@ impl Calls {
 
     /// May the user have one more made?
     pub fn check(&self, uid: u32, waits_for: WaitsFor) -> Result<(), Errno> {
-        match self.threads.waiting(Some(uid), waits_for) < WAITING_MAX {
-            true => Ok(()),
-            false => Err(Errno::AGAIN),
+        if self.threads.waiting(Some(uid), waits_for) < WAITING_MAX {
+            Ok(())
+        } else {
+            Err(Errno::AGAIN)
         }
     }
 

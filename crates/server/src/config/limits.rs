@@ -170,9 +170,10 @@ impl LimitsConfig {
         let most = (descriptors - others) / DESCRIPTORS_OF_SESSION;
         let most = u32::try_from(most).unwrap_or(u32::MAX).max(1);
         let sessions = self.sessions.min(most);
-        let of_user = match sessions < self.sessions {
-            true => self.sessions_per_user.min((sessions / 2).max(1)),
-            false => self.sessions_per_user,
+        let of_user = if sessions < self.sessions {
+            self.sessions_per_user.min((sessions / 2).max(1))
+        } else {
+            self.sessions_per_user
         };
         LimitsConfig {
             sessions,

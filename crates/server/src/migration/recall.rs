@@ -73,9 +73,10 @@ impl Server {
             && self.may_end_relay(id);
         if !may_go || relay::is_read(&near) {
             self.sink.close_shown(uid, near);
-            return match may_go {
-                true => self.take_from_relay(channel, (id, slot), &[]),
-                false => Ok(self.stay_relayed(channel, id)),
+            return if may_go {
+                self.take_from_relay(channel, (id, slot), &[])
+            } else {
+                Ok(self.stay_relayed(channel, id))
             };
         }
         if let Err(errno) = self.calls.check(uid, WaitsFor::Socket) {

@@ -335,9 +335,10 @@ impl Server {
         }
         match (change.action, change.source) {
             (GroupAction::Join, _) => {
-                let joined = match self.has_room_for_group(id, (group, interface)) {
-                    true => self.join_group(id, group, interface),
-                    false => Err(Errno::NOBUFS),
+                let joined = if self.has_room_for_group(id, (group, interface)) {
+                    self.join_group(id, group, interface)
+                } else {
+                    Err(Errno::NOBUFS)
                 };
                 if joined.is_err() {
                     return self.undo_join(id, change);
