@@ -12,6 +12,7 @@ use crate::common::{
     Library, Near, await_some, control_path, open_files, open_files_at_rest, start_server,
 };
 use crate::meter::Meter;
+use crate::soak::holdings::rows_of_members;
 use crate::{Victim, assert_serves_others, counter, hostile_library, refused};
 
 const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 77, 1, 1));
@@ -284,4 +285,37 @@ fn who_joins_all_groups_keeps_nobody_else_from_one() {
     let (session, _near) = bind(&mut honest);
     join(&mut honest, session);
     meter.finish();
+}
+
+/// The first of several leaves: the others' rows move up, and none stays behind.
+#[test]
+fn whoever_leaves_a_group_leaves_no_row_behind() {
+    const SHARERS: u64 = 5;
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let local = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 7008);
+    let reuse = Reuse {
+        address: true,
+        port: true,
+    };
+    let mut sharers = Vec::new();
+    for slot in 0..SHARERS as u32 {
+        let (reply, near) = library.bind_with(Protocol::Udp, local, Slot(slot), reuse);
+        let ReplyBody::Bound { session, .. } = reply else {
+            panic!("{reply:?}");
+        };
+        join(&mut library, session);
+        sharers.push((session, near));
+    }
+    // One list for the binding, and one for the group.
+    assert_eq!(rows_of_members(&server), 2 * SHARERS);
+    for left in (0..SHARERS).rev() {
+        let (session, near) = sharers.remove(0);
+        let reply = library.client.ask(RequestBody::Release { session });
+        assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+        drop(near);
+        let lists = if left > 1 { 2 } else { left };
+        assert_eq!(rows_of_members(&server), lists * left, "{left} left");
+    }
 }

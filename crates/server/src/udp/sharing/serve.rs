@@ -252,10 +252,16 @@ impl Server {
         let rows = ids.filter_map(|id| self.row(id)).take(MEMBERS_MAX);
         let mut count = 0;
         for row in rows {
-            if listed.get(count) != Some(&row) {
-                self.filter.set_member(&key(count), row)?;
-                listed.truncate(count);
-                listed.push(row);
+            match listed.get_mut(count) {
+                Some(known) if *known == row => {}
+                Some(known) => {
+                    self.filter.set_member(&key(count), row)?;
+                    *known = row;
+                }
+                None => {
+                    self.filter.set_member(&key(count), row)?;
+                    listed.push(row);
+                }
             }
             count += 1;
         }

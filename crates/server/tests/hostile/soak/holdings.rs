@@ -19,6 +19,7 @@ use super::KEPT_KIB;
 const TICK: Duration = Duration::from_millis(250);
 
 const FLOWS: &str = "rows of flows";
+const MEMBERS: &str = "rows of members";
 
 /// Values by name. Time and memory need not return to their former values.
 pub struct Holdings {
@@ -157,9 +158,17 @@ fn kernel_sockets(server: &Daemon) -> u64 {
 
 /// Returns how many rows the flow table has.
 pub fn rows_of_flows(server: &Daemon) -> u64 {
+    rows_of(server, FLOWS)
+}
+
+pub fn rows_of_members(server: &Daemon) -> u64 {
+    rows_of(server, MEMBERS)
+}
+
+fn rows_of(server: &Daemon, table: &str) -> u64 {
     let rows = map_rows(server);
-    let flows = rows.iter().find(|(name, _)| name == FLOWS);
-    flows.expect("the filter has it").1
+    let wanted = rows.iter().find(|(name, _)| name == table);
+    wanted.expect("the filter has it").1
 }
 
 /// Returns how many rows the filter's hash tables have.
