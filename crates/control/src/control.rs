@@ -478,6 +478,8 @@ impl Control {
             }
             _ => return,
         }
+        // It has no descriptor, and a limit of its own.
+        session.charge = None;
         out.extend(session.flow().map(Effect::EndGuarantees));
         self.time_wait.insert((now, id));
         while self.time_wait.len() > self.time_wait_max

@@ -153,7 +153,7 @@ pub struct SessionEntry {
     pub(crate) users: BTreeSet<ChannelId>,
     /// Those of them that use the descriptor for I/O because they were told that it is relayed.
     pub(crate) relayed_to: BTreeSet<ChannelId>,
-    pub(crate) _charge: Charge,
+    pub(crate) charge: Option<Charge>,
     /// Charge for its rows in the table of bindings.
     pub(crate) bindings: Option<Charge>,
     /// While it listens: it takes as many descriptors as two sessions.
@@ -348,7 +348,7 @@ impl Opening {
             owner: None,
             users: BTreeSet::new(),
             relayed_to: BTreeSet::new(),
-            _charge: charge,
+            charge: Some(charge),
             bindings: None,
             listening: None,
         }

@@ -261,8 +261,9 @@ impl Server {
             .map(|name| device::by_name(name).map(|device| device.index))
             .collect::<Result<BTreeSet<u32>, DeviceError>>()?;
         let [first, last] = config.ephemeral_ports;
+        let time_wait = u32::try_from(config.limits.time_wait).unwrap_or(FLOWS);
         let limits = portolan_bpf::Limits {
-            flows: FLOWS,
+            flows: FLOWS + time_wait.min(FLOWS),
             bindings: config.limits.bindings + RAW_BINDINGS,
             shared: config.limits.shared_ports,
             groups: GROUPS.total as u32,
