@@ -17,6 +17,7 @@
 #include "lookup.h"
 #include "maps.h"
 #include "martian.h"
+#include "opening.h"
 #include "search.h"
 #include "parse.h"
 #include "settings.h"
@@ -119,7 +120,8 @@ static __always_inline int filter(struct xdp_md *packet, const enum hook hook)
 	if (parse_received(packet, &key, &piece) != PARSED_FLOW || piece.is_fragment)
 		return leave(driver_left_other);
 	row = find_served(&key, &flags);
-	if (!row || (flags && is_of_kernel_connection(packet, &key)))
+	if (!row || (flags && key.protocol == IPPROTO_TCP && opening_of(packet) != OPENS &&
+		     is_of_kernel_connection(packet, &key)))
 		return leave(driver_left_unclaimed);
 	if (hook == HOOK_GENERIC && key.protocol == IPPROTO_UDP)
 		return leave(driver_left_datagram);

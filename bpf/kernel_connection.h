@@ -9,33 +9,10 @@
 
 #include <stdbool.h>
 #include <linux/bpf.h>
-#include <linux/in.h>
-#include <linux/tcp.h>
-#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#include "context.h"
 #include "lookup.h"
-#include "parse.h"
-
-/*
- * A SYN without ACK, which is the listener's in any case: the look-up of the socket is spared. False if IPv6
- * extension headers hide it.
- */
-static __always_inline bool opens_connection(hook_context *packet)
-{
-	struct cursor cursor = frame_of(packet);
-	struct ethhdr *eth = cursor.at;
-	struct iphdr *ip = cursor.at + sizeof(*eth);
-	struct tcphdr *tcp = cursor.at + sizeof(*eth) + sizeof(struct ipv6hdr);
-
-	if ((void *)(ip + 1) > cursor.end)
-		return false;
-	if (eth->h_proto == bpf_htons(ETH_P_IP))
-		tcp = (void *)ip + ip->ihl * 4;
-	else if (((struct ipv6hdr *)ip)->nexthdr != IPPROTO_TCP)
-		return false;
-	return (void *)(tcp + 1) <= cursor.end && tcp->syn && !tcp->ack;
-}
 
 static __always_inline struct bpf_sock *find_kernel_socket(hook_context *packet,
 							   const struct filter_key *key)
@@ -57,15 +34,13 @@ static __always_inline struct bpf_sock *find_kernel_socket(hook_context *packet,
 	return bpf_skc_lookup_tcp(packet, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* Of a packet that only a binding claims. */
+/* Of a TCP segment that only a binding claims and that does not open a connection: the listener gets those that do. */
 static __always_inline bool is_of_kernel_connection(hook_context *packet,
 						    const struct filter_key *key)
 {
 	struct bpf_sock *socket;
 	bool is_connection;
 
-	if (key->protocol != IPPROTO_TCP || opens_connection(packet))
-		return false;
 	socket = find_kernel_socket(packet, key);
 	if (!socket)
 		return false;

@@ -20,6 +20,7 @@
 #include "lookup.h"
 #include "maps.h"
 #include "martian.h"
+#include "opening.h"
 #include "parse.h"
 #include "raw.h"
 #include "search.h"
@@ -112,6 +113,7 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 	enum parsed parsed = parse_received(skb, &key, &piece);
 	__u16 flags = parsed == PARSED_ICMP_ERROR ? RECORD_ICMP_ERROR : 0;
 	struct flow_row *row;
+	int opening = OPENS;
 	bool is_refused, is_kernels;
 	int verdict;
 
@@ -122,8 +124,10 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 		/* A flow's row names its peer. */
 		is_refused = row && flags & RECORD_BINDING && parsed == PARSED_FLOW &&
 			     origin == FROM_NETWORK && is_martian(&key);
-		is_kernels = row && flags == RECORD_BINDING && origin == FROM_NETWORK &&
-			     is_of_kernel_connection(skb, &key);
+		if (row && flags == RECORD_BINDING && origin == FROM_NETWORK &&
+		    key.protocol == IPPROTO_TCP)
+			opening = opening_of(skb);
+		is_kernels = opening != OPENS && is_of_kernel_connection(skb, &key);
 		if (is_refused || is_kernels)
 			row = NULL;
 		if (piece.is_fragment && parsed == PARSED_FLOW)
@@ -134,8 +138,8 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 		}
 		if (is_kernels)
 			count(receive_pass_connection);
-		if (row && origin == FROM_NETWORK && !piece.is_fragment &&
-		    is_stray_too_many(skb, row, &key, flags)) {
+		if (row && opening == CONTINUES && !piece.is_fragment &&
+		    is_stray_too_many(row, &key, flags)) {
 			count(receive_drop_stray);
 			return TC_ACT_SHOT;
 		}
