@@ -334,8 +334,10 @@ pub fn forget(fd: RawFd) {
 /// abandoned. The server cancels an open that has none; if it cancels nothing, the outcome is on the descriptor.
 fn settle_open(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
     complete_connect(process, fd, socket);
-    let is_left = table::numbers_of(socket) == [fd] && !socket.is_shared();
-    if socket.phase() != SocketPhase::Connecting || !is_left {
+    if socket.phase() != SocketPhase::Connecting || socket.is_shared() {
+        return;
+    }
+    if table::numbers_of(socket) != [fd] {
         return;
     }
     let Some(session) = socket.setup().session else {
