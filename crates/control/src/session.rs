@@ -153,6 +153,7 @@ pub struct SessionEntry {
     pub(crate) users: BTreeSet<ChannelId>,
     /// Those of them that use the descriptor for I/O because they were told that it is relayed.
     pub(crate) relayed_to: BTreeSet<ChannelId>,
+    /// Charge to its user's sessions; `None` in TIME-WAIT.
     pub(crate) charge: Option<Charge>,
     /// Charge for its rows in the table of bindings.
     pub(crate) bindings: Option<Charge>,

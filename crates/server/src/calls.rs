@@ -1,6 +1,5 @@
-//! Calls that may wait for what somebody else holds – the lock of a socket that a program has too, that of the network's
-//! configuration – are made by threads of the user for whom they are made. The server goes on with what follows from a call
-//! when it has been made, and answers then.
+//! Calls that may block on a lock that others hold (that of a socket shared with a program, or rtnl). Threads of the
+//! requesting user make them; the server continues with the result, and replies then.
 
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -14,20 +13,20 @@ use crate::requests::Answer;
 use crate::server::Server;
 use crate::user_threads::{UserThreads, WaitsFor};
 
-/// Calls of a user that may wait for one of his threads, of each kind: more than a user has programs.
+/// Maximum of queued calls of one user for each kind; more than a user may have programs.
 const WAITING_MAX: usize = 256;
 
-/// What follows from a call. What it was about may be gone by now.
+/// Continuation of a call, run by the main thread. The objects of the call may no longer exist.
 pub type Sequel = Box<dyn FnOnce(&mut Server) -> Result<Answer, Errno> + Send>;
 
-/// A call that may wait.
+/// A call that may block.
 pub struct Call {
     pub uid: u32,
     pub waits_for: WaitsFor,
     pub make: Box<dyn FnOnce() -> Sequel + Send>,
 }
 
-/// A connection, and the request that a call is made for.
+/// The control connection and the request that caused a call.
 pub type Asker = (ClientId, u32);
 
 #[derive(Debug)]
@@ -38,7 +37,7 @@ pub struct Calls {
     pub notifier: Arc<EventNotifier>,
 }
 
-/// A call that has been made.
+/// A completed call.
 struct Made {
     asker: Option<Asker>,
     sequel: Sequel,
@@ -62,7 +61,10 @@ impl Calls {
         })
     }
 
-    /// May the user have one more made?
+    /// Checks that the user may queue one more call.
+    ///
+    /// # Errors
+    /// `EAGAIN` above the maximum.
     pub fn check(&self, uid: u32, waits_for: WaitsFor) -> Result<(), Errno> {
         if self.threads.waiting(Some(uid), waits_for) < WAITING_MAX {
             Ok(())
@@ -71,7 +73,7 @@ impl Calls {
         }
     }
 
-    /// Has so many bytes wait in a tap at the most, soon and in the order of these calls.
+    /// Limits the bytes queued in a tap; asynchronous, in the order of the calls.
     pub fn bound_tap(&self, tap: &Tap, bytes: u32) {
         let Ok(tap) = tap.fd.try_clone() else {
             return warn!("no descriptor is left to bound what waits in a tap");
@@ -93,7 +95,7 @@ impl Calls {
         let (tell, notifier) = (self.tell.clone(), Arc::clone(&self.notifier));
         let job = move || {
             let sequel = make();
-            // Nobody is there any more if the server ends.
+            // Fails only when the server ends.
             let _ = tell.send(Made { asker, sequel });
             notifier.notify();
         };
@@ -102,7 +104,7 @@ impl Calls {
 }
 
 impl Server {
-    /// Calls have been made.
+    /// Handles completed calls.
     pub fn on_calls(&mut self) {
         self.calls.notifier.drain();
         let made: Vec<Made> = self.calls.told.try_iter().collect();

@@ -1,5 +1,5 @@
-//! Threads that do for a user what may take as long as somebody likes: closes, and calls on what programs have too. Each user
-//! has a few for each kind of it, so that what never ends takes nothing from others, and does not become more and more
+//! Threads for operations whose duration others control: closes, and calls on objects shared with programs. Each user has
+//! a few threads for each kind of operation, so that one that never ends affects neither other users nor the number of
 //! threads.
 
 use std::collections::{HashMap, VecDeque};
@@ -7,24 +7,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-/// Of each user, for each kind.
+/// Threads of each user for each kind.
 const THREADS: usize = 4;
 
-/// What the server itself does to the network it does in order.
+/// One thread: the server's own changes of the network configuration keep their order.
 const OF_NETWORK: usize = 1;
 
-/// What a job may wait for: what waits for one of them keeps no job waiting that waits for another.
+/// What a job may block on. Jobs of different kinds do not delay each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum WaitsFor {
     /// The end of a file or a socket.
     Close,
-    /// The lock of a socket that programs have, too.
+    /// The lock of a socket shared with programs.
     Socket,
-    /// The lock of the network's configuration (rtnl), which the kernel takes for memberships and devices.
+    /// rtnl, which the kernel takes for group memberships and devices.
     Network,
 }
 
-/// None is the server itself.
+/// `None`: the server itself.
 type Whose = (Option<u32>, WaitsFor);
 
 pub type Job = Box<dyn FnOnce() + Send>;
@@ -32,7 +32,7 @@ pub type Job = Box<dyn FnOnce() + Send>;
 #[derive(Debug, Default)]
 pub struct UserThreads {
     queues: Mutex<HashMap<Whose, Queue>>,
-    /// Of all users, those that are being done included.
+    /// Jobs of all users, those in progress included.
     count: AtomicUsize,
 }
 
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Queue {
 }
 
 impl UserThreads {
-    /// Has a thread of the user do the job, after those that wait already.
+    /// Queues a job for a thread of the user.
     pub fn add(self: &Arc<UserThreads>, uid: Option<u32>, waits_for: WaitsFor, job: Job) {
         self.count.fetch_add(1, Ordering::Relaxed);
         let whose = (uid, waits_for);
@@ -64,7 +64,7 @@ impl UserThreads {
         self.start_thread(whose, queue);
     }
 
-    /// Where the kernel had no thread for a user, it may have one now.
+    /// Retries to start threads where the kernel refused one.
     pub fn try_again(self: &Arc<UserThreads>) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
@@ -89,7 +89,7 @@ impl UserThreads {
         queue.threads += usize::from(started.is_ok());
     }
 
-    /// False when there is none, and the thread has ended.
+    /// Runs the next job. Returns false if there is none: then the thread ends.
     fn do_next(&self, whose: Whose) -> bool {
         let mut queues = self.queues();
         let Some(queue) = queues.get_mut(&whose) else {
@@ -108,7 +108,7 @@ impl UserThreads {
         true
     }
 
-    /// How many jobs wait for a thread of the user.
+    /// Returns the number of queued jobs of the user.
     pub fn waiting(&self, uid: Option<u32>, waits_for: WaitsFor) -> usize {
         if self.count.load(Ordering::Relaxed) == 0 {
             return 0;
@@ -119,7 +119,7 @@ impl UserThreads {
             .map_or(0, |queue| queue.jobs.len())
     }
 
-    /// No thread panics with it in hand.
+    /// No thread panics while it holds the lock.
     fn queues(&self) -> MutexGuard<'_, HashMap<Whose, Queue>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }

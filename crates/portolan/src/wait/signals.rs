@@ -1,6 +1,6 @@
-//! Whether a thread sleeps, and on what, and whether it was signalled since: a [`Waiter`](super::Waiter) less its descriptor.
-//! All but the look at the word that the kernel takes happens with the process's lock held, by the thread itself and by
-//! who signals it: so no signal falls between a thread's last look and its sleep.
+//! Whether a thread sleeps, what it sleeps on, and whether it was signalled since: a [`Waiter`](super::Waiter) without its
+//! descriptor. The thread and its signallers hold the process's lock for all accesses except the kernel's check of the
+//! word, so that no signal is lost between a thread's last check and its sleep.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
@@ -18,7 +18,7 @@ const AWAKE: u32 = 0;
 const POLLING: u32 = 1;
 const ON_WORD: u32 = 2;
 
-/// An atomic of the standard library's, or of a checker of interleavings.
+/// An atomic word: the standard library's, or loom's in tests.
 pub(crate) trait SignalWord {
     fn new() -> Self;
     fn load(&self) -> u32;
@@ -47,7 +47,7 @@ impl SignalWord for AtomicU32 {
 #[derive(Debug)]
 pub(crate) struct Signals<W = AtomicU32> {
     state: W,
-    /// 1 from a signal on until the thread wakes.
+    /// 1 from a signal until the thread wakes.
     signalled: W,
 }
 
@@ -67,7 +67,7 @@ impl<W: SignalWord> Signals<W> {
         });
     }
 
-    /// The thread is to wake: what it sleeps on is to be woken, unless it was before.
+    /// Signals the thread. Returns what to wake, unless it was signalled before.
     #[must_use = "the thread sleeps on"]
     pub(crate) fn signal(&self) -> Option<Asleep> {
         let state = self.state.load();
@@ -80,7 +80,7 @@ impl<W: SignalWord> Signals<W> {
         })
     }
 
-    /// The thread has woken. True if its eventfd was signalled.
+    /// Notes that the thread has woken. Returns whether its eventfd was signalled.
     pub(crate) fn wake(&self) -> bool {
         let state = self.state.swap(AWAKE);
         self.signalled.swap(0) == 1 && state == POLLING
@@ -90,7 +90,7 @@ impl<W: SignalWord> Signals<W> {
         self.signalled.load() == 1
     }
 
-    /// 0 until there is a signal.
+    /// The word to sleep on: 0 until there is a signal.
     pub(crate) fn word(&self) -> &W {
         &self.signalled
     }

@@ -1,4 +1,4 @@
-//! Requests that wait for what is being closed here.
+//! Requests deferred until the server has closed a descriptor.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -11,18 +11,18 @@ use crate::calls::Asker;
 use crate::requests::{Answer, AwaitedClose, PendingClose, ShownSession};
 use crate::server::Server;
 
-/// Closes of descriptors take microseconds, unless somebody sees to it that they do not: then the session stays where it is.
+/// Closing takes microseconds unless a program delays it; then the session is not moved.
 const CLOSED_WITHIN: Duration = Duration::from_millis(20);
 
-/// Kernel sockets leave their groups first, for which they wait while others change the network's configuration.
+/// Kernel sockets leave their groups first, which takes rtnl.
 const LEFT_WITHIN: Duration = Duration::from_secs(1);
 
 const BETWEEN_LOOKS: Duration = Duration::from_micros(200);
 
-/// Requests that may wait.
+/// Maximum of deferred requests.
 const PENDING_MAX: usize = 64;
 
-/// And those of one user.
+/// Maximum of one user.
 const PENDING_OF_USER: usize = 8;
 
 impl Server {
@@ -30,7 +30,7 @@ impl Server {
         self.pending_closes.len() < PENDING_MAX
     }
 
-    /// The port that a request is about, which a kernel socket holds that is being closed.
+    /// Returns the port of a `Bind` whose previous kernel socket is still being closed.
     pub fn closing_port_of(&self, id: ClientId, body: &RequestBody) -> Option<u16> {
         let RequestBody::Bind {
             protocol: Protocol::Udp,
@@ -48,8 +48,8 @@ impl Server {
         (own.count() < PENDING_OF_USER).then_some(local.port())
     }
 
-    /// An earlier request showed the same descriptor, which is being closed here and would be counted, or the port's last
-    /// holder is being closed.
+    /// Defers a request: the server still closes a copy of its descriptor, which would be counted, or the previous holder
+    /// of its port.
     pub fn await_close(&mut self, (client, request): Asker, awaited: AwaitedClose) {
         let Some(uid) = self.clients.get(&client).map(|c| c.credentials.uid) else {
             return;
@@ -68,7 +68,7 @@ impl Server {
         self.control.timers.defer(Timer::PendingCloses);
     }
 
-    /// Goes on with requests for which all is closed.
+    /// Continues deferred requests whose descriptors are closed.
     pub fn look_at_pending_closes(&mut self) {
         for pending in std::mem::take(&mut self.pending_closes) {
             if pending.until > self.now && self.is_closing(&pending.awaited) {
@@ -105,7 +105,7 @@ impl Server {
         }
     }
 
-    /// None if nobody waits for it any more.
+    /// Returns `None` if the client is gone.
     fn cache_after_close(
         &mut self,
         (client, uid): (ClientId, u32),
