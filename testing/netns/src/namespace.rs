@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::panic::resume_unwind;
 use std::process::Command;
 
-use portolan_sys::namespace;
+use portolan_sys::{namespace, sysctl};
 
 /// A network namespace with loopback up. The kernel removes it when the descriptor is closed and
 /// its last process has ended.
@@ -16,13 +16,18 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Creates a namespace. `tag` is shown in messages.
+    /// Creates a namespace. `tag` is shown in messages. Its devices use their IPv6 addresses at once, without
+    /// duplicate address detection: which source address is chosen does not depend on the time.
     pub fn new(tag: &str) -> Namespace {
         let fd = namespace::create().expect("root may create network namespaces");
         let namespace = Namespace {
             fd,
             tag: tag.to_owned(),
         };
+        namespace.enter(|| {
+            let written = sysctl::write("net/ipv6/conf/default/accept_dad", "0");
+            written.expect("a namespace's sysctls may be written");
+        });
         namespace.ip("link set lo up");
         namespace
     }

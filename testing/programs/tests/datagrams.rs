@@ -148,6 +148,14 @@ fn heard(bed: &Bed, stack: Stack) -> Vec<String> {
     let mut listener = guest.exec(PYTHON);
     listener.args([LISTENER, group, &PORT.to_string(), INTERFACE]);
     let listener = Daemon::start(listener, Ready::Line("ready".to_owned()));
+    let has_link_local = || {
+        let mut ip = bed.command(Side::Client, Stack::Kernel, "ip");
+        let listed = run(ip.args([
+            "-6", "-o", "address", "show", "dev", INTERFACE, "scope", "link",
+        ]));
+        !listed.expect("iproute2 lists addresses").is_empty()
+    };
+    assert!(eventually(LIMIT, has_link_local));
     let mut sender = bed.command(Side::Client, stack, PYTHON);
     sender
         .args([SENDERS, &bed.client.address.to_string(), peer])
