@@ -95,6 +95,8 @@ pub struct Bed {
     pub client: Host,
     pub server: Host,
     wire: portolan_netns::Bed,
+    /// The devices of both servers.
+    interfaces: Vec<String>,
     /// Lines that are appended to both configuration files.
     settings: String,
     tools: Tools,
@@ -164,6 +166,7 @@ impl Bed {
             client: host(portolan_netns::Bed::A4, 0),
             server: host(portolan_netns::Bed::B4, 1),
             wire,
+            interfaces: vec![INTERFACE.to_owned()],
             settings: String::new(),
             tools,
             directory,
@@ -173,6 +176,11 @@ impl Bed {
     /// Sets lines for the configuration of servers that are started afterwards.
     pub fn set_settings(&mut self, lines: &str) {
         self.settings = lines.to_owned();
+    }
+
+    /// Has servers that are started afterwards manage a further device.
+    pub fn manage(&mut self, interface: &str) {
+        self.interfaces.push(interface.to_owned());
     }
 
     /// Returns the counters of the link.
@@ -196,11 +204,8 @@ impl Bed {
         let config = self.file(&format!("{side}.toml"));
         let log = self.file(&format!("{side}.log"));
         let prepare = || {
-            let settings = &self.settings;
-            fs::write(
-                &config,
-                format!("interfaces = [\"{INTERFACE}\"]\n{settings}"),
-            )?;
+            let (interfaces, settings) = (&self.interfaces, &self.settings);
+            fs::write(&config, format!("interfaces = {interfaces:?}\n{settings}"))?;
             File::options().create(true).append(true).open(&log)
         };
         let log = prepare().map_err(|source| BedError::File {

@@ -1,4 +1,4 @@
-//! What the server tells the service manager (`sd_notify(3)`).
+//! The server and the service manager: what it is told (`sd_notify(3)`), and limits that it sets too low.
 
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
@@ -66,4 +66,27 @@ fn the_service_manager_hears_of_start_loop_and_end() {
         last = manager.hear();
     }
     assert!(last.contains("STOPPING=1"), "{last}");
+}
+
+#[test]
+fn a_low_limit_of_open_files_is_raised_to_the_hard_limit() {
+    let bed = Bed::veth();
+    let mut command = bed.a.exec("prlimit");
+    command
+        .args(["--nofile=512:", env!("CARGO_BIN_EXE_portoland")])
+        .args(["--interface", Bed::DEVICE])
+        .env_remove("PORTOLAN_SOCKET");
+    let server = Daemon::start(command, Ready::Line("ready".into()));
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", server.pid()));
+    let limits = limits.expect("it runs");
+    let line = limits.lines().find(|line| line.starts_with("Max open files"));
+    let numbers: Vec<u64> = line
+        .unwrap_or_default()
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect();
+    let [soft, hard] = numbers[..] else {
+        panic!("{limits}")
+    };
+    assert!(soft == hard && soft > 512, "{limits}");
 }

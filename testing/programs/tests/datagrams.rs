@@ -8,13 +8,14 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::run;
-use portolan_netns::{Daemon, Ready};
+use portolan_netns::{Daemon, Namespace, Ready};
 use portolan_programs::{PYTHON, Steps, bed, counter, eventually};
 
 const UNREAD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/unread.py");
 const CALLS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/udp_calls.py");
 const SENDERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/senders.py");
 const LISTENER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/listener.py");
+const TWO_DEVICES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/two_devices.py");
 
 const PORT: u16 = 7060;
 const GROUP: &str = "239.77.0.7";
@@ -181,4 +182,59 @@ fn compare_what_is_heard(bed: impl Fn() -> Bed, more_than: usize) {
     let kernel = heard(&bed(), Stack::Kernel);
     assert!(kernel.len() > more_than, "{kernel:#?}");
     assert_eq!(heard(&bed(), Stack::Portolan), kernel);
+}
+
+/// Linux takes the device that the socket names, else that of the address it is bound to, else that of the route.
+#[test]
+fn on_a_host_with_two_devices_multicast_leaves_by_the_one_that_linux_takes() {
+    for (group, own) in [
+        (GROUP, ["10.77.0.1", "10.88.0.1"]),
+        (GROUP_V6, ["fd77::1", "fd88::1"]),
+    ] {
+        let kernel = leaves_by(Stack::Kernel, group, own);
+        assert!(kernel.iter().all(|device| device.len() > 10), "{kernel:#?}");
+        assert_eq!(leaves_by(Stack::Portolan, group, own), kernel);
+    }
+}
+
+/// Returns what the program says, and what is received on the links of its first and its second device.
+fn leaves_by(stack: Stack, group: &str, own: [&str; 2]) -> [Vec<String>; 3] {
+    let (bed, others) = with_two_devices();
+    let port = PORT.to_string();
+    let listeners = others.map(|other| {
+        let mut listener = other.exec(PYTHON);
+        listener.args([LISTENER, group, &port, INTERFACE]);
+        Daemon::start(listener, Ready::Line("ready".to_owned()))
+    });
+    let mut sender = bed.command(Side::Client, stack, PYTHON);
+    let said = run(sender.args([TWO_DEVICES, group, &port]).args(own)).expect("it ends");
+    thread::sleep(ARRIVAL);
+    let [near, far] = listeners.map(|listener| listener.output());
+    [said, near, far].map(|text| {
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines.sort();
+        lines
+    })
+}
+
+/// Returns a bed whose client has a second device that its server manages, and a host on the link of each.
+fn with_two_devices() -> (Bed, [Namespace; 2]) {
+    let wire = portolan_netns::Bed::switched();
+    let mut bed = Bed::bare(wire).unwrap_or_else(|error| panic!("no bed: {error}"));
+    let (near, far) = (bed.guest(3), Namespace::new("far"));
+    let host = bed.namespace(Side::Client);
+    let peer = far.path();
+    host.ip(&format!(
+        "link add eth1 type veth peer name {INTERFACE} netns {peer}"
+    ));
+    host.ip("addr add 10.88.0.1/24 dev eth1");
+    host.ip("addr add fd88::1/64 dev eth1");
+    host.ip("link set eth1 up");
+    host.ip("route add 224.0.0.0/4 dev eth1");
+    far.ip(&format!("addr add 10.88.0.2/24 dev {INTERFACE}"));
+    far.ip(&format!("link set {INTERFACE} up"));
+    bed.manage("eth1");
+    bed.start_daemon(Side::Client)
+        .unwrap_or_else(|error| panic!("{error}"));
+    (bed, [near, far])
 }
