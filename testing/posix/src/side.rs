@@ -155,6 +155,12 @@ impl Side {
         listener
     }
 
+    /// Returns a listener on a port that the other role, which calls this too, does not use: both may be on one host.
+    pub fn own_listener(&self) -> Fd {
+        let ports = [self.port(), self.port()];
+        self.listener(ports[usize::from(self.is_server())])
+    }
+
     /// Returns one end of a new connection between the roles, both of which call this.
     pub fn connection(&mut self) -> Fd {
         let port = self.port();

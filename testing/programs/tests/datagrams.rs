@@ -162,6 +162,7 @@ fn heard(bed: &Bed, stack: Stack) -> Vec<String> {
         .args([SENDERS, &bed.client.address.to_string(), peer])
         .args([&PORT.to_string(), group, broadcast, INTERFACE]);
     run(&mut sender).expect("it ends");
+    assert_sent_by(stack, bed);
     let is_over = || listener.output().contains("broadcast");
     assert!(eventually(LIMIT, is_over), "{}", listener.output());
     thread::sleep(ARRIVAL);
@@ -169,6 +170,11 @@ fn heard(bed: &Bed, stack: Stack) -> Vec<String> {
     let mut lines: Vec<String> = output.lines().map(str::to_owned).collect();
     lines.sort();
     lines
+}
+
+fn assert_sent_by(stack: Stack, bed: &Bed) {
+    let is_portolan = counter(bed, Side::Client, "transmit", "sent") > 0;
+    assert_eq!(is_portolan, stack == Stack::Portolan);
 }
 
 #[test]
@@ -208,6 +214,7 @@ fn leaves_by(stack: Stack, group: &str, own: [&str; 2]) -> [Vec<String>; 3] {
     });
     let mut sender = bed.command(Side::Client, stack, PYTHON);
     let said = run(sender.args([TWO_DEVICES, group, &port]).args(own)).expect("it ends");
+    assert_sent_by(stack, &bed);
     thread::sleep(ARRIVAL);
     let [near, far] = listeners.map(|listener| listener.output());
     [said, near, far].map(|text| {

@@ -46,6 +46,7 @@ fn who_has_too_few_descriptors_fails_as_on_linux_and_recovers() {
         let words = ["64", "early"];
         let delegated = told_by(bed, Stack::Portolan, Side::Client, &words, &delegate);
         assert_eq!(kernel, delegated, "delegated");
+        assert!(counter(bed, Side::Server, "server", "listeners_delegated") > 0);
     }
 }
 
@@ -67,12 +68,20 @@ fn told_by(
         .stdout(Stdio::piped());
     let mut server = Background::start_with_output(&mut server).expect("it starts");
     assert!(eventually(LIMIT, || bed.is_listening(PORT)));
-    let clients_stack = match clients {
-        Side::Client => Stack::Kernel,
-        Side::Server => stack,
+    let (clients_stack, served) = match clients {
+        Side::Client => (Stack::Kernel, "passive_opens"),
+        Side::Server => (stack, "local_sessions"),
     };
+    let before = counter(bed, Side::Server, "server", served);
     let mut command = bed.command(clients, clients_stack, PYTHON);
     run(command.args(["-c", CLIENTS, &address, &PORT.to_string()])).expect("all are served");
+    let by_portolan = counter(bed, Side::Server, "server", served) - before;
+    let expected = if stack == Stack::Portolan { 4 } else { 0 };
+    // A delegated listener's process opens them itself.
+    assert!(
+        by_portolan >= expected || !variables.is_empty(),
+        "{by_portolan} {served}"
+    );
     server.wait(LIMIT);
     server.finish()
 }

@@ -49,6 +49,7 @@ fn over_the_wire(bed: &Bed, pairing: Pairing, program: &str, port: u16) {
     let mut command = bed.command(Side::Client, pairing.client, program);
     let report = drive(command.args(driving)).unwrap_or_else(|error| panic!("{error}"));
     eprintln!("{pairing:?} {address}: {report}");
+    assert!(!report.contains(" 0 refused"), "{report}");
 }
 
 /// One test, so that nothing runs in parallel with its threads.
@@ -139,22 +140,28 @@ fn a_change_of_mounts_is_told_beside_sockets() {
 /// served by events of the kernel.
 #[test]
 fn waits_that_no_symbol_shows_end() {
-    const COUNT: &str = "3";
     let bed = bed();
     let program = compiled(&bed, "testing/programs/fixtures/own_system_calls.c");
+    wait_unseen(&bed, &program, 7170);
+    wait_unseen(&bed.over_ipv6(), &program, 7190);
+}
+
+/// Takes nine ports from `first`.
+fn wait_unseen(bed: &Bed, program: &str, first: u16) {
+    const COUNT: &str = "3";
     let address = bed.server.address.to_string();
     let ways = ["epoll", "poll", "select"];
     let cases = ways
         .into_iter()
         .flat_map(|way| PAIRINGS.map(|pairing| (way, pairing)));
-    for ((way, pairing), port) in cases.zip(7170..) {
+    for ((way, pairing), port) in cases.zip(first..) {
         let number = port.to_string();
         let serving = [way, "serve", &address, &number];
-        let _server = serve(&bed, pairing.server, port, &program, &serving);
+        let _server = serve(bed, pairing.server, port, program, &serving);
         let asking = [way, "ask", &address, &number, COUNT];
         let is_ours = |stack| stack == Stack::Portolan;
-        let over_wire = bed.command(Side::Client, pairing.client, &program);
-        let neighbour = bed.neighbour(pairing.client, &program);
+        let over_wire = bed.command(Side::Client, pairing.client, program);
+        let neighbour = bed.neighbour(pairing.client, program);
         for (mut command, is_warned) in [
             (over_wire, is_ours(pairing.client)),
             // The server's own host: by the kernel if the server is the kernel's.

@@ -271,6 +271,7 @@ fn a_loss_that_a_timer_shows_does_not_leave_at_once() {
         pair.a.tcp().send(now, &bytes((segments * mss) as usize));
         pair.flush(Side::A);
     };
+    let before = pair.a.tcp().tcp_info().cwnd;
     send(&mut pair, 8, 1000);
     send(&mut pair, 2, 0);
     // Both are reported after 20 ms; the reordering window is a quarter of that.
@@ -278,6 +279,10 @@ fn a_loss_that_a_timer_shows_does_not_leave_at_once() {
     let figures = pair.a.tcp().tcp_info();
     assert!(figures.fast_recovery, "{figures:?}");
     assert_eq!(figures.bytes_retransmitted, u64::from(mss), "{figures:?}");
+    assert!(
+        figures.ssthresh < before && figures.cwnd < before,
+        "{figures:?}"
+    );
     pair.run_for(Duration::from_secs(2));
     assert_eq!(pair.a.tcp().tcp_info().unacknowledged, 0);
     assert_eq!(count(pair.a.tcp(), "timeouts"), 0);

@@ -195,6 +195,23 @@ impl Bed {
         (outcome, left)
     }
 
+    /// Has the packet filter see the same frame many times in a row, without delay. Returns by how much the counter grew.
+    pub(super) fn times_counted(&self, name: &str, frame: &[u8], times: u32) -> u64 {
+        let count = || {
+            let mut counters = self.filter.counters().into_iter();
+            counters
+                .find(|counter| counter.name == name)
+                .map_or(0, |counter| counter.value)
+        };
+        let before = count();
+        self.test_run("packet_filter", frame, &mut Context::default(), times, None);
+        let seen = self.filter.counters().into_iter();
+        *self.counted.borrow_mut() = seen
+            .map(|counter| ((counter.group, counter.name), counter.value))
+            .collect();
+        count() - before
+    }
+
     /// Mean duration over many runs; `after` is called between batches, to drain the ring.
     pub(super) fn time(&self, program: &str, frame: &[u8], mut after: impl FnMut()) -> Duration {
         const BATCHES: u32 = 50;

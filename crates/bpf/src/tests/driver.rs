@@ -150,6 +150,13 @@ fn a_binding_is_this_hosts_only_by_its_addresses() {
         let frame = Frame::received(&flow).build();
         assert_eq!(filter(&bed, &frame), delivered(), "{flow}");
         assert_eq!(bed.records()[0].0.flags, 2);
+        let mut martian = Frame::received(&flow);
+        martian.source.set_ip(flow.local.ip());
+        assert_eq!(
+            filter(&bed, &martian.build()),
+            left("left_unclaimed"),
+            "{flow}"
+        );
         bed.filter.set_local_addresses(&[], &[]).unwrap();
         assert_eq!(filter(&bed, &frame), left("left_unclaimed"), "{flow}");
     }

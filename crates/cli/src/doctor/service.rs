@@ -134,13 +134,17 @@ fn running(server: &ServerAddress, status: &Result<StatusReport, Silence>) -> Ch
 
 /// Each session takes one or two descriptors; the server raises its limit at its start, if it may.
 fn open_files(pid: u32) -> Option<Check> {
-    const NAME: &str = "server's open files";
     let limits = fs::read_to_string(format!("/proc/{pid}/limits")).ok()?;
     let limit = soft_limit_of_files(&limits)?;
     // Readable by the server's user and by root only.
     let open = fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64;
+    Some(check_open_files(open, limit))
+}
+
+fn check_open_files(open: u64, limit: u64) -> Check {
+    const NAME: &str = "server's open files";
     let told = format!("{open} of {limit}");
-    Some(match limit {
+    match limit {
         _ if open + limit / 10 > limit => Check::warn(
             NAME,
             told,
@@ -152,7 +156,7 @@ fn open_files(pid: u32) -> Option<Check> {
             "give it CAP_SYS_RESOURCE, or a higher limit (LimitNOFILE=, ulimit -Hn)",
         ),
         _ => Check::ok(NAME, told),
-    })
+    }
 }
 
 /// Parses the soft limit of open files from `/proc/PID/limits`.
@@ -174,6 +178,7 @@ fn preload() -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::doctor::Verdict;
 
     #[test]
     fn silence_has_its_reason() {
@@ -189,6 +194,14 @@ mod tests {
         assert!(matches!(of(Errno::PROTO), Silence::OfAnotherVersion(_)));
         let told = Silence::NotPermitted.check("/run/x").to_string();
         assert!(told.contains("may not connect to /run/x"), "{told}");
+    }
+
+    #[test]
+    fn few_open_files_are_warned_of() {
+        let verdict = |open, limit| check_open_files(open, limit).verdict;
+        assert_eq!(verdict(100, WANTED_FILES), Verdict::Ok);
+        assert_eq!(verdict(100, WANTED_FILES - 1), Verdict::Warn);
+        assert_eq!(verdict(WANTED_FILES - 1, WANTED_FILES), Verdict::Warn);
     }
 
     #[test]

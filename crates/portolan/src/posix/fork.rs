@@ -13,6 +13,7 @@ use portolan_types::Protocol;
 use super::attach::describe_to_others;
 use super::delegate;
 use super::fallback::become_kernels;
+use super::lifecycle::settle_open;
 use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
 use crate::descriptors;
 use crate::process::Process;
@@ -114,6 +115,7 @@ pub fn before_exit() {
         let _inside = inside::enter();
         process.lock().abort_delegations(clock::now());
         for (fd, socket) in sockets() {
+            settle_open(process, fd, &socket);
             let is_here = socket.phase() == SocketPhase::Cached;
             if is_here && process.lock().is_local(socket.slot()) {
                 // The server closes it as the kernel would.
@@ -152,7 +154,8 @@ pub fn before_exec() -> bool {
     // Sessions that end with this program end in order; if the exec fails, each comes back with its
     // next use.
     if let Some(process) = Process::running() {
-        for (_, socket) in closed {
+        for (fd, socket) in closed {
+            settle_open(process, fd, &socket);
             give_back(process, &socket, Destination::Park);
         }
     }

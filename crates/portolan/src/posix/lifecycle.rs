@@ -332,7 +332,7 @@ pub fn forget(fd: RawFd) {
 
 /// An established connection that nobody has seen would end by a FIN; so an open whose outcome is pending must not be
 /// abandoned. The server cancels an open that has none; if it cancels nothing, the outcome is on the descriptor.
-fn settle_open(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
+pub(super) fn settle_open(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
     complete_connect(process, fd, socket);
     if socket.phase() != SocketPhase::Connecting || socket.is_shared() {
         return;

@@ -14,7 +14,7 @@ pub fn run(side: &mut Side) {
     for (name, body) in threads::WAITS {
         let socket = side.connection();
         let waited_on = match name {
-            "accept" => side.listener(side.port()),
+            "accept" => side.own_listener(),
             _ => socket,
         };
         if !side.is_server() {

@@ -85,7 +85,7 @@ fn interfaces(side: &Side, connected: Fd) {
         (libc::SIOCGIFMTU, "SIOCGIFMTU"),
         (libc::SIOCGARP, "SIOCGARP"),
     ];
-    let listener = side.listener(side.port());
+    let listener = side.own_listener();
     let kinds = [
         (connected, "connected"),
         (listener, "listener"),

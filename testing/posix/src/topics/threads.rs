@@ -2,7 +2,10 @@
 
 use std::{
     net::SocketAddr,
-    sync::mpsc::{Receiver, channel},
+    sync::{
+        Arc, Barrier,
+        mpsc::{Receiver, channel},
+    },
     thread,
     time::Duration,
 };
@@ -28,12 +31,16 @@ pub fn run(side: &mut Side) {
     readers(side);
 }
 
-/// Starts `act` on a new thread and leaves it time to block.
+/// Starts `act` on a new thread, and leaves it time to block once it runs.
 pub(super) fn blocked<T: Send + 'static>(act: impl FnOnce() -> T + Send + 'static) -> Receiver<T> {
     let (tell, told) = channel();
+    let begun = Arc::new(Barrier::new(2));
+    let begins = Arc::clone(&begun);
     thread::spawn(move || {
+        begins.wait();
         let _ = tell.send(act());
     });
+    begun.wait();
     thread::sleep(MOMENT);
     told
 }
