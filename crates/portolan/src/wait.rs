@@ -19,6 +19,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use portolan_local::{WakeBy, WakeRequest};
+use portolan_sys::wait::pollfd;
 use portolan_sys::word::{self, Scope, Word};
 use portolan_sys::{clock, probes, wait};
 use portolan_types::Instant;
@@ -546,14 +547,6 @@ pub fn outside<T>(sleep: impl FnOnce() -> Result<T, Errno>) -> Result<T, Errno> 
     drop(outside);
     cancel::hold();
     slept
-}
-
-pub(crate) fn pollfd(fd: i32, events: i16) -> libc::pollfd {
-    libc::pollfd {
-        fd,
-        events,
-        revents: 0,
-    }
 }
 
 fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {

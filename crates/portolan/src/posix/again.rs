@@ -12,6 +12,7 @@ use portolan_proto::control::{
 };
 use portolan_proto::encode;
 use portolan_sys::unix::{self, PairKind, socket_pair};
+use portolan_sys::wait::pollfd;
 use portolan_sys::{descriptor, socket_filter, wait};
 use portolan_types::{Generation, Instant, Protocol, SessionId};
 use rustix::io::Errno;
@@ -31,7 +32,6 @@ use crate::process::{Process, successor};
 use crate::settings::{Mode, settings};
 use crate::socket::table::{self, File};
 use crate::socket::{Setup, Socket, SocketPhase};
-use crate::wait::pollfd;
 
 /// Maximum number of connections, accepted by the kernel while there was no server, that are handed over.
 const HANDED_ON: usize = 4096;

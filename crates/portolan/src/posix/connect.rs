@@ -13,6 +13,7 @@ use portolan_proto::local::Side;
 use portolan_stack::{Session, UdpSession};
 use portolan_sys::descriptor;
 use portolan_sys::unix::{self, PairKind, ReceiveError};
+use portolan_sys::wait::pollfd;
 use portolan_tcp::Events;
 use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 use rustix::io::Errno;
@@ -27,7 +28,7 @@ use crate::runtime::locals;
 use crate::socket::table;
 use crate::socket::{Family, Socket, SocketPhase, SocketState};
 use crate::wait::openings::Taker;
-use crate::wait::{Sleep, Woken, pollfd};
+use crate::wait::{Sleep, Woken};
 
 thread_local! {
     /// Buffer for the outcome of an open; as long as the longest message.

@@ -13,6 +13,7 @@ use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_stack::Sending;
 use portolan_sys::datagram::{self, Departure};
 use portolan_sys::descriptor::set_socket_option;
+use portolan_sys::wait::pollfd;
 use rustix::io::Errno;
 
 use super::asking::refusal;
@@ -21,7 +22,7 @@ use super::{CallError, Outcome, deadline_after, restarts};
 use crate::descriptors::InternalFd;
 use crate::process::Process;
 use crate::socket::{Family, Socket, SocketPhase};
-use crate::wait::{Sleep, Woken, pollfd};
+use crate::wait::{Sleep, Woken};
 
 /// Sends through the kernel socket; without an address, to the session's peer.
 pub(super) fn send_by_kernel(

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use portolan_proto::control::{Caching, DescriptorEvent, ReplyBody, RequestBody, SessionRef};
 use portolan_sys::unix::{self, PairKind, ReceiveError};
+use portolan_sys::wait::pollfd;
 use portolan_sys::{clock, descriptor, wait};
 use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
@@ -22,7 +23,7 @@ use super::migrate::fetch;
 use super::{CallError, Outcome, Watching, deadline_after, find, restarts};
 use crate::process::{Absent, Process, successor};
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
-use crate::wait::{Sleep, Woken, outside, pollfd};
+use crate::wait::{Sleep, Woken, outside};
 
 /// How long after a listener's descriptor the control connection may hang up if the server was
 /// killed: a process that ends closes its descriptors one after the other.

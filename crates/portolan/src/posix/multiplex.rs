@@ -4,6 +4,7 @@ use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use portolan_sys::wait::pollfd;
 use portolan_sys::{clock, descriptor, wait};
 use rustix::io::Errno;
 
@@ -16,7 +17,7 @@ use crate::process::Process;
 use crate::socket::table::{self, File};
 use crate::socket::{ERR, HUP, Socket, SocketPhase};
 use crate::wait::epoll::{Epoll, Polled};
-use crate::wait::{Sleep, Waiter, Woken, pollfd};
+use crate::wait::{Sleep, Waiter, Woken};
 
 /// Who reports the events of a descriptor.
 enum Source {

@@ -14,6 +14,7 @@ use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
 use portolan_sys::unix::{
     ConnectError, Connection, PairKind, ReceiveError, SendError, socket_pair,
 };
+use portolan_sys::wait::pollfd;
 use portolan_sys::{descriptor, wait};
 use portolan_types::Instant;
 use rustix::io::{DupFlags, Errno};
@@ -21,7 +22,6 @@ use rustix::process::{Resource, getrlimit};
 
 use crate::descriptors::{self, InternalFd};
 use crate::process::limit::{self, Raised};
-use crate::wait::pollfd;
 
 pub(crate) struct Control {
     /// Its descriptor number is constant; after a restart of the server it refers to another connection.

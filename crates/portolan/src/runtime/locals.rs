@@ -11,14 +11,13 @@ use portolan_local::{Local, Stream, Wake, WakeBy, WakeRequest};
 use portolan_proto::local::Side;
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
-use portolan_sys::wait::{WakeReceiver, WakeSender};
+use portolan_sys::wait::{WakeReceiver, WakeSender, pollfd};
 use portolan_sys::word;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
 use crate::descriptors::{self, InternalFd};
 use crate::runtime::Core;
-use crate::wait::pollfd;
 
 /// How often an awake process checks ends whose peers would have notified it.
 const LOOK_EVERY: Duration = Duration::from_micros(50);

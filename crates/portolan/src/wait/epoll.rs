@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use portolan_sys::descriptor;
-use portolan_sys::wait::ppoll;
+use portolan_sys::wait::{pollfd, ppoll};
 use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
@@ -19,7 +19,7 @@ use rustix::io::{Errno, read, write};
 use crate::descriptors::InternalFd;
 use crate::runtime::Core;
 use crate::socket::{ERR, HUP, PRI, Socket, SocketPhase};
-use crate::wait::{Waiter, pollfd};
+use crate::wait::Waiter;
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;

@@ -16,7 +16,7 @@ use portolan_local::WakeBy;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_stack::SPUN_US;
 use portolan_sys::sched::Attributes;
-use portolan_sys::wait::EventNotifier;
+use portolan_sys::wait::{EventNotifier, pollfd};
 use portolan_sys::{clock, descriptor, thread, wait};
 use portolan_types::Instant;
 use rustix::io::Errno;
@@ -33,7 +33,7 @@ use crate::socket::Socket;
 use crate::wait::turns::Turns;
 use crate::wait::unseen::Looks;
 use crate::wait::watch::{HelperStep, Since};
-use crate::wait::{Waiter, WatchSet, earliest, pollfd};
+use crate::wait::{Waiter, WatchSet, earliest};
 
 /// Maximum delay until an unattended channel is noticed.
 const TICK: Duration = Duration::from_millis(10);

@@ -5,13 +5,12 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use portolan_sys::wait::ppoll;
+use portolan_sys::wait::{pollfd, ppoll};
 use portolan_types::Instant;
 
 use crate::process::Process;
 use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
-use crate::wait::pollfd;
 
 #[derive(Default)]
 pub(crate) struct Openings(Vec<Opening>);
