@@ -14,6 +14,7 @@ mod channel;
 mod descriptors;
 pub mod extension;
 pub mod net;
+mod outcome;
 pub mod posix;
 mod process;
 pub mod qos;

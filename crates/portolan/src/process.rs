@@ -8,6 +8,7 @@ pub(crate) mod inside;
 pub(crate) mod limit;
 pub(crate) mod report;
 pub(crate) mod successor;
+pub(crate) mod vfork;
 
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
@@ -37,6 +38,7 @@ use crate::channel::rings::OwnRing;
 use crate::descriptors;
 use crate::posix;
 use crate::process::control::{Control, Lost};
+use crate::process::vfork::shares_memory;
 use crate::runtime::locals::Locals;
 use crate::runtime::{Alarm, Core};
 use crate::settings::{Mode, complain, complain_of, settings};
@@ -256,7 +258,7 @@ impl Process {
             return Ok(());
         }
         let mode = settings().mode;
-        if table::has_sockets() || posix::shares_memory() {
+        if table::has_sockets() || shares_memory() {
             return absent(mode);
         }
         if let Some(process) = Process::running() {

@@ -2,7 +2,9 @@
 //! `Core`; this module has its phase and its watchers.
 
 pub(crate) mod inboxes;
+pub(crate) mod near_end;
 pub(crate) mod options;
+mod setup;
 pub(crate) mod stamps;
 pub(crate) mod state;
 pub(crate) mod table;
@@ -19,12 +21,13 @@ use portolan_local::Stream;
 use portolan_proto::control::{GroupChange, SocketOptionsBlob};
 use portolan_stack::{Sending, UdpSession};
 use portolan_tcp::Events;
-use portolan_types::{Instant, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
+use portolan_types::{Instant, Protocol, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
 
 use crate::descriptors::InternalFd;
 use crate::runtime::Core;
 use crate::socket::options::Options;
+pub(crate) use crate::socket::setup::Setup;
 use crate::socket::stamps::Stamps;
 use crate::socket::state::{PHASES, StateCell};
 pub(crate) use crate::socket::state::{SocketPhase, SocketState, UseHere};
@@ -132,36 +135,6 @@ impl Asking {
 /// Directions of `shutdown`.
 pub(crate) const RECEIVE: u8 = 1;
 pub(crate) const SEND: u8 = 2;
-
-/// State for opening, binding and closing; locked across calls to the server.
-#[derive(Debug, Default)]
-pub(crate) struct Setup {
-    /// Set once the server knows the socket.
-    pub(crate) session: Option<SessionId>,
-    /// Incarnation of the server under which it was opened; 0 if unknown.
-    pub(crate) incarnation: u64,
-    /// For a listener: a kernel socket on its port, to listen on while there is no server.
-    pub(crate) port_token: Option<InternalFd>,
-    /// For a listener whose server is gone: the other end of a descriptor that nobody writes to.
-    pub(crate) silent_far: Option<InternalFd>,
-    /// Its descriptor preserves message boundaries: a bound TCP socket's does, so that all processes with a
-    /// copy find the connections to accept there, whichever of them calls `listen`.
-    pub(crate) carries_messages: bool,
-    /// The near end, if the application has closed it during a call that still needs it.
-    pub(crate) kept: Option<InternalFd>,
-    pub(crate) local: Option<SocketAddr>,
-    /// The application chose `local`.
-    pub(crate) is_bound: bool,
-    /// The application chose the port, too: it is kept when the connection ends or the listener stops.
-    pub(crate) has_chosen_port: bool,
-    /// `local` is the socket's last address; as on Linux `getsockname` still shows it.
-    pub(crate) is_local_stale: bool,
-    pub(crate) remote: Option<SocketAddr>,
-    /// Destination of an open that waits for data for its SYN (`TCP_FASTOPEN_CONNECT`).
-    pub(crate) deferred: Option<SocketAddr>,
-    /// Of the last `listen`.
-    pub(crate) backlog: u32,
-}
 
 /// State of a UDP socket beside its session.
 #[derive(Debug, Default)]

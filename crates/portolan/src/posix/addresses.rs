@@ -6,8 +6,9 @@ use std::os::fd::RawFd;
 use rustix::io::Errno;
 
 use super::connect::complete_connect;
+use super::find;
 use super::lifecycle::has_ended;
-use super::{CallError, Outcome, find};
+use crate::outcome::{CallError, Outcome};
 use crate::socket::SocketPhase;
 use crate::socket::table;
 

@@ -18,18 +18,17 @@ use portolan_types::{Generation, Instant, Protocol, SessionId};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, listen, shutdown, sockopt};
 
-use super::Outcome;
-use super::asking::refusal;
 use super::connect::retarget;
 use super::delegate::{self, ListenerSlot};
 use super::fallback::{
     accept_kernel, new_kernel_socket, replace_listener, set_options, wake_sleepers,
 };
-use super::lifecycle::replace_fds;
 use super::socket_options::tell_priority;
 use crate::descriptors::InternalFd;
+use crate::outcome::{Outcome, refusal};
 use crate::process::{Process, successor};
 use crate::settings::{Mode, settings};
+use crate::socket::near_end::replace_fds;
 use crate::socket::table::{self, File};
 use crate::socket::{Setup, Socket, SocketPhase};
 

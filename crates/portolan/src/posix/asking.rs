@@ -1,7 +1,6 @@
 //! Common parts of calls that go to the server: how to name a socket's session, what a reply means,
 //! and how a session gets its slot.
 
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
@@ -16,24 +15,17 @@ use portolan_types::{Generation, Protocol, Slot};
 use rustix::io::Errno;
 
 use super::fallback::{fall_back, leave_session};
-use super::lifecycle::{close_arrival, replace_first_fds};
-use super::socket_options::apply_quickack;
-use super::{CallError, Outcome};
+use super::lifecycle::close_arrival;
+use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::control::Lost;
 use crate::process::{Absent, Process};
 use crate::runtime::NewSession;
+use crate::socket::near_end::replace_first_fds;
 use crate::socket::{IN, Setup, Socket, SocketPhase, SocketState};
 use crate::wait::unseen;
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
 pub(super) const UDP_RECEIVE_BUFFER: usize = 212_992;
-
-impl From<Lost> for CallError {
-    /// The error of calls after the server is gone.
-    fn from(_: Lost) -> CallError {
-        CallError::Errno(Errno::NETDOWN)
-    }
-}
 
 /// A table of slots that can be promised.
 pub(super) trait Slots {
@@ -122,26 +114,6 @@ pub(super) fn ask(
     }
 }
 
-impl Setup {
-    /// The connection failed, or the listener stopped; the server has released a port that it had chosen itself.
-    pub(super) fn give_up_unchosen_port(&mut self) {
-        if !self.has_chosen_port {
-            self.is_local_stale = true;
-            self.is_bound = false;
-        }
-    }
-
-    /// Sets the endpoint that the session has from now on.
-    pub(super) fn set_local(&mut self, local: SocketAddr) {
-        self.local = Some(local);
-        self.is_local_stale = false;
-    }
-
-    pub(super) fn has_port(&self) -> bool {
-        self.local.is_some() && !self.is_local_stale
-    }
-}
-
 /// Inserts a session at its slot and attaches it to the socket. The caller holds the lock on `setup`, unless the socket
 /// is not shared yet. A session that arrives too late, for a socket that was closed in between, is closed.
 pub(super) fn install(
@@ -156,10 +128,10 @@ pub(super) fn install(
     }
     match &mut arrival {
         NewSession::Session(Session::Tcp(session)) => {
-            apply_quickack(socket, &mut session.connection);
+            socket.options().apply_quickack(&mut session.connection);
         }
         NewSession::Session(Session::Udp(_)) => {}
-        NewSession::Local(_, end) => apply_quickack(socket, &mut **end),
+        NewSession::Local(_, end) => socket.options().apply_quickack(&mut **end),
     }
     let id = match &arrival {
         NewSession::Session(session) => Some(session.id()),
@@ -209,14 +181,6 @@ pub(super) fn denial(
     match (answer, Process::start()) {
         (Err(Lost), Err(Absent::UseKernel)) => fall_back(socket, setup, None),
         (answer, _) => refusal(answer),
-    }
-}
-
-pub(super) fn refusal(answer: Result<(ReplyBody, Vec<OwnedFd>), Lost>) -> CallError {
-    match answer {
-        Ok((ReplyBody::Error { errno }, _)) => Errno::from_raw_os_error(errno).into(),
-        Ok(_) => Errno::PROTO.into(),
-        Err(lost) => lost.into(),
     }
 }
 

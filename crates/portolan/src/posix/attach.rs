@@ -10,11 +10,11 @@ use portolan_sys::{descriptor, unix};
 use portolan_types::{Protocol, SessionId};
 
 use super::fallback::hand_to_kernel_epolls;
-use super::fork::own_memory;
 use super::lifecycle::forget;
 use super::migrate::{is_standard_stream, make_relayed};
 use crate::descriptors;
 use crate::process::Process;
+use crate::process::vfork::own_memory;
 use crate::socket::options::Options;
 use crate::socket::table::{self, File};
 use crate::socket::{Family, Setup, Socket, SocketPhase, SocketState, UseHere};

@@ -13,9 +13,10 @@ use rustix::io::Errno;
 
 use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install};
 use super::fallback::fall_back;
+use super::find;
 use super::groups::join_early_groups;
 use super::socket_options::tell_priority;
-use super::{CallError, Outcome, find};
+use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::socket::{Family, Socket, SocketPhase};

@@ -8,7 +8,8 @@ use portolan_sys::clock;
 use portolan_types::Instant;
 use rustix::io::Errno;
 
-use super::{Outcome, Watching, deadline_after, restarts};
+use super::{Watching, deadline_after, restarts};
+use crate::outcome::Outcome;
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::Socket;

@@ -19,9 +19,10 @@ use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
-use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
+use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule};
 use super::lifecycle::{carry_bytes, reset_to_idle};
-use super::{CallError, Outcome, Watching, deadline_after, find, restarts};
+use super::{Watching, deadline_after, find, restarts};
+use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::runtime::locals;

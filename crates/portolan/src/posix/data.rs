@@ -18,8 +18,9 @@ use super::datagram::{
     Control, SendControl, await_port, receive_stamp, receive_udp, send_udp, times,
 };
 use super::oob::receive_urgent;
-use super::{CallError, Outcome, Transfer, deadline_after, find_here, find_to_use, retry_if_moved};
+use super::{Transfer, deadline_after, find_here, find_to_use, retry_if_moved};
 use crate::channel::layers::{self, Layer};
+use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::runtime::Core;
 use crate::socket::options::{Options, timestamping};

@@ -12,12 +12,12 @@ use portolan_sys::{clock, shm};
 use portolan_types::{SessionId, Slot};
 use rustix::io::Errno;
 
-use super::Outcome;
-use super::asking::{SlotReservation, install, refusal};
-use super::lifecycle::enter;
+use super::asking::{SlotReservation, install};
 use crate::descriptors::InternalFd;
+use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
+use crate::socket::near_end::enter;
 use crate::socket::{Setup, Socket};
 
 /// The slot for a listener's segments, used if its handshakes are delegated.

@@ -12,10 +12,10 @@ use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
-use super::CallError;
-use super::lifecycle::replace_fds;
 use super::migrate::lose;
+use crate::outcome::CallError;
 use crate::process::Process;
+use crate::socket::near_end::replace_fds;
 use crate::socket::table::{self, File};
 use crate::socket::{Family, OUT, Setup, Socket, SocketPhase, SocketState, UseHere};
 use crate::wait::epoll::Epoll;

@@ -7,9 +7,10 @@ use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::fallback::new_kernel_socket;
+use super::find;
 use super::migrate::obtain;
-use super::{CallError, Outcome, find};
 use crate::descriptors;
+use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::socket::{Socket, SocketPhase};
 

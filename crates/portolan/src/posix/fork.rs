@@ -4,7 +4,6 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 
 use portolan_proto::control::{ProbedState, Reader, ReplyBody, RequestBody};
 use portolan_sys::{clock, descriptor, pi, unix};
@@ -18,6 +17,7 @@ use crate::descriptors;
 use crate::process::Process;
 use crate::process::inside;
 use crate::process::successor;
+use crate::process::vfork::{own_memory, shares_memory};
 use crate::socket::table::{self, File};
 use crate::socket::{Socket, SocketPhase, SocketState, UseHere};
 use crate::wait::Waiter;
@@ -315,24 +315,6 @@ pub fn before_fork_to_namespace() {
 /// Called in that child.
 pub fn after_fork_to_namespace() {
     Process::after_move();
-}
-
-/// The process that owns this memory.
-static OWNER: AtomicI32 = AtomicI32::new(0);
-
-/// Marks this process as the owner, as opposed to a child of vfork.
-pub(super) fn own_memory() {
-    OWNER.store(own_id(), Ordering::Relaxed);
-}
-
-/// Is this a child of vfork? It has its own descriptors, and the sockets in memory are its
-/// parent's.
-pub fn shares_memory() -> bool {
-    ![0, own_id()].contains(&OWNER.load(Ordering::Relaxed))
-}
-
-fn own_id() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
 }
 
 fn sockets() -> Vec<(RawFd, Arc<Socket>)> {

@@ -16,10 +16,10 @@ use portolan_sys::descriptor::set_socket_option;
 use portolan_sys::wait::pollfd;
 use rustix::io::Errno;
 
-use super::asking::refusal;
 use super::blocking::Call;
-use super::{CallError, Outcome, deadline_after, restarts};
+use super::{deadline_after, restarts};
 use crate::descriptors::InternalFd;
+use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::Process;
 use crate::socket::{Family, Socket, SocketPhase};
 use crate::wait::{Sleep, Woken};

@@ -8,7 +8,7 @@ use portolan_local::Stream;
 use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody, SocketOptionsBlob};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{self, PairKind};
-use portolan_sys::{clock, descriptor, owner};
+use portolan_sys::{clock, descriptor};
 use portolan_tcp::{Events, StateName};
 use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
@@ -17,13 +17,15 @@ use super::asking::denial;
 use super::bind::bind_as_asked;
 use super::connect::complete_connect;
 use super::fallback::{leave_to_sharers, return_from_kernel_epolls};
-use super::fork::shares_memory;
 use super::migrate::{Destination, OutgoingCapsule, give_back, is_standard_stream, make_relayed};
-use super::{CallError, Outcome, deadline_after, find_here};
+use super::{deadline_after, find_here};
 use crate::descriptors::{self, InternalFd};
+use crate::outcome::{CallError, Outcome};
 use crate::process::control::Lost;
+use crate::process::vfork::shares_memory;
 use crate::process::{Absent, Process};
 use crate::runtime::NewSession;
+use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::table::{self, File};
 use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState};
 use crate::wait::epoll::Epoll;
@@ -51,26 +53,7 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Outcome<RawFd> {
     })?;
     // It gets a peer once the server knows it.
     let near = unix::without_peer(kind)?;
-    enter(near, Arc::new(Socket::new(family, protocol)), flags)
-}
-
-/// Gives a socket its descriptor, with the flags of `socket` or `accept4`.
-pub(super) fn enter(near: std::os::fd::OwnedFd, socket: Arc<Socket>, flags: i32) -> Outcome<RawFd> {
-    let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
-    if is_nonblocking {
-        descriptor::set_nonblocking(&near, true)?;
-    }
-    if flags & libc::SOCK_CLOEXEC == 0 {
-        descriptor::set_close_on_exec(&near, false)?;
-    }
-    socket.set_nonblocking(is_nonblocking);
-    let near = near.into_raw_fd();
-    if !descriptors::can_hold(near) {
-        descriptor::close(near);
-        return Err(Errno::MFILE.into());
-    }
-    table::insert(near, File::Socket(socket));
-    Ok(near)
+    Ok(enter(near, Arc::new(Socket::new(family, protocol)), flags)?)
 }
 
 pub fn shutdown(fd: RawFd, how: i32) -> Outcome<()> {
@@ -242,38 +225,6 @@ fn begin_anew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     socket.note_deferred(false);
     socket.set_stands_in(false);
     *setup = Setup::default();
-    Ok(())
-}
-
-/// Makes all the socket's descriptors refer to `near`.
-pub(super) fn replace_fds(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
-    let numbers = table::numbers_of(socket);
-    if let Some(number) = numbers.first() {
-        owner::inherit_status(*number, &near)?;
-    }
-    put_at(near, numbers)
-}
-
-/// As [`replace_fds`], for a socket that had no peer until now; `fd` is one of its descriptors.
-pub(super) fn replace_first_fds(
-    socket: &Arc<Socket>,
-    fd: RawFd,
-    near: impl AsFd,
-) -> Result<(), Errno> {
-    if Socket::has_owner() {
-        return replace_fds(socket, near);
-    }
-    if socket.is_nonblocking() {
-        descriptor::set_nonblocking(&near, true)?;
-    }
-    put_at(near, table::numbers(socket, fd))
-}
-
-fn put_at(near: impl AsFd, numbers: Vec<RawFd>) -> Result<(), Errno> {
-    let near = near.as_fd();
-    for number in numbers {
-        descriptor::replace(near, number, descriptor::is_close_on_exec(number)?)?;
-    }
     Ok(())
 }
 

@@ -13,15 +13,16 @@ use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::again;
-use super::asking::{denial, install, refusal};
+use super::asking::{denial, install};
 use super::attach::notice_listening;
 use super::bind::bind_implicitly;
 use super::delegate::{self, ListenerSlot};
 use super::fallback::wake_sleepers;
-use super::lifecycle::{enter, replace_fds};
 use super::migrate::fetch;
-use super::{CallError, Outcome, Watching, deadline_after, find, restarts};
+use super::{Watching, deadline_after, find, restarts};
+use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::{Absent, Process, successor};
+use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
 use crate::wait::{Sleep, Woken, outside};
 

@@ -15,10 +15,11 @@ use portolan_tcp::{Connection, Events};
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
-use super::asking::{SlotReservation, install, open_capsule, refusal};
+use super::asking::{SlotReservation, install, open_capsule};
 use super::delegate;
 use super::fallback::{become_kernels, hand_to_kernel_epolls};
-use super::{CallError, Outcome, here};
+use super::here;
+use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::{CoreGuard, Process};
 use crate::runtime::locals;
 use crate::runtime::{Core, NewSession};

@@ -26,10 +26,12 @@ mod shared;
 mod socket_options;
 mod tcp_info;
 
+pub use crate::outcome::{CallError, Outcome};
 pub use crate::process::cancel::{
     CancelDisabled, cancelled, expect as expect_cancel, hold, shelter, take_end,
 };
 pub use crate::process::inside::{ExitGuard, LibraryGuard, defer, enter, is_inside, leave};
+pub use crate::process::vfork::shares_memory;
 pub use crate::wait::outside;
 pub use addresses::{local_address, peer_address};
 pub(crate) use again::{Opened, open_again};
@@ -45,7 +47,7 @@ pub(crate) use fork::part_with_server;
 pub use fork::{
     after_fork_in_child, after_fork_in_parent, after_fork_to_namespace, before_chroot,
     before_confinement, before_exec, before_exit, before_fork, before_fork_to_namespace,
-    before_lending, freeze, give_away, shares_memory, while_moving, without_helper,
+    before_lending, freeze, give_away, while_moving, without_helper,
 };
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
 pub use listen::{accept, listen};
@@ -70,37 +72,6 @@ use crate::settings::settings;
 use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
 use crate::wait::Waiter;
-
-/// The result of a call.
-pub type Outcome<T> = Result<T, CallError>;
-
-/// The reason why the library has not completed a call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CallError {
-    Errno(Errno),
-    /// The kernel's own call has to be made instead.
-    NotOurs,
-    /// The session moved to another process in between, and the call can be repeated:
-    /// [`retry_if_moved`] does. A program sees a call that cannot be repeated as interrupted.
-    Moved,
-}
-
-impl From<Errno> for CallError {
-    fn from(errno: Errno) -> CallError {
-        CallError::Errno(errno)
-    }
-}
-
-impl CallError {
-    /// Converts to an error number; `absent` if the library has nothing to do with the descriptor.
-    pub fn errno_or(self, absent: Errno) -> Errno {
-        match self {
-            CallError::Errno(errno) => errno,
-            CallError::Moved => Errno::INTR,
-            CallError::NotOurs => absent,
-        }
-    }
-}
 
 /// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.
 pub fn is_ours(fd: RawFd) -> bool {

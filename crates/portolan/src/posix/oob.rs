@@ -7,8 +7,8 @@ use portolan_sys::{clock, memory};
 use portolan_tcp::OutOfBand;
 use rustix::io::Errno;
 
-use super::Outcome;
 use super::data::{Received, gone};
+use crate::outcome::Outcome;
 use crate::process::Process;
 use crate::socket::Socket;
 

@@ -4,7 +4,6 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
-use portolan_local::Stream;
 use portolan_proto::control::RequestBody;
 use portolan_sys::capability::Capability;
 use portolan_sys::clock;
@@ -20,7 +19,8 @@ use super::fallback::{become_kernels, new_kernel_socket};
 use super::groups::{check_interface, sending_interface, set_membership};
 use super::kernel_socket::repeat_on_kernel_socket;
 use super::listen::listen_anew;
-use super::{CallError, Outcome, find, find_here, tcp_info};
+use super::{find, find_here, tcp_info};
+use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::socket::options::{
     CONGESTION_NAME, TCP_CC_INFO, is_privileged, is_the_kernels, timestamping,
@@ -109,7 +109,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()>
     }
     if let Some(stream) = core.stream(slot).filter(|_| level == IPPROTO_TCP) {
         match name {
-            libc::TCP_QUICKACK => apply_quickack(&socket, stream),
+            libc::TCP_QUICKACK => socket.options().apply_quickack(stream),
             libc::TCP_NODELAY if stream.options().nodelay => stream.push(),
             _ => {}
         }
@@ -201,15 +201,6 @@ fn check_phase(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(
             _ => false,
         };
     if refused { Err(Errno::INVAL) } else { Ok(()) }
-}
-
-/// `TCP_QUICKACK` acts once: it is not a state of the socket (tcp(7)).
-pub(super) fn apply_quickack(socket: &Socket, stream: &mut dyn Stream) {
-    match socket.options().quickack() {
-        Some(true) => stream.ack_quickly(),
-        Some(false) => stream.ack_lazily(),
-        None => {}
-    }
 }
 
 /// Reports changed options of a listener to the server: some apply to future connections, and other

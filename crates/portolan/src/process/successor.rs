@@ -10,6 +10,7 @@ use std::time::Duration;
 use portolan_sys::{clock, thread};
 
 use crate::posix::{self, Opened};
+use crate::process::vfork::shares_memory;
 use crate::process::{NotRegistered, Process, inside};
 use crate::settings::complain_of;
 
@@ -32,7 +33,7 @@ static THREAD: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 
 /// Starts to look for another server, under which the sockets of the previous one are reopened.
 pub(crate) fn watch() {
-    if posix::shares_memory() || IS_WATCHING.swap(true, Ordering::AcqRel) {
+    if shares_memory() || IS_WATCHING.swap(true, Ordering::AcqRel) {
         return;
     }
     let started = thread::spawn_masked("portolan-wait", || {
