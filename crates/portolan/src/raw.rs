@@ -29,7 +29,8 @@ use crate::process::{CoreGuard, Process};
 use crate::qos::Refused;
 use crate::runtime::Core;
 pub use crate::socket::inboxes::Received;
-use crate::wait::{Sleep, Waiter, Woken};
+use crate::wait::waiter::Waiter;
+use crate::wait::{Sleep, Woken};
 
 /// The library's own layers, for use in other protocols.
 pub mod layers {

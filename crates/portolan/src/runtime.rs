@@ -32,9 +32,9 @@ use crate::runtime::migrated_flows::MigratedFlows;
 use crate::runtime::tx_queues::TxQueueMap;
 use crate::socket::Socket;
 use crate::socket::inboxes::Inboxes;
-use crate::wait::Waiter;
 use crate::wait::openings::{Openings, Taker};
 use crate::wait::spin::Spread;
+use crate::wait::waiter::Waiter;
 use crate::wait::watch::{Leader, Needs, Role, SleepsOn, Watch};
 
 /// Maximum number of batches processed for a session that leaves.

@@ -31,8 +31,8 @@ pub(crate) use crate::socket::setup::Setup;
 use crate::socket::stamps::Stamps;
 use crate::socket::state::{PHASES, StateCell};
 pub(crate) use crate::socket::state::{SocketPhase, SocketState, UseHere};
-use crate::wait::Waiter;
 use crate::wait::epoll::Epoll;
+use crate::wait::waiter::Waiter;
 
 // poll(2) and epoll(7) use the same bits.
 pub(crate) const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;

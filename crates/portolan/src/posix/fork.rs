@@ -20,7 +20,7 @@ use crate::process::successor;
 use crate::process::vfork::{own_memory, shares_memory};
 use crate::socket::table::{self, File};
 use crate::socket::{Socket, SocketPhase, SocketState, UseHere};
-use crate::wait::Waiter;
+use crate::wait::waiter::Waiter;
 
 /// Called before another process gets the descriptors.
 pub fn before_fork() {

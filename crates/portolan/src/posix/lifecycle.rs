@@ -28,9 +28,10 @@ use crate::runtime::NewSession;
 use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::table::{self, File};
 use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState};
+use crate::wait::Sleep;
 use crate::wait::epoll::Epoll;
 use crate::wait::unseen;
-use crate::wait::{Sleep, Waiter};
+use crate::wait::waiter::Waiter;
 
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Outcome<RawFd> {
     let family = match domain {

@@ -33,6 +33,7 @@ pub use crate::process::cancel::{
 pub use crate::process::inside::{ExitGuard, LibraryGuard, defer, enter, is_inside, leave};
 pub use crate::process::vfork::shares_memory;
 pub use crate::wait::outside;
+use crate::wait::waiter::Waiter;
 pub use addresses::{local_address, peer_address};
 pub(crate) use again::{Opened, open_again};
 pub use attach::{attach, attach_inherited};
@@ -71,7 +72,6 @@ use crate::process::Process;
 use crate::settings::settings;
 use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
-use crate::wait::Waiter;
 
 /// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.
 pub fn is_ours(fd: RawFd) -> bool {

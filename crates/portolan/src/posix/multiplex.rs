@@ -18,7 +18,8 @@ use crate::process::Process;
 use crate::socket::table::{self, File};
 use crate::socket::{ERR, HUP, Socket, SocketPhase};
 use crate::wait::epoll::{Epoll, Polled};
-use crate::wait::{Sleep, Waiter, Woken};
+use crate::wait::waiter::Waiter;
+use crate::wait::{Sleep, Woken};
 
 /// Who reports the events of a descriptor.
 enum Source {

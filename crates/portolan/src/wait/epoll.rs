@@ -19,7 +19,7 @@ use rustix::io::{Errno, read, write};
 use crate::descriptors::InternalFd;
 use crate::runtime::Core;
 use crate::socket::{ERR, HUP, PRI, Socket, SocketPhase};
-use crate::wait::Waiter;
+use crate::wait::waiter::Waiter;
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;

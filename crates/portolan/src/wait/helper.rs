@@ -32,8 +32,9 @@ use crate::runtime::Core;
 use crate::socket::Socket;
 use crate::wait::turns::Turns;
 use crate::wait::unseen::Looks;
+use crate::wait::waiter::Waiter;
 use crate::wait::watch::{HelperStep, Since};
-use crate::wait::{Waiter, WatchSet, earliest};
+use crate::wait::{WatchSet, earliest};
 
 /// Maximum delay until an unattended channel is noticed.
 const TICK: Duration = Duration::from_millis(10);
