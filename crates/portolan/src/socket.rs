@@ -17,30 +17,21 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use portolan_local::Stream;
 use portolan_proto::control::{GroupChange, SocketOptionsBlob};
-use portolan_stack::{Sending, UdpSession};
+use portolan_stack::Sending;
 use portolan_tcp::Events;
 use portolan_types::{Instant, Protocol, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
 
 use crate::descriptors::InternalFd;
-use crate::runtime::Core;
 use crate::socket::options::Options;
 pub(crate) use crate::socket::setup::Setup;
 use crate::socket::stamps::Stamps;
 use crate::socket::state::{PHASES, StateCell};
 pub(crate) use crate::socket::state::{SocketPhase, SocketState, UseHere};
 use crate::wait::epoll::Epoll;
+use crate::wait::events::{ERR, HUP, IN, OUT, PRI, RDHUP};
 use crate::wait::waiter::Waiter;
-
-// poll(2) and epoll(7) use the same bits.
-pub(crate) const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
-pub(crate) const OUT: u32 = libc::EPOLLOUT as u32 | libc::EPOLLWRNORM as u32;
-pub(crate) const ERR: u32 = libc::EPOLLERR as u32;
-pub(crate) const HUP: u32 = libc::EPOLLHUP as u32;
-pub(crate) const PRI: u32 = libc::EPOLLPRI as u32;
-pub(crate) const RDHUP: u32 = libc::EPOLLRDHUP as u32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
@@ -160,7 +151,7 @@ pub(crate) struct Corked {
 #[derive(Debug, Default)]
 struct Watchers {
     threads: Vec<Arc<Waiter>>,
-    epolls: Vec<(Arc<Epoll>, RawFd)>,
+    epolls: Vec<(Arc<Epoll<Socket>>, RawFd)>,
 }
 
 impl Socket {
@@ -475,18 +466,10 @@ impl Socket {
         self.error.store(errno, Ordering::Release);
     }
 
-    /// The pending error of the socket or of its session; reading clears it (`SO_ERROR`).
-    pub(crate) fn take_error(&self, core: Option<&mut Core>) -> Option<Errno> {
-        let own = self.error.swap(0, Ordering::AcqRel);
-        if own != 0 {
-            return Some(Errno::from_raw_os_error(own));
-        }
-        let core = core?;
-        let errno = match core.stream(self.slot()) {
-            Some(stream) => stream.take_error()?.errno(),
-            None => core.stack.udp(self.slot())?.error.take()?,
-        };
-        Some(Errno::from_raw_os_error(errno))
+    /// The pending error of the socket, without that of its session; reading clears it (`SO_ERROR`).
+    pub(crate) fn take_error(&self) -> Option<Errno> {
+        let errno = self.error.swap(0, Ordering::AcqRel);
+        (errno != 0).then(|| Errno::from_raw_os_error(errno))
     }
 
     /// Notes an active open that `connect` has to report.
@@ -497,6 +480,16 @@ impl Socket {
     /// Is there an active open that no `connect` has reported? Marks it as reported.
     pub(crate) fn take_news(&self) -> bool {
         self.has_news.swap(false, Ordering::AcqRel)
+    }
+
+    /// Is there an active open that no `connect` has reported?
+    pub(crate) fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Acquire)
+    }
+
+    /// Does an open wait for data that its SYN can carry?
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.is_deferred.load(Ordering::Acquire)
     }
 
     pub(crate) fn note_deferred(&self, is_deferred: bool) {
@@ -554,7 +547,7 @@ impl Socket {
     }
 
     /// Renames the socket in an epoll set: the descriptor it was known by is closed, and another keeps it open.
-    pub(crate) fn rename_in_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd, name: RawFd) {
+    pub(crate) fn rename_in_epoll(&self, epoll: &Arc<Epoll<Socket>>, fd: RawFd, name: RawFd) {
         for (other, known) in &mut self.watchers().epolls {
             if Arc::ptr_eq(other, epoll) && *known == fd {
                 *known = name;
@@ -562,18 +555,18 @@ impl Socket {
         }
     }
 
-    pub(crate) fn join_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd) {
+    pub(crate) fn join_epoll(&self, epoll: &Arc<Epoll<Socket>>, fd: RawFd) {
         self.watchers().epolls.push((Arc::clone(epoll), fd));
     }
 
-    pub(crate) fn leave_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd) {
+    pub(crate) fn leave_epoll(&self, epoll: &Arc<Epoll<Socket>>, fd: RawFd) {
         self.watchers()
             .epolls
             .retain(|(e, f)| !(Arc::ptr_eq(e, epoll) && *f == fd));
     }
 
     /// Returns the epoll sets that contain this socket, with the descriptor they know it by.
-    pub(crate) fn epolls(&self) -> Vec<(Arc<Epoll>, RawFd)> {
+    pub(crate) fn epolls(&self) -> Vec<(Arc<Epoll<Socket>>, RawFd)> {
         self.watchers().epolls.clone()
     }
 
@@ -585,62 +578,6 @@ impl Socket {
         }
         for (epoll, fd) in &watchers.epolls {
             epoll.mark(*fd, poll_bits(events));
-        }
-    }
-
-    /// Returns what poll and epoll report of the socket now.
-    pub(crate) fn readiness(&self, core: &mut Core) -> u32 {
-        let error = match self.protocol {
-            _ if !self.has_error() => 0,
-            Protocol::Tcp => IN | OUT | ERR,
-            Protocol::Udp => ERR,
-        };
-        match self.phase() {
-            SocketPhase::Cached => {
-                let slot = self.slot();
-                let stayed = if core.lending.is_active() && core.lending.has_some(slot) {
-                    IN
-                } else {
-                    0
-                };
-                if let Some(stream) = core.stream_to_send(slot) {
-                    let has_stamps = self.is_stamping() && self.stamps().has_some();
-                    let stamps = if has_stamps { ERR } else { 0 };
-                    return error | stream_readiness(stream) | stamps | stayed;
-                }
-                let has_room = core.stack.has_room(slot, &mut core.channel);
-                error
-                    | match core.stack.udp(slot) {
-                        Some(session) => udp_readiness(session, has_room) | self.shut_readiness(),
-                        None => HUP | ERR,
-                    }
-            }
-            SocketPhase::Idle if self.is_deferred.load(Ordering::Acquire) => error | OUT,
-            // As on Linux: a TCP socket that is not connected is writable and hung up; after a
-            // failed open its receive side has ended, too.
-            SocketPhase::Idle if self.protocol == Protocol::Tcp => {
-                let ended = if self.has_news.load(Ordering::Acquire) {
-                    IN | RDHUP
-                } else {
-                    0
-                };
-                // Unlike the error of a connection, that of an open which was given up is nothing to read.
-                (error & ERR) | OUT | HUP | ended | self.shut_readiness()
-            }
-            SocketPhase::Idle => error | OUT | self.shut_readiness(),
-            SocketPhase::Closed => HUP | ERR,
-            SocketPhase::Connecting
-            | SocketPhase::Listening
-            | SocketPhase::Relayed
-            | SocketPhase::HeldElsewhere => error,
-        }
-    }
-
-    fn shut_readiness(&self) -> u32 {
-        match (self.is_shut(RECEIVE), self.is_shut(SEND)) {
-            (true, true) => IN | RDHUP | HUP,
-            (true, false) => IN | RDHUP,
-            (false, _) => 0,
         }
     }
 
@@ -714,41 +651,6 @@ fn poll_bits(events: Events) -> u32 {
     }
     if events.intersects(Events::ERROR | Events::CLOSED) {
         bits |= IN | OUT | ERR | HUP | RDHUP;
-    }
-    bits
-}
-
-fn stream_readiness(connection: &mut dyn Stream) -> u32 {
-    let mut bits = 0;
-    let has_ended = connection.is_receive_shut();
-    if connection.is_readable() {
-        bits |= IN;
-    }
-    if has_ended {
-        bits |= IN | RDHUP;
-    }
-    if connection.has_urgent() {
-        bits |= PRI;
-    }
-    if connection.poll_writable() || connection.is_send_closed() {
-        bits |= OUT;
-    }
-    if (has_ended && connection.is_send_closed()) || connection.is_closed() {
-        bits |= HUP;
-    }
-    if connection.error().is_some() {
-        bits |= ERR | IN | OUT;
-    }
-    bits
-}
-
-fn udp_readiness(session: &UdpSession, has_room: bool) -> u32 {
-    let mut bits = if has_room { OUT } else { 0 };
-    if !session.queue.is_empty() {
-        bits |= IN;
-    }
-    if session.error.is_some() || !session.errors.is_empty() {
-        bits |= ERR;
     }
     bits
 }

@@ -2,8 +2,8 @@
 //! calls of the library come here.
 
 pub(crate) mod epoll;
+pub(crate) mod events;
 pub(crate) mod helper;
-pub(crate) mod openings;
 mod signals;
 pub(crate) mod spin;
 mod turns;

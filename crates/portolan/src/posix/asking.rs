@@ -21,7 +21,8 @@ use crate::process::control::Lost;
 use crate::process::{Absent, Process};
 use crate::runtime::NewSession;
 use crate::socket::near_end::replace_first_fds;
-use crate::socket::{IN, Setup, Socket, SocketPhase, SocketState};
+use crate::socket::{Setup, Socket, SocketPhase, SocketState};
+use crate::wait::events::IN;
 use crate::wait::unseen;
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
@@ -153,7 +154,7 @@ pub(super) fn install(
     core.attach(slot, Arc::clone(socket));
     core.poll(now);
     socket.notify(Events::CONNECTED | Events::WRITABLE | Events::READABLE);
-    if socket.readiness(&mut core) & IN != 0 {
+    if core.readiness(socket) & IN != 0 {
         core.call_helper();
     }
     drop(core);

@@ -26,9 +26,9 @@ use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::runtime::locals;
+use crate::runtime::openings::Taker;
 use crate::socket::table;
 use crate::socket::{Family, Socket, SocketPhase, SocketState};
-use crate::wait::openings::Taker;
 use crate::wait::{Sleep, Woken};
 
 thread_local! {
@@ -188,7 +188,7 @@ fn connect_tcp(
     let taking = match socket.phase() {
         // The open that an earlier call began has ended: this call reports the outcome (connect(2)).
         SocketPhase::Idle if socket.take_news() => {
-            let error = socket.take_error(None).unwrap_or(Errno::CONNABORTED);
+            let error = socket.take_error().unwrap_or(Errno::CONNABORTED);
             return Err(error.into());
         }
         SocketPhase::Cached if socket.take_news() => return Ok(()),
@@ -347,7 +347,7 @@ pub(super) fn wait_connected(
     }
     drop(watching);
     socket.take_news();
-    match socket.take_error(None) {
+    match socket.take_error() {
         Some(errno) => Err(errno.into()),
         None if socket.phase() == SocketPhase::Cached => Ok(()),
         None => Err(Errno::CONNABORTED.into()),

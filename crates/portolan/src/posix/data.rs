@@ -72,7 +72,7 @@ pub(super) fn by_phase(
         (SocketPhase::Relayed, _) => Err(CallError::NotOurs),
         (SocketPhase::HeldElsewhere, _) => Err(CallError::Moved),
         (SocketPhase::Idle | SocketPhase::Listening | SocketPhase::Closed, _) => {
-            Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into())
+            Err(socket.take_error().unwrap_or(Errno::NOTCONN).into())
         }
     }
 }
@@ -133,7 +133,7 @@ fn receive_tcp(
         if has_read_end {
             return Some(Ok(done));
         }
-        if let Some(errno) = socket.take_error(Some(core)) {
+        if let Some(errno) = core.take_error(socket) {
             return Some(some(done).ok_or(errno.into()));
         }
         has_ended.then_some(Ok(done))
@@ -248,7 +248,7 @@ pub(super) fn gone<T>(socket: &Socket) -> Outcome<T> {
     match socket.phase() {
         SocketPhase::Relayed => Err(CallError::NotOurs),
         SocketPhase::HeldElsewhere => Err(CallError::Moved),
-        _ => Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into()),
+        _ => Err(socket.take_error().unwrap_or(Errno::NOTCONN).into()),
     }
 }
 
@@ -322,7 +322,7 @@ pub fn send_message(
                 send_first(process, fd, &socket, buffers, to, flags)
             }
             (SocketPhase::Listening | SocketPhase::Closed, _) => {
-                Err(socket.take_error(None).unwrap_or(Errno::PIPE).into())
+                Err(socket.take_error().unwrap_or(Errno::PIPE).into())
             }
         }
     }
@@ -369,7 +369,7 @@ fn send_first(
         (true, Some(to), None) => socket.given(to)?,
         (true, None, None) => return Err(Errno::INVAL.into()),
         (false, _, None) => {
-            return Err(socket.take_error(None).unwrap_or(Errno::PIPE).into());
+            return Err(socket.take_error().unwrap_or(Errno::PIPE).into());
         }
     };
     are_readable(buffers)?;
@@ -422,7 +422,7 @@ fn send_tcp(
         if core
             .stream_to_send(slot)
             .is_some_and(|stream| stream.error().is_some())
-            && let Some(errno) = socket.take_error(Some(core))
+            && let Some(errno) = core.take_error(socket)
         {
             return Some(some(done.get()).ok_or(errno.into()));
         }
@@ -430,7 +430,7 @@ fn send_tcp(
             return Some(some(done.get()).map_or_else(|| gone(socket), Ok));
         };
         if connection.is_send_closed() {
-            let mut why = || socket.take_error(Some(core)).unwrap_or(Errno::PIPE);
+            let mut why = || core.take_error(socket).unwrap_or(Errno::PIPE);
             return Some(some(done.get()).ok_or_else(|| why().into()));
         }
         connection.options().more = more;

@@ -123,7 +123,7 @@ pub(super) fn receive_udp(
     }
     let is_peek = flags & libc::MSG_PEEK != 0;
     let mut look = |core: &mut Core| -> Option<Outcome<Received>> {
-        if let Some(errno) = socket.take_error(Some(core)) {
+        if let Some(errno) = core.take_error(socket) {
             return Some(Err(errno.into()));
         }
         let Core { stack, routes, .. } = core;
@@ -176,7 +176,7 @@ pub(super) fn await_port(
     let mut waits = false;
     let attempt = |_: &mut Core, _: Instant| {
         let is_over = std::mem::replace(&mut waits, true) && socket.is_shut(RECEIVE);
-        match (socket.phase(), socket.take_error(None)) {
+        match (socket.phase(), socket.take_error()) {
             (_, Some(errno)) => Some(Err(errno.into())),
             (SocketPhase::Idle, None) => is_over.then(|| Ok(Received::default())),
             _ => Some(Err(CallError::Moved)),
@@ -561,7 +561,7 @@ fn send_payload(
         return Err(Errno::INVAL.into());
     }
     let attempt = |core: &mut Core, now: Instant| -> Option<Outcome<usize>> {
-        if let Some(errno) = socket.take_error(Some(core)) {
+        if let Some(errno) = core.take_error(socket) {
             return Some(Err(errno.into()));
         }
         let Core {

@@ -17,8 +17,9 @@ use crate::outcome::CallError;
 use crate::process::Process;
 use crate::socket::near_end::replace_fds;
 use crate::socket::table::{self, File};
-use crate::socket::{Family, OUT, Setup, Socket, SocketPhase, SocketState, UseHere};
+use crate::socket::{Family, Setup, Socket, SocketPhase, SocketState, UseHere};
 use crate::wait::epoll::Epoll;
+use crate::wait::events::OUT;
 
 /// Makes the socket a kernel socket under all its descriptors: `kernel` if the server had one that
 /// holds its port, else a new one on the same address. All options are set again. The lock on
@@ -222,7 +223,7 @@ pub(super) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
 
 fn enter_kernel_epoll(
     socket: &Arc<Socket>,
-    epoll: &Epoll,
+    epoll: &Epoll<Socket>,
     (fd, interest): (RawFd, libc::epoll_event),
 ) {
     let event = Some(kernel_event(socket, interest));
@@ -237,10 +238,15 @@ fn enter_kernel_epoll(
     }
 }
 
+/// A listener's membership in a kernel's set.
+struct Membership {
+    epoll: Arc<Epoll<Socket>>,
+    fd: RawFd,
+    interest: libc::epoll_event,
+}
+
 /// Takes the memberships of a listener in the kernel's sets, which end when its descriptor is replaced.
-fn take_from_kernel_epolls(
-    listener: &Arc<Socket>,
-) -> Vec<(Arc<Epoll>, (RawFd, libc::epoll_event))> {
+fn take_from_kernel_epolls(listener: &Arc<Socket>) -> Vec<Membership> {
     let sets = table::all().into_iter().filter_map(|(_, file)| match file {
         File::Epoll(epoll) => Some(epoll),
         File::Socket(_) => None,
@@ -250,7 +256,11 @@ fn take_from_kernel_epolls(
         for (fd, interest) in epoll.take_listener(listener) {
             let is_still = table::socket(fd).is_some_and(|known| Arc::ptr_eq(&known, listener));
             if is_still {
-                taken.push((Arc::clone(&epoll), (fd, interest)));
+                taken.push(Membership {
+                    epoll: Arc::clone(&epoll),
+                    fd,
+                    interest,
+                });
             }
         }
     }
@@ -263,11 +273,16 @@ pub(super) fn return_from_kernel_epolls(socket: &Arc<Socket>) {
     let Some(process) = Process::running() else {
         return;
     };
-    for (epoll, (fd, interest)) in take_from_kernel_epolls(socket) {
+    for member in take_from_kernel_epolls(socket) {
+        let Membership {
+            epoll,
+            fd,
+            interest,
+        } = member;
         socket.join_epoll(&epoll, fd);
         // Sleepers of the set are signalled with the core held.
         let mut core = process.lock();
-        epoll.set(&mut core, (fd, socket), interest);
+        epoll.set((fd, socket), interest, |socket| core.readiness(socket));
     }
 }
 
@@ -275,8 +290,8 @@ pub(super) fn return_from_kernel_epolls(socket: &Arc<Socket>) {
 pub(super) fn replace_listener(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
     let memberships = take_from_kernel_epolls(socket);
     replace_fds(socket, near)?;
-    for (epoll, member) in memberships {
-        enter_kernel_epoll(socket, &epoll, member);
+    for member in memberships {
+        enter_kernel_epoll(socket, &member.epoll, (member.fd, member.interest));
     }
     Ok(())
 }

@@ -301,8 +301,8 @@ fn settle_open(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
     }
 }
 
-fn leave_all(epoll: &Arc<Epoll>) {
-    for (fd, socket) in epoll.members() {
+fn leave_all(epoll: &Arc<Epoll<Socket>>) {
+    for (fd, socket) in epoll.members(|_| true) {
         socket.leave_epoll(epoll, fd);
     }
 }

@@ -255,7 +255,7 @@ fn take_stream(
         if has_read_end {
             return Some(Ok(0));
         }
-        if let Some(errno) = socket.take_error(Some(core)) {
+        if let Some(errno) = core.take_error(socket) {
             return Some(Err(errno.into()));
         }
         has_ended.then_some(Ok(0))
@@ -361,7 +361,7 @@ fn take_datagram(
     pieces: &mut Vec<Piece>,
 ) -> Outcome<Taken> {
     let attempt = |core: &mut Core, _: Instant| {
-        if let Some(errno) = socket.take_error(Some(core)) {
+        if let Some(errno) = core.take_error(socket) {
             return Some(Err(errno.into()));
         }
         let Some(session) = core.stack.udp(socket.slot()) else {
@@ -422,7 +422,7 @@ fn give(
         if core
             .stream_to_send(slot)
             .is_some_and(|stream| stream.error().is_some())
-            && let Some(errno) = socket.take_error(Some(core))
+            && let Some(errno) = core.take_error(socket)
         {
             return Some(Err(errno.into()));
         }

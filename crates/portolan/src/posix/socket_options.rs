@@ -292,9 +292,7 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
         libc::SO_ERROR => {
             let mut core = process.lock();
             core.poll_rx(clock::now());
-            socket
-                .take_error(Some(&mut core))
-                .map_or(0, Errno::raw_os_error)
+            core.take_error(socket).map_or(0, Errno::raw_os_error)
         }
         libc::SO_TYPE => match socket.protocol {
             Protocol::Tcp => libc::SOCK_STREAM,

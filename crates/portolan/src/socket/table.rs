@@ -12,7 +12,7 @@ static FILES: RwLock<Vec<Option<File>>> = RwLock::new(Vec::new());
 #[derive(Clone)]
 pub(crate) enum File {
     Socket(Arc<Socket>),
-    Epoll(Arc<Epoll>),
+    Epoll(Arc<Epoll<Socket>>),
 }
 
 impl File {
@@ -38,7 +38,7 @@ pub(crate) fn socket(fd: RawFd) -> Option<Arc<Socket>> {
     }
 }
 
-pub(crate) fn epoll(fd: RawFd) -> Option<Arc<Epoll>> {
+pub(crate) fn epoll(fd: RawFd) -> Option<Arc<Epoll<Socket>>> {
     match find(fd)? {
         File::Epoll(epoll) => Some(epoll),
         File::Socket(_) => None,
@@ -134,7 +134,7 @@ pub(crate) fn with_number<T>(
 }
 
 /// Returns a descriptor of an epoll set.
-pub(crate) fn number_of_set(set: &Arc<Epoll>) -> Option<RawFd> {
+pub(crate) fn number_of_set(set: &Arc<Epoll<Socket>>) -> Option<RawFd> {
     let is_it = |file: &File| matches!(file, File::Epoll(other) if Arc::ptr_eq(other, set));
     all()
         .into_iter()

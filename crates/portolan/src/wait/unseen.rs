@@ -22,7 +22,8 @@ use crate::posix;
 use crate::process::Process;
 use crate::runtime::Core;
 use crate::socket::table;
-use crate::socket::{IN, Socket, SocketPhase};
+use crate::socket::{Socket, SocketPhase};
+use crate::wait::events::IN;
 
 /// Delay of the first check for such waits, and minimum between two.
 const SHORTEST: Duration = Duration::from_millis(20);
@@ -123,7 +124,7 @@ impl Core {
             .filter(|socket| socket.phase() == SocketPhase::Cached && !socket.is_watched())
             .cloned()
             .collect();
-        let readable = |socket: &Arc<Socket>| socket.readiness(self) & IN != 0;
+        let readable = |socket: &Arc<Socket>| self.readiness(socket) & IN != 0;
         let readable: Vec<_> = candidates.into_iter().filter(readable).collect();
         readable
             .into_iter()
