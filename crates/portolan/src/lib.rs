@@ -13,6 +13,7 @@
 mod channel;
 mod descriptors;
 pub mod extension;
+mod migration;
 pub mod net;
 mod outcome;
 pub mod posix;

@@ -346,7 +346,7 @@ impl Process {
     }
 
     /// Registers with the server that listens in place of the lost one. This ends connections; the
-    /// caller has the other sockets reopened (`posix::open_again`).
+    /// caller has the other sockets reopened (`migration::reopen`).
     pub(crate) fn renew(&'static self) -> Result<(), NotRegistered> {
         let _renewal = self.renewal.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.control.is_lost() {
@@ -479,6 +479,12 @@ impl Process {
                 let _ = self.control.tell(RequestBody::RefuseRing { session }, &[]);
             }
         }
+    }
+
+    /// Has the server send the session's frames with this priority. Without a server this has no effect.
+    pub(crate) fn prioritize(&self, session: SessionId, priority: u8) {
+        let request = RequestBody::Prioritize { session, priority };
+        let _ = self.control.call(request, &[]);
     }
 
     /// Whether listeners that do not choose perform their handshakes here (`portolan run --delegate`).

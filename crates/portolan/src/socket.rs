@@ -45,6 +45,9 @@ static IN_PHASE: [AtomicUsize; PHASES.len()] = [const { AtomicUsize::new(0) }; P
 /// A socket of this process has an owner that gets signals.
 static HAS_OWNER: AtomicBool = AtomicBool::new(false);
 
+/// The program waits for sockets by system calls that the library does not see.
+static HAS_UNSEEN_WAITS: AtomicBool = AtomicBool::new(false);
+
 #[derive(Debug)]
 pub(crate) struct Socket {
     /// IPv6, until `IPV6_ADDRFORM` changes it.
@@ -285,6 +288,16 @@ impl Socket {
     /// Notes that a socket has an owner.
     pub(crate) fn note_owner() {
         HAS_OWNER.store(true, Ordering::Relaxed);
+    }
+
+    /// Does the program wait for sockets by system calls that the library does not see (`wait/unseen.rs`)?
+    pub(crate) fn has_unseen_waits() -> bool {
+        HAS_UNSEEN_WAITS.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it does. Returns true if that was known.
+    pub(crate) fn note_unseen_waits() -> bool {
+        HAS_UNSEEN_WAITS.swap(true, Ordering::Relaxed)
     }
 
     pub(crate) fn is_async(&self) -> bool {

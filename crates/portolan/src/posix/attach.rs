@@ -9,10 +9,11 @@ use portolan_proto::control::{Probed, ProbedState, ReplyBody, RequestBody};
 use portolan_sys::{descriptor, unix};
 use portolan_types::{Protocol, SessionId};
 
-use super::fallback::hand_to_kernel_epolls;
+use super::here;
 use super::lifecycle::forget;
-use super::migrate::{is_standard_stream, make_relayed};
 use crate::descriptors;
+use crate::migration::fallback::hand_to_kernel_epolls;
+use crate::migration::{is_standard_stream, make_relayed};
 use crate::process::Process;
 use crate::process::vfork::own_memory;
 use crate::socket::options::Options;
@@ -47,7 +48,7 @@ pub fn attach(fd: RawFd) {
     };
     table::insert(fd, File::Socket(Arc::clone(&socket)));
     if is_standard_stream(fd) {
-        make_relayed(fd, &socket);
+        make_relayed(fd, &socket, here);
     }
 }
 

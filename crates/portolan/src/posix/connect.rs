@@ -1,40 +1,27 @@
 //! `connect`: active opens, and setting or clearing a peer.
 
-use std::cell::RefCell;
 use std::net::SocketAddr;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use portolan_proto::MAX_MESSAGE;
-use portolan_proto::control::{
-    DescriptorEvent, FastOpenMode, HandshakeOptions, ReplyBody, RequestBody,
-};
-use portolan_proto::local::Side;
+use portolan_proto::control::{FastOpenMode, HandshakeOptions, ReplyBody, RequestBody};
 use portolan_stack::{Session, UdpSession};
-use portolan_sys::descriptor;
-use portolan_sys::unix::{self, PairKind, ReceiveError};
+use portolan_sys::unix::PairKind;
 use portolan_sys::wait::pollfd;
-use portolan_tcp::Events;
-use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
+use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
 
-use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule};
+use super::asking::{UDP_RECEIVE_BUFFER, ask};
 use super::lifecycle::{carry_bytes, reset_to_idle};
 use super::{Watching, deadline_after, find, restarts};
+use crate::migration::active_open::complete_connect;
+use crate::migration::arrival::{SlotReservation, install, retarget};
 use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
-use crate::runtime::locals;
 use crate::runtime::openings::Taker;
-use crate::socket::table;
 use crate::socket::{Family, Socket, SocketPhase, SocketState};
 use crate::wait::{Sleep, Woken};
-
-thread_local! {
-    /// Buffer for the outcome of an open; as long as the longest message.
-    static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
 
 pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Outcome<()> {
     let (socket, process) = find(fd)?;
@@ -117,23 +104,6 @@ fn connect_udp(
         }
     }
     Ok(())
-}
-
-pub(super) fn retarget(
-    process: &Process,
-    slot: Slot,
-    local: SocketAddr,
-    remote: Option<SocketAddr>,
-    generation: Generation,
-) {
-    process.hear_of_tx_queues();
-    let mut core = process.lock();
-    if let Some(session) = core.stack.udp(slot) {
-        session.local = local;
-        session.remote = remote;
-        session.generation = generation;
-    }
-    core.choose_tx_queue(slot);
 }
 
 fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
@@ -371,79 +341,4 @@ impl Drop for TakesOutcome<'_> {
     fn drop(&mut self) {
         self.process.lock().leave_opening(self.socket);
     }
-}
-
-/// Receives the outcome of an active open from the descriptor, if it has arrived.
-pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
-    if socket.phase() != SocketPhase::Connecting {
-        return;
-    }
-    let mut setup = socket.setup();
-    let SocketState::Connecting { slot } = socket.state() else {
-        return;
-    };
-    let session = setup.session;
-    let receive = || table::with_number(socket, fd, |fd| receive_outcome(fd, session));
-    // The outcome may carry the descriptor of the session's memory, which is lost if no number is free for it.
-    let outcome = if descriptor::has_free_number() {
-        receive()
-    } else if table::with_number(socket, fd, has_outcome) == Some(true) {
-        process.control.with_room(receive)
-    } else {
-        return;
-    };
-    let Some(Some(outcome)) = outcome else {
-        return;
-    };
-    match outcome {
-        Ok(session) => install(process, socket, slot, session),
-        Err(errno) => {
-            setup.remote = None;
-            setup.give_up_unchosen_port();
-            socket.set_error(errno);
-            let mut core = process.lock();
-            // The slot of a socket that was closed in between is gone already.
-            if socket.change(SocketState::Idle) == Ok(SocketState::Connecting { slot }) {
-                core.stack.remove(slot);
-            }
-            socket.notify(Events::ERROR);
-        }
-    }
-}
-
-/// Has the server left an outcome on the descriptor?
-fn has_outcome(fd: RawFd) -> bool {
-    let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    descriptor::borrow(fd).is_ok_and(|near| {
-        let mut first = [0; 1];
-        rustix::net::recv(near, &mut first, peek) != Err(Errno::AGAIN)
-    })
-}
-
-/// Returns the session, or the error that the server left on the descriptor; `None` if neither has arrived.
-fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<NewSession, i32>> {
-    let near = descriptor::borrow(fd).ok()?;
-    MESSAGE.with_borrow_mut(|message| {
-        message.resize(MAX_MESSAGE, 0);
-        let received = match unix::receive(near, message) {
-            Ok(received) if received.is_short => return Some(Err(libc::EMFILE)),
-            Ok(received) => received,
-            Err(ReceiveError::Blocked) => return None,
-            Err(_) => return Some(Err(libc::ECONNABORTED)),
-        };
-        let mut fds: Vec<OwnedFd> = received.fds.into_iter().collect();
-        Some(match portolan_proto::decode(&message[..received.length]) {
-            Ok(DescriptorEvent::Established {
-                capsule,
-                generation,
-            }) => open_capsule(capsule.into(), generation, fds)
-                .map(|session| NewSession::Session(Session::Tcp(Box::new(session)))),
-            Ok(DescriptorEvent::EstablishedLocal) => session
-                .ok_or(libc::EPROTO)
-                .and_then(|id| Ok((id, locals::open(fds.pop(), Side::Opener)?)))
-                .map(|(id, end)| NewSession::Local(id, Box::new(end))),
-            Ok(DescriptorEvent::Failed { errno }) => Err(errno),
-            Ok(_) | Err(_) => Err(libc::EPROTO),
-        })
-    })
 }

@@ -13,13 +13,14 @@ use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
 use super::blocking::Call;
-use super::connect::{TakesOutcome, complete_connect, connect_with, wait_connected};
+use super::connect::{TakesOutcome, connect_with, wait_connected};
 use super::datagram::{
     Control, SendControl, await_port, receive_stamp, receive_udp, send_udp, times,
 };
 use super::oob::receive_urgent;
 use super::{Transfer, deadline_after, find_here, find_to_use, retry_if_moved};
 use crate::channel::layers::{self, Layer};
+use crate::migration::active_open::complete_connect;
 use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::runtime::Core;

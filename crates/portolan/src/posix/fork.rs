@@ -10,10 +10,10 @@ use portolan_sys::{clock, descriptor, pi, unix};
 use portolan_types::Protocol;
 
 use super::attach::describe_to_others;
-use super::delegate;
-use super::fallback::become_kernels;
-use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
+use super::here;
 use crate::descriptors;
+use crate::migration::fallback::become_kernels;
+use crate::migration::{Destination, delegate, give_back, make_relayed, relay_for_others};
 use crate::process::Process;
 use crate::process::inside;
 use crate::process::successor;
@@ -197,25 +197,11 @@ pub fn give_away(fd: RawFd) {
     }
 }
 
-/// Called before the descriptor is used by calls that the library does not see. Returns whether that works.
-pub fn before_lending(fd: RawFd) -> bool {
-    table::socket(fd).is_none_or(|socket| {
-        if socket.protocol == Protocol::Tcp {
-            socket.leave_to_kernel();
-            make_relayed(fd, &socket);
-        }
-        matches!(
-            socket.phase(),
-            SocketPhase::Relayed | SocketPhase::Listening
-        )
-    })
-}
-
 /// Called when another process gets the descriptor. Sessions to accept arrive on a listener's descriptor anyway.
 fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
     share_with_others(socket);
     if socket.protocol == Protocol::Tcp {
-        relay_for_others(fd, socket);
+        relay_for_others(fd, socket, here);
     }
     become_kernels(fd, socket);
 }
@@ -239,7 +225,7 @@ fn end_delegation_of(socket: &Socket) {
 fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) {
     share_with_others(socket);
     if socket.protocol == Protocol::Tcp {
-        make_relayed(fd, socket);
+        make_relayed(fd, socket, here);
     }
     become_kernels(fd, socket);
 }

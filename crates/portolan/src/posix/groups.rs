@@ -11,8 +11,8 @@ use portolan_sys::descriptor::set_socket_option;
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
-use super::fallback::new_kernel_socket;
 use crate::descriptors::InternalFd;
+use crate::migration::fallback::new_kernel_socket;
 use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::Process;
 use crate::socket::{Socket, SocketPhase};

@@ -11,15 +11,16 @@ use portolan_sys::wait::pollfd;
 use portolan_sys::{clock, descriptor, wait};
 use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with};
 
-use super::again;
-use super::asking::{denial, install};
+use super::asking::denial;
 use super::attach::notice_listening;
 use super::bind::bind_implicitly;
-use super::delegate::{self, ListenerSlot};
-use super::fallback::wake_sleepers;
-use super::migrate::fetch;
 use super::{Watching, deadline_after, find, restarts};
+use crate::migration::arrival::{fetch, install};
+use crate::migration::delegate::ListenerSlot;
+use crate::migration::fallback::{accept_kernel, hand_to_kernel_epolls, wake_sleepers};
+use crate::migration::{delegate, reopen};
 use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::{Absent, Process, successor};
 use crate::socket::near_end::{enter, replace_fds};
@@ -112,9 +113,9 @@ fn become_listener(process: &'static Process, socket: &Arc<Socket>, backlog: u32
             socket.become_unless_closed(SocketState::Listening);
             let far = pair.map(|(_, far)| far).or_else(|| fds.pop());
             delegate::heed(process, socket, (session, backlog), (place, far), rules);
-            again::fetch_token(process, &mut setup);
+            reopen::fetch_token(process, &mut setup);
             drop(setup);
-            super::fallback::hand_to_kernel_epolls(socket);
+            hand_to_kernel_epolls(socket);
             Ok(())
         }
         other => Err(denial(socket, &setup, other)),
@@ -136,7 +137,7 @@ pub fn accept(fd: RawFd, flags: i32) -> Outcome<(RawFd, SocketAddr)> {
             return Err(CallError::NotOurs);
         }
         if listener.phase() == SocketPhase::Listening && listener.stands_in() {
-            match again::accept_from_kernel(fd, &listener, flags)? {
+            match accept_from_kernel(fd, &listener, flags)? {
                 Some(accepted) => return Ok(accepted),
                 None if listener.is_nonblocking() => return Err(Errno::AGAIN.into()),
                 None => {}
@@ -164,6 +165,38 @@ pub fn accept(fd: RawFd, flags: i32) -> Outcome<(RawFd, SocketAddr)> {
         }
         wait_for_connection(fd, &listener, deadline)?;
         has_waited = true;
+    }
+}
+
+/// Returns the next connection that the kernel has accepted for a listener without a server.
+fn accept_from_kernel(
+    fd: RawFd,
+    listener: &Arc<Socket>,
+    flags: i32,
+) -> Outcome<Option<(RawFd, SocketAddr)>> {
+    let mut polled = [pollfd(fd, libc::POLLIN)];
+    if wait::ppoll(&mut polled, Some(Instant::ZERO), None)? == 0 {
+        return Ok(None);
+    }
+    match acceptfrom_with(descriptor::borrow(fd)?, SocketFlags::CLOEXEC) {
+        Ok((connection, remote)) => {
+            let remote = remote.and_then(|remote| SocketAddr::try_from(remote).ok());
+            let remote = remote.ok_or(Errno::CONNABORTED)?;
+            Ok(Some((accept_kernel(connection, flags)?, remote)))
+        }
+        // Lost the race to another thread or process.
+        Err(Errno::AGAIN | Errno::CONNABORTED) => Ok(None),
+        // Another process has stopped listening on it, because there is a server.
+        Err(Errno::INVAL) => {
+            let mut setup = listener.setup();
+            if listener.stands_in() {
+                reopen::fall_silent(listener, &mut setup)?;
+            }
+            drop(setup);
+            successor::watch();
+            Ok(None)
+        }
+        Err(errno) => Err(errno.into()),
     }
 }
 
@@ -255,9 +288,9 @@ fn accept_from(
             Err(ReceiveError::Blocked) => return Ok(Next::Nobody),
             // This process has inherited the listener of a server before the current one.
             Err(ReceiveError::Closed)
-                if !process.control.is_lost() && again::is_of_before(process, listener) =>
+                if !process.control.is_lost() && reopen::is_of_before(process, listener) =>
             {
-                again::open_listener(process, listener)?;
+                reopen::open_listener(process, listener)?;
                 return Ok(Next::Nobody);
             }
             Err(ReceiveError::Closed) if process.control.hangs_up_by(clock::now() + EXIT) => {
@@ -313,7 +346,7 @@ fn accept_from(
                 }
             }
             Ok(DescriptorEvent::AcceptedKernel { remote }) => {
-                let fd = super::fallback::accept_kernel(descriptor, flags)?;
+                let fd = accept_kernel(descriptor, flags)?;
                 return Ok(Next::Connection((fd, listener.shown(remote))));
             }
             Ok(_) | Err(_) => {}
@@ -327,7 +360,7 @@ fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
     let mut setup = listener.setup();
     let process = Process::running();
     // The next server may have it already.
-    let listens = process.is_some_and(|process| again::is_open(process, &setup));
+    let listens = process.is_some_and(|process| reopen::is_open(process, &setup));
     if listener.phase() != SocketPhase::Listening || listener.stands_in() || listens {
         // Another thread was faster.
         return Ok(());
@@ -337,14 +370,14 @@ fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
         process.lock().abort_delegation(clock::now(), session);
     }
     let may_be_kernels = matches!(Process::start(), Err(Absent::UseKernel));
-    if may_be_kernels && again::stand_in(listener, &mut setup).is_ok() {
+    if may_be_kernels && reopen::stand_in(listener, &mut setup).is_ok() {
         drop(setup);
         wake_sleepers(listener);
         return Ok(());
     }
     // Other holders of the old descriptor detect it by themselves.
     if !is_silent(&setup) {
-        again::fall_silent(listener, &mut setup)?;
+        reopen::fall_silent(listener, &mut setup)?;
     }
     Ok(())
 }

@@ -3,7 +3,6 @@
 //! relays or that fell back.
 
 mod addresses;
-mod again;
 mod asking;
 mod attach;
 mod bind;
@@ -11,15 +10,12 @@ mod blocking;
 mod connect;
 mod data;
 mod datagram;
-mod delegate;
-mod fallback;
 mod flags;
 mod fork;
 mod groups;
 mod kernel_socket;
 mod lifecycle;
 mod listen;
-mod migrate;
 mod multiplex;
 mod oob;
 mod shared;
@@ -35,24 +31,20 @@ pub use crate::process::vfork::shares_memory;
 pub use crate::wait::outside;
 use crate::wait::waiter::Waiter;
 pub use addresses::{local_address, peer_address};
-pub(crate) use again::{Opened, open_again};
 pub use attach::{attach, attach_inherited};
 pub use bind::bind;
-pub(crate) use connect::complete_connect;
 pub use connect::connect;
 pub use data::{Received, receive, send, send_message, send_space};
 pub use datagram::{Control, Destination, ExtendedError, SendControl};
-pub(crate) use fallback::become_kernels as leave_to_kernel_stack;
 pub use flags::{fcntl, ioctl};
 pub(crate) use fork::part_with_server;
 pub use fork::{
     after_fork_in_child, after_fork_in_parent, after_fork_to_namespace, before_chroot,
-    before_confinement, before_exec, before_exit, before_fork, before_fork_to_namespace,
-    before_lending, freeze, give_away, while_moving, without_helper,
+    before_confinement, before_exec, before_exit, before_fork, before_fork_to_namespace, freeze,
+    give_away, while_moving, without_helper,
 };
 pub use lifecycle::{Duplicate, close, duplicate, forget, shutdown, socket};
 pub use listen::{accept, listen};
-pub(crate) use migrate::yield_session;
 pub use multiplex::{epoll_control, epoll_create, epoll_wait, poll};
 pub use portolan_sys::memory;
 pub use portolan_sys::signals::{LAST as LAST_SIGNAL, SignalInfo, is_of_memory, may_be_defer};
@@ -68,6 +60,7 @@ use portolan_types::Instant;
 use rustix::io::Errno;
 
 use crate::descriptors;
+use crate::migration;
 use crate::process::Process;
 use crate::settings::settings;
 use crate::socket::table;
@@ -94,6 +87,11 @@ pub fn is_active() -> bool {
     Process::start().is_ok()
 }
 
+/// Called before the descriptor is used by calls that the library does not see. Returns whether that works.
+pub fn before_lending(fd: RawFd) -> bool {
+    migration::before_lending(fd, here)
+}
+
 /// Does the program have a single thread? The library's own do not count.
 pub fn has_one_thread() -> bool {
     Process::running().map_or_else(|| thread::count() <= 1, Process::has_one_thread)
@@ -110,6 +108,11 @@ fn here() -> Option<&'static Process> {
     Process::running().or_else(|| Process::start().ok())
 }
 
+/// As [`here`], if the program has a single thread.
+fn here_alone() -> Option<&'static Process> {
+    here().filter(|process| process.has_one_thread())
+}
+
 /// As [`find`], for calls that need the session: one that is held elsewhere is fetched.
 fn find_here(fd: RawFd) -> Outcome<(Arc<Socket>, &'static Process)> {
     bring_here(fd, table::socket(fd).ok_or(CallError::NotOurs)?)
@@ -120,13 +123,13 @@ fn bring_here(fd: RawFd, socket: Arc<Socket>) -> Outcome<(Arc<Socket>, &'static 
         Some(process) => {
             if socket.end_first_relay() {
                 // If it cannot be had the call has to use a relay.
-                let _ = migrate::reclaim(fd, &socket);
+                let _ = migration::reclaim(fd, &socket, here_alone);
             }
-            migrate::obtain(process, fd, &socket)?;
+            migration::obtain(process, fd, &socket)?;
             Ok((socket, process))
         }
         None => {
-            migrate::have_relayed(fd, &socket)?;
+            migration::have_relayed(fd, &socket)?;
             Err(CallError::NotOurs)
         }
     }
@@ -143,17 +146,17 @@ fn find_to_use(
     let socket = table::socket(fd).ok_or(CallError::NotOurs)?;
     match socket.phase() {
         SocketPhase::HeldElsewhere if Process::is_new_child() && transfer() == Transfer::Brief => {
-            migrate::relay_first(fd, &socket)?
+            migration::relay_first(fd, &socket)?
         }
         SocketPhase::Relayed if !socket.is_for_server() => {
             if transfer() == Transfer::Any {
                 socket.end_first_relay();
             }
-            migrate::reclaim(fd, &socket)?
+            migration::reclaim(fd, &socket, here_alone)?
         }
         SocketPhase::Cached if socket.is_for_server() => {
             if let Some(process) = here() {
-                migrate::give_back(process, &socket, migrate::Destination::Relay);
+                migration::give_back(process, &socket, migration::Destination::Relay);
             }
         }
         _ => {}

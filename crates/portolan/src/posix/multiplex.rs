@@ -9,10 +9,10 @@ use portolan_sys::{clock, descriptor, wait};
 use rustix::io::Errno;
 
 use super::attach::notice_listening;
-use super::fallback::kernel_event;
-use super::migrate::obtain;
 use super::{Watching, deadline_after, find_here, here};
 use crate::descriptors;
+use crate::migration::fallback::kernel_event;
+use crate::migration::obtain;
 use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::socket::table::{self, File};

@@ -17,10 +17,10 @@ use portolan_types::{Generation, Instant, Protocol, Slot};
 use rustix::io::Errno;
 
 use super::blocking::Call;
-use super::connect::complete_connect;
 use super::data::{by_phase, gone};
 use super::{Transfer, find_to_use, retry_if_moved, send};
 use crate::channel::layers::{self, Layer};
+use crate::migration::active_open::complete_connect;
 use crate::outcome::Outcome;
 use crate::process::{Process, inside};
 use crate::runtime::Core;

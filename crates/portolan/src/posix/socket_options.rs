@@ -4,22 +4,21 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
-use portolan_proto::control::RequestBody;
 use portolan_sys::capability::Capability;
 use portolan_sys::clock;
 use portolan_sys::descriptor::set_socket_option;
 use portolan_tcp::{BbrInfo, CongestionKind, StateName};
-use portolan_types::{Protocol, SessionId};
+use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::attach::{describe_to_others, notice_listening, waiting_at_server};
-use super::connect::complete_connect;
 use super::datagram::uncork;
-use super::fallback::{become_kernels, new_kernel_socket};
 use super::groups::{check_interface, sending_interface, set_membership};
 use super::kernel_socket::repeat_on_kernel_socket;
 use super::listen::listen_anew;
 use super::{find, find_here, tcp_info};
+use crate::migration::active_open::complete_connect;
+use crate::migration::fallback::{become_kernels, new_kernel_socket};
 use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::socket::options::{
@@ -90,9 +89,10 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()>
         }
         _ => return Ok(()),
     }
-    if socket.options().priority() != told_priority {
+    let priority = socket.options().priority();
+    if priority != told_priority {
         let session = socket.setup().session;
-        session.inspect(|session| tell_priority(process, &socket, *session));
+        session.inspect(|session| process.prioritize(*session, priority));
     }
     if socket.protocol == Protocol::Udp {
         repeat_on_kernel_socket(&socket, level, name);
@@ -123,13 +123,6 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()>
         core.poll_tx(clock::now());
     }
     Ok(())
-}
-
-/// Has the server send the session's frames with its priority. Without a server this has no effect.
-pub(super) fn tell_priority(process: &Process, socket: &Socket, session: SessionId) {
-    let priority = socket.options().priority();
-    let request = RequestBody::Prioritize { session, priority };
-    let _ = process.control.call(request, &[]);
 }
 
 /// Makes the socket the kernel's because of an option, if that is still possible.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use portolan_sys::{clock, thread};
 
-use crate::posix::{self, Opened};
+use crate::migration::reopen::{Opened, open_again};
 use crate::process::vfork::shares_memory;
 use crate::process::{NotRegistered, Process, inside};
 use crate::settings::complain_of;
@@ -149,7 +149,7 @@ fn try_once() -> Look {
             return Look::Refused(reason);
         }
     }
-    match posix::open_again(process) {
+    match open_again(process) {
         Opened::All => Look::Done,
         Opened::Some => Look::Partly,
     }

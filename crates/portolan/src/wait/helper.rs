@@ -22,7 +22,7 @@ use portolan_types::Instant;
 use rustix::io::Errno;
 
 use crate::descriptors::{self, InternalFd};
-use crate::posix;
+use crate::migration::yield_session;
 use crate::process::control::Control;
 use crate::process::inside;
 use crate::process::report;
@@ -346,7 +346,7 @@ impl Process {
         }
         drop(recall_lock);
         for session in sessions {
-            posix::yield_session(self, session);
+            yield_session(self, session);
         }
     }
 

@@ -11,14 +11,14 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use portolan_sys::{clock, descriptor, sleeps};
 use portolan_types::{Instant, Protocol};
 
 use crate::descriptors;
-use crate::posix;
+use crate::migration::before_lending;
+use crate::migration::fallback::become_kernels;
 use crate::process::Process;
 use crate::runtime::Core;
 use crate::socket::table;
@@ -29,13 +29,6 @@ use crate::wait::events::IN;
 const SHORTEST: Duration = Duration::from_millis(20);
 /// Maximum delay, for a program that was checked repeatedly without result.
 const LONGEST: Duration = Duration::from_secs(30);
-
-static IS_SEEN: AtomicBool = AtomicBool::new(false);
-
-/// Does the program wait for sockets by system calls that the library does not see?
-pub(crate) fn is_seen() -> bool {
-    IS_SEEN.load(Ordering::Relaxed)
-}
 
 /// The schedule of checks.
 pub(crate) struct Looks {
@@ -92,7 +85,7 @@ impl Process {
         if !neglected.iter().any(|(fd, _)| awaited.contains_key(fd)) {
             return;
         }
-        if !IS_SEEN.swap(true, Ordering::Relaxed) {
+        if !Socket::note_unseen_waits() {
             say_so();
         }
         looks.pause = SHORTEST;
@@ -105,9 +98,9 @@ impl Process {
 }
 
 fn hand_over(fd: RawFd, socket: &Arc<Socket>, registrations: &[Registration]) {
-    posix::before_lending(fd);
+    before_lending(fd, Process::running);
     if socket.protocol == Protocol::Udp {
-        posix::leave_to_kernel_stack(fd, socket);
+        become_kernels(fd, socket);
         // The number now refers to another file, which the sets do not know.
         for Registration { set, event } in registrations {
             // The program may have closed or changed the set.
