@@ -25,6 +25,7 @@ pub use rustix::io::Errno;
 use crate::extension::{Extension, Object, install_on};
 use crate::process::control::Lost;
 use crate::process::inside;
+use crate::process::start::start_to_stay;
 use crate::process::{CoreGuard, Process};
 use crate::qos::Refused;
 use crate::runtime::Core;
@@ -78,7 +79,7 @@ impl RawFlow {
     /// that Portolan serves. `NOBUFS`: this program has too many. `NETDOWN`: there is no server.
     pub fn open(guard: Guard) -> Result<RawFlow, Errno> {
         let _inside = inside::enter();
-        let process = Process::start_to_stay().map_err(|_| Errno::NETDOWN)?;
+        let process = start_to_stay().map_err(|_| Errno::NETDOWN)?;
         let slot = process.lock().inboxes.open();
         let mut flow = RawFlow {
             process,

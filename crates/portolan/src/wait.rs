@@ -6,7 +6,7 @@ pub(crate) mod events;
 pub(crate) mod helper;
 mod signals;
 pub(crate) mod spin;
-mod turns;
+pub(crate) mod turns;
 pub(crate) mod unseen;
 pub(crate) mod waiter;
 pub(crate) mod watch;

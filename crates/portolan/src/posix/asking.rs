@@ -1,5 +1,5 @@
-//! Common parts of calls that go to the server: how to name a socket's session, what a reply means,
-//! and how a session gets its slot.
+//! Common parts of calls that go to the server: how to name a socket's session, and what becomes of the socket if the
+//! server refuses it.
 
 use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::sync::Arc;
@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use crate::migration::fallback::{fall_back, leave_session};
 use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::control::Lost;
+use crate::process::start::start;
 use crate::process::{Absent, Process};
 use crate::socket::near_end::replace_first_fds;
 use crate::socket::{Setup, Socket, SocketPhase};
@@ -65,7 +66,7 @@ pub(super) fn denial(
     setup: &Setup,
     answer: Result<(ReplyBody, Vec<OwnedFd>), Lost>,
 ) -> CallError {
-    match (answer, Process::start()) {
+    match (answer, start()) {
         (Err(Lost), Err(Absent::UseKernel)) => fall_back(socket, setup, None),
         (answer, _) => refusal(answer),
     }

@@ -9,12 +9,12 @@ use portolan_proto::control::{Probed, ProbedState, ReplyBody, RequestBody};
 use portolan_sys::{descriptor, unix};
 use portolan_types::{Protocol, SessionId};
 
-use super::here;
 use super::lifecycle::forget;
 use crate::descriptors;
 use crate::migration::fallback::hand_to_kernel_epolls;
 use crate::migration::{is_standard_stream, make_relayed};
 use crate::process::Process;
+use crate::process::start::here;
 use crate::process::vfork::own_memory;
 use crate::socket::options::Options;
 use crate::socket::table::{self, File};

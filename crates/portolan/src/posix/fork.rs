@@ -10,17 +10,15 @@ use portolan_sys::{clock, descriptor, pi, unix};
 use portolan_types::Protocol;
 
 use super::attach::describe_to_others;
-use super::here;
-use crate::descriptors;
 use crate::migration::fallback::become_kernels;
 use crate::migration::{Destination, delegate, give_back, make_relayed, relay_for_others};
 use crate::process::Process;
 use crate::process::inside;
+use crate::process::start::{self, here};
 use crate::process::successor;
 use crate::process::vfork::{own_memory, shares_memory};
 use crate::socket::table::{self, File};
 use crate::socket::{Socket, SocketPhase, SocketState, UseHere};
-use crate::wait::waiter::Waiter;
 
 /// Called before another process gets the descriptors.
 pub fn before_fork() {
@@ -63,7 +61,7 @@ pub fn after_fork_in_child() {
     let _inside = inside::forget_others();
     own_memory();
     Process::note_fork();
-    close_hidden();
+    start::close_hidden();
     for (_, socket) in sockets() {
         let away = SocketState::HeldElsewhere {
             use_here: UseHere::Before,
@@ -75,31 +73,7 @@ pub fn after_fork_in_child() {
             _ => {}
         }
     }
-    forget_server();
-}
-
-/// Closes the connection to the server, and everything that came with it. Only for a process with one thread and no
-/// sockets.
-pub(crate) fn part_with_server() {
-    close_hidden();
-    forget_server();
-}
-
-fn close_hidden() {
-    for fd in descriptors::take_hidden() {
-        descriptor::close(fd);
-    }
-}
-
-fn forget_server() {
-    for (_, file) in table::all() {
-        if let File::Epoll(set) = file {
-            set.inherit();
-        }
-    }
-    Process::forget();
-    successor::forget();
-    Waiter::forget_mine();
+    start::forget_server();
 }
 
 /// Called when the program ends by itself: its connections are closed in order when the last
@@ -238,8 +212,8 @@ pub fn before_chroot() {
         return;
     }
     let sockets = sockets();
-    let may_need_server = !sockets.is_empty() || Process::knows_server();
-    if (may_need_server && Process::start().is_ok()) || Process::running().is_some() {
+    let may_need_server = !sockets.is_empty() || start::knows_server();
+    if (may_need_server && start::start().is_ok()) || Process::running().is_some() {
         return;
     }
     for (fd, socket) in sockets {
@@ -285,22 +259,22 @@ pub fn while_moving<T>(call: impl FnOnce() -> T) -> T {
     if shares_memory() {
         return call();
     }
-    Process::before_move();
+    start::before_move();
     let result = without_helper(call);
-    Process::after_move();
+    start::after_move();
     result
 }
 
 /// Called before a fork whose child will be in another network namespace.
 pub fn before_fork_to_namespace() {
     if !shares_memory() {
-        Process::before_move();
+        start::before_move();
     }
 }
 
 /// Called in that child.
 pub fn after_fork_to_namespace() {
-    Process::after_move();
+    start::after_move();
 }
 
 fn sockets() -> Vec<(RawFd, Arc<Socket>)> {

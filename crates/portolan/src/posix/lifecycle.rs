@@ -15,13 +15,14 @@ use rustix::io::Errno;
 
 use super::asking::denial;
 use super::bind::bind_as_asked;
-use super::{deadline_after, find_here, here};
+use super::{deadline_after, find_here};
 use crate::descriptors::{self, InternalFd};
 use crate::migration::active_open::complete_connect;
 use crate::migration::fallback::{leave_to_sharers, return_from_kernel_epolls};
 use crate::migration::finish::{finish, flush_local};
 use crate::migration::{Destination, give_back, is_standard_stream, make_relayed};
 use crate::outcome::{CallError, Outcome};
+use crate::process::start::{for_new_socket, here};
 use crate::process::vfork::shares_memory;
 use crate::process::{Absent, Process};
 use crate::socket::near_end::{enter, replace_fds};
@@ -46,7 +47,7 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Outcome<RawFd> {
     if Socket::has_unseen_waits() {
         return Err(CallError::NotOurs);
     }
-    Process::for_new_socket().map_err(|absent| match absent {
+    for_new_socket().map_err(|absent| match absent {
         Absent::UseKernel => CallError::NotOurs,
         Absent::Refuse => CallError::Errno(Errno::NETDOWN),
     })?;

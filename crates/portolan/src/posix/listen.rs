@@ -22,6 +22,7 @@ use crate::migration::delegate::ListenerSlot;
 use crate::migration::fallback::{accept_kernel, hand_to_kernel_epolls, wake_sleepers};
 use crate::migration::{delegate, reopen};
 use crate::outcome::{CallError, Outcome, refusal};
+use crate::process::start::start;
 use crate::process::{Absent, Process, successor};
 use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
@@ -242,7 +243,7 @@ enum Next {
 /// Accepts the next session. Sessions that have ended in the meantime are skipped.
 fn try_accept(fd: RawFd, listener: &Arc<Socket>, flags: i32) -> Outcome<Next> {
     // A forked worker registers with its first accept.
-    let Ok(process) = Process::start() else {
+    let Ok(process) = start() else {
         return next_without_server(fd, listener);
     };
     match accept_from(process, fd, listener, flags) {
@@ -369,7 +370,7 @@ fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
     if let (Some(process), Some(session)) = (process, setup.session) {
         process.lock().abort_delegation(clock::now(), session);
     }
-    let may_be_kernels = matches!(Process::start(), Err(Absent::UseKernel));
+    let may_be_kernels = matches!(start(), Err(Absent::UseKernel));
     if may_be_kernels && reopen::stand_in(listener, &mut setup).is_ok() {
         drop(setup);
         wake_sleepers(listener);

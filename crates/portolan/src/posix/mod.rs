@@ -27,9 +27,9 @@ pub use crate::process::cancel::{
     CancelDisabled, cancelled, expect as expect_cancel, hold, shelter, take_end,
 };
 pub use crate::process::inside::{ExitGuard, LibraryGuard, defer, enter, is_inside, leave};
+pub use crate::process::start::has_one_thread;
 pub use crate::process::vfork::shares_memory;
 pub use crate::wait::outside;
-use crate::wait::waiter::Waiter;
 pub use addresses::{local_address, peer_address};
 pub use attach::{attach, attach_inherited};
 pub use bind::bind;
@@ -37,7 +37,6 @@ pub use connect::connect;
 pub use data::{Received, receive, send, send_message, send_space};
 pub use datagram::{Control, Destination, ExtendedError, SendControl};
 pub use flags::{fcntl, ioctl};
-pub(crate) use fork::part_with_server;
 pub use fork::{
     after_fork_in_child, after_fork_in_parent, after_fork_to_namespace, before_chroot,
     before_confinement, before_exec, before_exit, before_fork, before_fork_to_namespace, freeze,
@@ -55,16 +54,17 @@ use std::io::IoSlice;
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use portolan_sys::thread;
 use portolan_types::Instant;
 use rustix::io::Errno;
 
 use crate::descriptors;
 use crate::migration;
 use crate::process::Process;
+use crate::process::start::{here, start};
 use crate::settings::settings;
 use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
+use crate::wait::waiter::Waiter;
 
 /// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.
 pub fn is_ours(fd: RawFd) -> bool {
@@ -84,17 +84,12 @@ pub fn read_settings() {
 /// Does Portolan serve this process? Looks for a server if that was not done yet. Interfaces that
 /// could bypass Portolan's sockets (io_uring) are closed then.
 pub fn is_active() -> bool {
-    Process::start().is_ok()
+    start().is_ok()
 }
 
 /// Called before the descriptor is used by calls that the library does not see. Returns whether that works.
 pub fn before_lending(fd: RawFd) -> bool {
     migration::before_lending(fd, here)
-}
-
-/// Does the program have a single thread? The library's own do not count.
-pub fn has_one_thread() -> bool {
-    Process::running().map_or_else(|| thread::count() <= 1, Process::has_one_thread)
 }
 
 /// Returns the socket behind a descriptor, and this process.
@@ -103,14 +98,9 @@ fn find(fd: RawFd) -> Outcome<(Arc<Socket>, &'static Process)> {
     Ok((socket, here().ok_or(CallError::NotOurs)?))
 }
 
-/// Returns this process; a child of fork registers first.
-fn here() -> Option<&'static Process> {
-    Process::running().or_else(|| Process::start().ok())
-}
-
 /// As [`here`], if the program has a single thread.
 fn here_alone() -> Option<&'static Process> {
-    here().filter(|process| process.has_one_thread())
+    here().filter(|_| has_one_thread())
 }
 
 /// As [`find`], for calls that need the session: one that is held elsewhere is fetched.

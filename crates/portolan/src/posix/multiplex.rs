@@ -9,12 +9,13 @@ use portolan_sys::{clock, descriptor, wait};
 use rustix::io::Errno;
 
 use super::attach::notice_listening;
-use super::{Watching, deadline_after, find_here, here};
+use super::{Watching, deadline_after, find_here};
 use crate::descriptors;
 use crate::migration::fallback::kernel_event;
 use crate::migration::obtain;
 use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
+use crate::process::start::here;
 use crate::socket::table::{self, File};
 use crate::socket::{Socket, SocketPhase};
 use crate::wait::epoll::{Epoll, Polled};

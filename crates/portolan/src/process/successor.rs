@@ -10,6 +10,7 @@ use std::time::Duration;
 use portolan_sys::{clock, thread};
 
 use crate::migration::reopen::{Opened, open_again};
+use crate::process::start::start_after;
 use crate::process::vfork::shares_memory;
 use crate::process::{NotRegistered, Process, inside};
 use crate::settings::complain_of;
@@ -135,7 +136,7 @@ fn try_once() -> Look {
     let process = match Process::running() {
         Some(process) => process,
         // A child of fork.
-        None => match Process::start_after(Duration::ZERO) {
+        None => match start_after(Duration::ZERO) {
             Ok(process) => process,
             Err(_) => return Look::Absent,
         },
