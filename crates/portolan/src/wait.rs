@@ -14,6 +14,7 @@ pub(crate) mod watch;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use portolan_local::{WakeBy, WakeRequest};
 use portolan_sys::wait::pollfd;
@@ -402,4 +403,15 @@ fn earliest(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
         (Some(a), Some(b)) => Some(a.min(b)),
         (a, b) => a.or(b),
     }
+}
+
+/// Does Linux restart a call that a signal has interrupted? Not one with a time-out, nor if a
+/// handler lacks `SA_RESTART` (signal(7), "Interruption of system calls").
+pub(crate) fn restarts(deadline: Option<Instant>) -> bool {
+    deadline.is_none() && inside::handlers_restart()
+}
+
+/// Returns the deadline of `SO_RCVTIMEO` and similar time-outs, from now on.
+pub(crate) fn deadline_after(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.map(|timeout| clock::now() + timeout)
 }

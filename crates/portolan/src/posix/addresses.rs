@@ -5,7 +5,7 @@ use std::os::fd::RawFd;
 
 use rustix::io::Errno;
 
-use super::find;
+use super::find::find;
 use super::lifecycle::has_ended;
 use crate::migration::active_open::complete_connect;
 use crate::outcome::{CallError, Outcome};

@@ -12,7 +12,7 @@ use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::asking::{UDP_RECEIVE_BUFFER, ask};
-use super::find;
+use super::find::find;
 use super::groups::join_early_groups;
 use crate::migration::arrival::{SlotReservation, install};
 use crate::migration::fallback::fall_back;

@@ -12,8 +12,9 @@ use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
 use super::asking::{UDP_RECEIVE_BUFFER, ask};
+use super::find::find;
 use super::lifecycle::{carry_bytes, reset_to_idle};
-use super::{Watching, deadline_after, find, restarts};
+use super::watching::Watching;
 use crate::migration::active_open::complete_connect;
 use crate::migration::arrival::{SlotReservation, install, retarget};
 use crate::outcome::{CallError, Outcome, refusal};
@@ -21,7 +22,7 @@ use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::runtime::openings::Taker;
 use crate::socket::{Family, Socket, SocketPhase, SocketState};
-use crate::wait::{Sleep, Woken};
+use crate::wait::{Sleep, Woken, deadline_after, restarts};
 
 pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Outcome<()> {
     let (socket, process) = find(fd)?;
@@ -297,7 +298,7 @@ pub(super) fn wait_connected(
     deadline: Option<Instant>,
 ) -> Outcome<()> {
     let (process, socket) = (taking.process, taking.socket);
-    let watching = Watching::new(vec![socket])?;
+    let watching = Watching::new(vec![socket]);
     loop {
         let mut kernel = [pollfd(fd, libc::POLLIN)];
         let sleep = Sleep {

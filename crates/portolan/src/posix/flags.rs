@@ -6,7 +6,7 @@ use portolan_sys::{descriptor, memory};
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::find;
+use super::find::find;
 use crate::descriptors;
 use crate::migration::fallback::new_kernel_socket;
 use crate::migration::obtain;

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 
 use super::asking::denial;
 use super::bind::bind_as_asked;
-use super::{deadline_after, find_here};
+use super::find::find_here;
 use crate::descriptors::{self, InternalFd};
 use crate::migration::active_open::complete_connect;
 use crate::migration::fallback::{leave_to_sharers, return_from_kernel_epolls};
@@ -28,9 +28,9 @@ use crate::process::{Absent, Process};
 use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::table::{self, File};
 use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState};
-use crate::wait::Sleep;
 use crate::wait::epoll::Epoll;
 use crate::wait::waiter::Waiter;
+use crate::wait::{Sleep, deadline_after};
 
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Outcome<RawFd> {
     let family = match domain {

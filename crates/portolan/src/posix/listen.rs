@@ -16,7 +16,8 @@ use rustix::net::{SocketFlags, acceptfrom_with};
 use super::asking::denial;
 use super::attach::notice_listening;
 use super::bind::bind_implicitly;
-use super::{Watching, deadline_after, find, restarts};
+use super::find::find;
+use super::watching::Watching;
 use crate::migration::arrival::{fetch, install};
 use crate::migration::delegate::ListenerSlot;
 use crate::migration::fallback::{accept_kernel, hand_to_kernel_epolls, wake_sleepers};
@@ -26,7 +27,7 @@ use crate::process::start::start;
 use crate::process::{Absent, Process, successor};
 use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
-use crate::wait::{Sleep, Woken, outside};
+use crate::wait::{Sleep, Woken, deadline_after, outside, restarts};
 
 /// How long after a listener's descriptor the control connection may hang up if the server was
 /// killed: a process that ends closes its descriptors one after the other.
@@ -222,7 +223,7 @@ fn wait_for_connection(
         mask: None,
         begins_again: None,
     };
-    let _watching = Watching::new(vec![listener])?;
+    let _watching = Watching::new(vec![listener]);
     let is_over = || (listener.phase() != SocketPhase::Listening).then_some(());
     match process.wait(sleep, |_, _| is_over()) {
         Ok(Woken::TimedOut) => Err(Errno::AGAIN.into()),

@@ -9,7 +9,8 @@ use portolan_sys::{clock, descriptor, wait};
 use rustix::io::Errno;
 
 use super::attach::notice_listening;
-use super::{Watching, deadline_after, find_here};
+use super::find::find_here;
+use super::watching::Watching;
 use crate::descriptors;
 use crate::migration::fallback::kernel_event;
 use crate::migration::obtain;
@@ -21,7 +22,7 @@ use crate::socket::{Socket, SocketPhase};
 use crate::wait::epoll::{Epoll, Polled};
 use crate::wait::events::{ERR, HUP};
 use crate::wait::waiter::Waiter;
-use crate::wait::{Sleep, Woken};
+use crate::wait::{Sleep, Woken, deadline_after};
 
 /// Who reports the events of a descriptor.
 enum Source {
@@ -116,7 +117,7 @@ fn poll_once(
         Source::Library(socket) => Some(socket),
         _ => None,
     });
-    let watching = Watching::new(ours.collect())?;
+    let watching = Watching::new(ours.collect());
     let sleep = Sleep {
         kernel: &mut kernel,
         deadline,
@@ -407,7 +408,7 @@ fn wait_once(
             return Ok(Some(count + more));
         }
     }
-    let sleeping = Sleeping::new(epoll)?;
+    let sleeping = Sleeping::new(epoll);
     let sleep = Sleep {
         kernel: &mut kernel,
         deadline,
@@ -469,10 +470,10 @@ struct Sleeping<'a> {
 }
 
 impl<'a> Sleeping<'a> {
-    fn new(epoll: &'a Epoll<Socket>) -> Result<Sleeping<'a>, Errno> {
+    fn new(epoll: &'a Epoll<Socket>) -> Sleeping<'a> {
         let waiter = Waiter::mine();
         epoll.add_sleeper(&waiter);
-        Ok(Sleeping { epoll, waiter })
+        Sleeping { epoll, waiter }
     }
 }
 

@@ -7,7 +7,8 @@ use portolan_sys::{clock, memory};
 use portolan_tcp::OutOfBand;
 use rustix::io::Errno;
 
-use super::data::{Received, gone};
+use super::blocking::gone;
+use super::message::Received;
 use crate::outcome::Outcome;
 use crate::process::Process;
 use crate::socket::Socket;

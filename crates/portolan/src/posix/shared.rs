@@ -16,9 +16,9 @@ pub use portolan_tcp::{Chunk, Placed};
 use portolan_types::{Generation, Instant, Protocol, Slot};
 use rustix::io::Errno;
 
-use super::blocking::Call;
-use super::data::{by_phase, gone};
-use super::{Transfer, find_to_use, retry_if_moved, send};
+use super::blocking::{Call, gone};
+use super::data::{by_phase, send};
+use super::find::{Transfer, find_to_use, retry_if_moved};
 use crate::channel::layers::{self, Layer};
 use crate::migration::active_open::complete_connect;
 use crate::outcome::Outcome;

@@ -13,10 +13,11 @@ use rustix::io::Errno;
 
 use super::attach::{describe_to_others, notice_listening, waiting_at_server};
 use super::datagram::uncork;
+use super::find::{find, find_here};
 use super::groups::{check_interface, sending_interface, set_membership};
 use super::kernel_socket::repeat_on_kernel_socket;
 use super::listen::listen_anew;
-use super::{find, find_here, tcp_info};
+use super::tcp_info;
 use crate::migration::active_open::complete_connect;
 use crate::migration::fallback::{become_kernels, new_kernel_socket};
 use crate::outcome::{CallError, Outcome};
