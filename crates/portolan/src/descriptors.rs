@@ -1,13 +1,13 @@
 //! Which descriptors of this process are whose: the program's sockets on Portolan, the library's own, others. The negative
 //! answer, by far the most common under a preload library, costs one atomic load.
 
+pub(crate) mod limit;
+
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use portolan_sys::descriptor;
-
-use crate::process::limit;
 
 /// Descriptors above this number stay the kernel's.
 const MOST: usize = 1 << 16;

@@ -6,11 +6,8 @@ pub(crate) mod background;
 pub(crate) mod cancel;
 pub(crate) mod control;
 pub(crate) mod inside;
-pub(crate) mod limit;
 mod recalls;
 mod report;
-pub(crate) mod start;
-pub(crate) mod successor;
 pub(crate) mod vfork;
 
 use std::net::SocketAddr;
@@ -63,9 +60,9 @@ pub(crate) struct Process {
     pub(crate) spinner: Spinner,
     defaults: Mutex<Defaults>,
     /// The loss of the server has been reported.
-    has_warned: AtomicBool,
+    pub(crate) has_warned: AtomicBool,
     /// Something other than sockets needs this connection to the server.
-    stays: AtomicBool,
+    pub(crate) stays: AtomicBool,
 }
 
 /// The reason why this process is not registered.
@@ -148,6 +145,33 @@ impl Process {
         portolan_sys::leak::load(&CURRENT)
     }
 
+    /// Has this process registered, or a parent of it before the fork?
+    pub(crate) fn knows_server() -> bool {
+        let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+        known.is_some()
+    }
+
+    /// Is the calling thread in the network namespace of the server, if that is known?
+    pub(crate) fn serves_namespace() -> bool {
+        let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+        // Without `/proc` the namespace is unknown, and a thread that has moved must not reach out of its new one.
+        known.as_ref().is_none_or(|server| {
+            namespace::inode().is_ok_and(|here| server.namespace == Some(here))
+        })
+    }
+
+    /// The next server is that of the registering thread's network namespace.
+    pub(crate) fn clear_server() {
+        *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// Called before the calling thread, or a child that it forks, changes its network namespace.
+    pub(crate) fn before_move() {
+        if let Ok(inode) = namespace::inode() {
+            FIRST_NAMESPACE.get_or_init(|| inode);
+        }
+    }
+
     /// Makes a request that does not need registration.
     pub(crate) fn ask(
         request: RequestBody,
@@ -184,7 +208,7 @@ impl Process {
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
     }
 
-    fn is_renounced() -> bool {
+    pub(crate) fn is_renounced() -> bool {
         IS_RENOUNCED.load(Ordering::Relaxed)
     }
 
@@ -203,7 +227,9 @@ impl Process {
     }
 
     /// Registers with a server. `work` is what the background thread does.
-    fn register(work: fn(&'static Process, Unattended)) -> Result<&'static Process, String> {
+    pub(crate) fn register(
+        work: fn(&'static Process, Unattended),
+    ) -> Result<&'static Process, String> {
         let server = server()?;
         let path = server.path.clone();
         let control =

@@ -16,8 +16,8 @@ use rustix::io::Errno;
 use crate::descriptors;
 use crate::posix::{attach, local_address, peer_address};
 use crate::process::control::Lost;
-use crate::process::start::start_to_stay;
 use crate::socket::table;
+use crate::threads::start::start_to_stay;
 
 /// Maximum length of a device's or service class's name.
 const NAME_MAX: usize = 255;

@@ -25,13 +25,13 @@ pub use rustix::io::Errno;
 use crate::extension::{Extension, Object, install_on};
 use crate::process::control::Lost;
 use crate::process::inside;
-use crate::process::start::start_to_stay;
 use crate::process::{CoreGuard, Process};
 use crate::qos::Refused;
 use crate::runtime::Core;
 pub use crate::socket::inboxes::Received;
+use crate::threads::sleep::{Sleep, Woken};
+use crate::threads::start::start_to_stay;
 use crate::wait::waiter::Waiter;
-use crate::wait::{Sleep, Woken};
 
 /// The library's own layers, for use in other protocols.
 pub mod layers {

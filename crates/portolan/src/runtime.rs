@@ -188,7 +188,7 @@ impl Core {
 
     /// Called when a session arrives with unread data, which no frame will announce: the background thread, if it
     /// sleeps as the leader, must check whether the program waits for it by calls that the library does not see
-    /// (`wait/unseen.rs`).
+    /// (`threads/unseen.rs`).
     pub(crate) fn call_helper(&self) {
         wake(self.watch.call_helper());
     }

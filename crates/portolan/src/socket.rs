@@ -290,7 +290,7 @@ impl Socket {
         HAS_OWNER.store(true, Ordering::Relaxed);
     }
 
-    /// Does the program wait for sockets by system calls that the library does not see (`wait/unseen.rs`)?
+    /// Does the program wait for sockets by system calls that the library does not see (`threads/unseen.rs`)?
     pub(crate) fn has_unseen_waits() -> bool {
         HAS_UNSEEN_WAITS.load(Ordering::Relaxed)
     }

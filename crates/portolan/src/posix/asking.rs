@@ -11,10 +11,10 @@ use rustix::io::Errno;
 use crate::migration::fallback::{fall_back, leave_session};
 use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::control::Lost;
-use crate::process::start::start;
 use crate::process::{Absent, Process};
 use crate::socket::near_end::replace_first_fds;
 use crate::socket::{Setup, Socket, SocketPhase};
+use crate::threads::start::start;
 
 /// Default receive buffer of a UDP socket (Linux: `net.core.rmem_default`).
 pub(super) const UDP_RECEIVE_BUFFER: usize = 212_992;

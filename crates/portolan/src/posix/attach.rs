@@ -14,11 +14,11 @@ use crate::descriptors;
 use crate::migration::fallback::hand_to_kernel_epolls;
 use crate::migration::{is_standard_stream, make_relayed};
 use crate::process::Process;
-use crate::process::start::here;
 use crate::process::vfork::own_memory;
 use crate::socket::options::Options;
 use crate::socket::table::{self, File};
 use crate::socket::{Family, Setup, Socket, SocketPhase, SocketState, UseHere};
+use crate::threads::start::here;
 
 /// Looks for sockets among the descriptors inherited over `exec`.
 pub fn attach_inherited() {

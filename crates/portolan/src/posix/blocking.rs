@@ -14,7 +14,7 @@ use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::options::Options;
 use crate::socket::{Socket, SocketPhase};
-use crate::wait::{Sleep, Woken, deadline_after, restarts};
+use crate::threads::sleep::{Sleep, Woken, deadline_after, restarts};
 
 /// A data call on a socket whose session is here.
 pub(super) struct Call<'a> {

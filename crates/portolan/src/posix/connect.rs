@@ -22,7 +22,7 @@ use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::runtime::openings::Taker;
 use crate::socket::{Family, Socket, SocketPhase, SocketState};
-use crate::wait::{Sleep, Woken, deadline_after, restarts};
+use crate::threads::sleep::{Sleep, Woken, deadline_after, restarts};
 
 pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Outcome<()> {
     let (socket, process) = find(fd)?;

@@ -26,7 +26,7 @@ use crate::process::Process;
 use crate::runtime::Core;
 use crate::socket::options::{Options, timestamping};
 use crate::socket::{Socket, SocketPhase};
-use crate::wait::deadline_after;
+use crate::threads::sleep::deadline_after;
 
 pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Outcome<Received> {
     fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Outcome<Received> {

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use crate::migration::{self, Destination};
 use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
-use crate::process::start::{has_one_thread, here};
 use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
+use crate::threads::start::{has_one_thread, here};
 
 /// Returns the socket behind a descriptor, and this process.
 pub(super) fn find(fd: RawFd) -> Outcome<(Arc<Socket>, &'static Process)> {

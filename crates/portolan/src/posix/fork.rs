@@ -14,11 +14,11 @@ use crate::migration::fallback::become_kernels;
 use crate::migration::{Destination, delegate, give_back, make_relayed, relay_for_others};
 use crate::process::Process;
 use crate::process::inside;
-use crate::process::start::{self, here};
-use crate::process::successor;
 use crate::process::vfork::{own_memory, shares_memory};
 use crate::socket::table::{self, File};
 use crate::socket::{Socket, SocketPhase, SocketState, UseHere};
+use crate::threads::start::{self, here};
+use crate::threads::successor;
 
 /// Called before another process gets the descriptors.
 pub fn before_fork() {
@@ -212,7 +212,7 @@ pub fn before_chroot() {
         return;
     }
     let sockets = sockets();
-    let may_need_server = !sockets.is_empty() || start::knows_server();
+    let may_need_server = !sockets.is_empty() || Process::knows_server();
     if (may_need_server && start::start().is_ok()) || Process::running().is_some() {
         return;
     }
@@ -259,7 +259,7 @@ pub fn while_moving<T>(call: impl FnOnce() -> T) -> T {
     if shares_memory() {
         return call();
     }
-    start::before_move();
+    Process::before_move();
     let result = without_helper(call);
     start::after_move();
     result
@@ -268,7 +268,7 @@ pub fn while_moving<T>(call: impl FnOnce() -> T) -> T {
 /// Called before a fork whose child will be in another network namespace.
 pub fn before_fork_to_namespace() {
     if !shares_memory() {
-        start::before_move();
+        Process::before_move();
     }
 }
 

@@ -21,7 +21,7 @@ use crate::descriptors::InternalFd;
 use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::Process;
 use crate::socket::{Family, Socket, SocketPhase};
-use crate::wait::{Sleep, Woken, deadline_after, restarts};
+use crate::threads::sleep::{Sleep, Woken, deadline_after, restarts};
 
 /// Sends through the kernel socket; without an address, to the session's peer.
 pub(super) fn send_by_kernel(

@@ -22,15 +22,15 @@ use crate::migration::fallback::{leave_to_sharers, return_from_kernel_epolls};
 use crate::migration::finish::{finish, flush_local};
 use crate::migration::{Destination, give_back, is_standard_stream, make_relayed};
 use crate::outcome::{CallError, Outcome};
-use crate::process::start::{for_new_socket, here};
 use crate::process::vfork::shares_memory;
 use crate::process::{Absent, Process};
 use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::table::{self, File};
 use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState};
+use crate::threads::sleep::{Sleep, deadline_after};
+use crate::threads::start::{for_new_socket, here};
 use crate::wait::epoll::Epoll;
 use crate::wait::waiter::Waiter;
-use crate::wait::{Sleep, deadline_after};
 
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Outcome<RawFd> {
     let family = match domain {

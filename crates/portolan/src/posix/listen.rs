@@ -23,11 +23,12 @@ use crate::migration::delegate::ListenerSlot;
 use crate::migration::fallback::{accept_kernel, hand_to_kernel_epolls, wake_sleepers};
 use crate::migration::{delegate, reopen};
 use crate::outcome::{CallError, Outcome, refusal};
-use crate::process::start::start;
-use crate::process::{Absent, Process, successor};
+use crate::process::{Absent, Process};
 use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
-use crate::wait::{Sleep, Woken, deadline_after, outside, restarts};
+use crate::threads::sleep::{Sleep, Woken, deadline_after, outside, restarts};
+use crate::threads::start::start;
+use crate::threads::successor;
 
 /// How long after a listener's descriptor the control connection may hang up if the server was
 /// killed: a process that ends closes its descriptors one after the other.

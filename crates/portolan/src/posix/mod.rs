@@ -31,9 +31,10 @@ pub use crate::process::cancel::{
     CancelDisabled, cancelled, expect as expect_cancel, hold, shelter, take_end,
 };
 pub use crate::process::inside::{ExitGuard, LibraryGuard, defer, enter, is_inside, leave};
-pub use crate::process::start::has_one_thread;
 pub use crate::process::vfork::shares_memory;
-pub use crate::wait::outside;
+pub use crate::threads::sleep::outside;
+pub use crate::threads::start::has_one_thread;
+use crate::threads::start::{here, start};
 pub use addresses::{local_address, peer_address};
 pub use attach::{attach, attach_inherited};
 pub use bind::bind;
@@ -58,7 +59,6 @@ use std::os::fd::RawFd;
 
 use crate::descriptors;
 use crate::migration;
-use crate::process::start::{here, start};
 use crate::settings::settings;
 
 /// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.

@@ -16,13 +16,13 @@ use crate::migration::fallback::kernel_event;
 use crate::migration::obtain;
 use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
-use crate::process::start::here;
 use crate::socket::table::{self, File};
 use crate::socket::{Socket, SocketPhase};
+use crate::threads::sleep::{Sleep, Woken, deadline_after};
+use crate::threads::start::here;
 use crate::wait::epoll::{Epoll, Polled};
 use crate::wait::events::{ERR, HUP};
 use crate::wait::waiter::Waiter;
-use crate::wait::{Sleep, Woken, deadline_after};
 
 /// Who reports the events of a descriptor.
 enum Source {

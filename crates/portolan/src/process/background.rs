@@ -1,5 +1,5 @@
 //! The background thread (helper) as the other threads see it: they start, wake and stop it, and let it rest. What it
-//! does is in `wait/helper.rs`.
+//! does is in `threads/helper.rs`.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicBool, Ordering};

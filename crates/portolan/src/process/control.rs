@@ -20,8 +20,8 @@ use portolan_types::Instant;
 use rustix::io::{DupFlags, Errno};
 use rustix::process::{Resource, getrlimit};
 
+use crate::descriptors::limit::{self, Raised};
 use crate::descriptors::{self, InternalFd};
-use crate::process::limit::{self, Raised};
 
 pub(crate) struct Control {
     /// Its descriptor number is constant; after a restart of the server it refers to another connection.

@@ -137,7 +137,7 @@ impl Waiter {
     }
 
     /// Returns the word that wakes a thread that sleeps on words.
-    pub(super) fn word(&self) -> Word<'_> {
+    pub(crate) fn word(&self) -> Word<'_> {
         Word::new(self.signals.word(), 0, Scope::Private)
     }
 
@@ -146,7 +146,7 @@ impl Waiter {
         self.signals.fall_asleep(Asleep::Polling);
     }
 
-    pub(super) fn fall_asleep_on_word(&self) {
+    pub(crate) fn fall_asleep_on_word(&self) {
         self.signals.fall_asleep(Asleep::OnWord);
     }
 

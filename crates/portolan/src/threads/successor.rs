@@ -10,10 +10,10 @@ use std::time::Duration;
 use portolan_sys::{clock, thread};
 
 use crate::migration::reopen::{Opened, open_again};
-use crate::process::start::start_after;
 use crate::process::vfork::shares_memory;
 use crate::process::{NotRegistered, Process, inside};
 use crate::settings::complain_of;
+use crate::threads::start::start_after;
 
 /// Intervals between attempts, by the time spent so far.
 const LOOKS: [(Duration, Duration); 2] = [

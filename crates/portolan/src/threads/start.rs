@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use portolan_sys::{clock, descriptor, namespace, thread};
+use portolan_sys::{clock, descriptor, thread};
 use portolan_types::Instant;
 
 use crate::descriptors;
 use crate::process::vfork::shares_memory;
-use crate::process::{Absent, FIRST_NAMESPACE, Process, SERVER, successor};
+use crate::process::{Absent, Process};
 use crate::settings::{Mode, complain, complain_of, settings};
 use crate::socket::table::{self, File};
-use crate::wait::helper;
+use crate::threads::{helper, successor};
 use crate::wait::waiter::Waiter;
 
 /// After a failed attempt, sockets are the kernel's for this time before the server is tried again.
@@ -131,13 +131,7 @@ fn warn(reason: &str, mode: Mode) {
 /// All sockets of a process belong to one server. In another namespace than that server's, a
 /// process without sockets starts anew; one that has sockets gets kernel sockets.
 fn follow_namespace() -> Result<(), Absent> {
-    let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
-    // Without `/proc` the namespace is unknown, and a thread that has moved must not reach out of its new one.
-    let is_here = known
-        .as_ref()
-        .is_none_or(|server| namespace::inode().is_ok_and(|here| server.namespace == Some(here)));
-    drop(known);
-    if is_here || Process::is_renounced() {
+    if Process::serves_namespace() || Process::is_renounced() {
         return Ok(());
     }
     let mode = settings().mode;
@@ -152,7 +146,7 @@ fn follow_namespace() -> Result<(), Absent> {
         process.stop_helper();
         part_with_server();
     }
-    *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    Process::clear_server();
     Ok(())
 }
 
@@ -162,19 +156,6 @@ pub fn has_one_thread() -> bool {
         usize::from(process.helper.is_started()) + usize::from(successor::is_watching())
     });
     thread::count() <= 1 + own
-}
-
-/// Has this process registered, or a parent of it before the fork?
-pub(crate) fn knows_server() -> bool {
-    let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
-    known.is_some()
-}
-
-/// Called before the calling thread, or a child that it forks, changes its network namespace.
-pub(crate) fn before_move() {
-    if let Ok(inode) = namespace::inode() {
-        FIRST_NAMESPACE.get_or_init(|| inode);
-    }
 }
 
 /// Called after that change: a failed attempt in another network namespace no longer counts.

@@ -20,13 +20,13 @@ use crate::migration::yield_session;
 use crate::process::background::Unattended;
 use crate::process::control::Control;
 use crate::process::inside;
-use crate::process::successor;
 use crate::process::{CoreGuard, Process};
 use crate::socket::Socket;
-use crate::wait::unseen::Looks;
+use crate::threads::sleep::{WatchSet, earliest};
+use crate::threads::successor;
+use crate::threads::unseen::Looks;
 use crate::wait::waiter::Waiter;
 use crate::wait::watch::{HelperStep, Since};
-use crate::wait::{WatchSet, earliest};
 
 /// Maximum delay until an unattended channel is noticed.
 const TICK: Duration = Duration::from_millis(10);
