@@ -25,7 +25,7 @@ use crate::migration::fallback::{become_kernels, hand_to_kernel_epolls, lose};
 use crate::outcome::{CallError, Outcome};
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
-use crate::socket::table::{self, File};
+use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState, UseHere};
 
 /// A child of fork that still uses its session after this time requests it, and a channel.
@@ -338,12 +338,8 @@ pub(crate) fn yield_session(process: &Process, id: SessionId) {
     if delegate::end_named(process, id) {
         return;
     }
-    let wanted = table::all().into_iter().find_map(|(fd, file)| match file {
-        File::Socket(socket) if socket.phase() == SocketPhase::Cached => {
-            let is_it = socket.setup().session == Some(id);
-            is_it.then_some((fd, socket))
-        }
-        File::Socket(_) | File::Epoll(_) => None,
+    let wanted = table::sockets().into_iter().find(|(_, socket)| {
+        socket.phase() == SocketPhase::Cached && socket.setup().session == Some(id)
     });
     let Some((fd, socket)) = wanted else { return };
     if socket.protocol == Protocol::Udp {

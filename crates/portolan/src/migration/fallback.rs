@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use crate::outcome::CallError;
 use crate::process::Process;
 use crate::socket::near_end::replace_fds;
-use crate::socket::table::{self, File};
+use crate::socket::table;
 use crate::socket::{Family, Setup, Socket, SocketPhase, SocketState, UseHere};
 use crate::wait::epoll::Epoll;
 use crate::wait::events::OUT;
@@ -254,12 +254,8 @@ struct Membership {
 
 /// Takes the memberships of a listener in the kernel's sets, which end when its descriptor is replaced.
 fn take_from_kernel_epolls(listener: &Arc<Socket>) -> Vec<Membership> {
-    let sets = table::all().into_iter().filter_map(|(_, file)| match file {
-        File::Epoll(epoll) => Some(epoll),
-        File::Socket(_) => None,
-    });
     let mut taken = Vec::new();
-    for epoll in sets {
+    for (_, epoll) in table::epolls() {
         for (fd, interest) in epoll.take_listener(listener) {
             let is_still = table::socket(fd).is_some_and(|known| Arc::ptr_eq(&known, listener));
             if is_still {

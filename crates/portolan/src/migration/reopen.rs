@@ -25,7 +25,7 @@ use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::settings::{Mode, settings};
 use crate::socket::near_end::replace_fds;
-use crate::socket::table::{self, File};
+use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase};
 
 /// Maximum number of connections, accepted by the kernel while there was no server, that are handed over.
@@ -45,8 +45,7 @@ pub(crate) enum Opened {
 pub(crate) fn open_again(process: &'static Process) -> Opened {
     let mut seen: Vec<Arc<Socket>> = Vec::new();
     let mut opened = Opened::All;
-    for (_, file) in table::all() {
-        let File::Socket(socket) = file else { continue };
+    for (_, socket) in table::sockets() {
         if seen.iter().any(|known| Arc::ptr_eq(known, &socket)) {
             continue;
         }

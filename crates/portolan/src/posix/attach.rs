@@ -109,13 +109,8 @@ pub(super) fn describe_to_others(socket: &Socket) {
 
 /// Returns the session's socket, if the process has another descriptor of it.
 fn known(session: SessionId) -> Option<Arc<Socket>> {
-    table::all().into_iter().find_map(|(_, file)| match file {
-        File::Socket(socket) => {
-            let is_it = socket.setup().session == Some(session);
-            is_it.then_some(socket)
-        }
-        File::Epoll(_) => None,
-    })
+    let mut sockets = table::sockets().into_iter().map(|(_, socket)| socket);
+    sockets.find(|socket| socket.setup().session == Some(session))
 }
 
 fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {

@@ -15,7 +15,7 @@ use crate::migration::{Destination, delegate, give_back, make_relayed, relay_for
 use crate::process::Process;
 use crate::process::inside;
 use crate::process::vfork::{own_memory, shares_memory};
-use crate::socket::table::{self, File};
+use crate::socket::table;
 use crate::socket::{Socket, SocketPhase, SocketState, UseHere};
 use crate::threads::start::{self, here};
 use crate::threads::successor;
@@ -24,7 +24,7 @@ use crate::threads::successor;
 pub fn before_fork() {
     end_delegations();
     let _inside = inside::enter();
-    for (_, socket) in sockets() {
+    for (_, socket) in table::sockets() {
         socket.share();
     }
 }
@@ -62,7 +62,7 @@ pub fn after_fork_in_child() {
     own_memory();
     Process::note_fork();
     start::close_hidden();
-    for (_, socket) in sockets() {
+    for (_, socket) in table::sockets() {
         let away = SocketState::HeldElsewhere {
             use_here: UseHere::Before,
         };
@@ -87,7 +87,7 @@ pub fn before_exit() {
     {
         let _inside = inside::enter();
         process.lock().abort_delegations(clock::now());
-        for (fd, socket) in sockets() {
+        for (fd, socket) in table::sockets() {
             let is_here = socket.phase() == SocketPhase::Cached;
             if is_here && process.lock().is_local(socket.slot()) {
                 // The server closes it as the kernel would.
@@ -118,8 +118,9 @@ pub fn before_exec() -> bool {
         return before_exec_of_borrower();
     }
     end_delegations();
-    let (inherited, closed): (Vec<_>, Vec<_>) =
-        sockets().into_iter().partition(|(fd, _)| is_inherited(*fd));
+    let (inherited, closed): (Vec<_>, Vec<_>) = table::sockets()
+        .into_iter()
+        .partition(|(fd, _)| is_inherited(*fd));
     for (fd, socket) in &inherited {
         leave_to_kernel(*fd, socket);
     }
@@ -211,7 +212,7 @@ pub fn before_chroot() {
     if shares_memory() {
         return;
     }
-    let sockets = sockets();
+    let sockets = table::sockets();
     let may_need_server = !sockets.is_empty() || Process::knows_server();
     if (may_need_server && start::start().is_ok()) || Process::running().is_some() {
         return;
@@ -227,7 +228,7 @@ pub fn before_confinement() {
     if shares_memory() {
         return;
     }
-    for (fd, socket) in sockets() {
+    for (fd, socket) in table::sockets() {
         leave_to_kernel(fd, &socket);
     }
     Process::renounce();
@@ -275,15 +276,4 @@ pub fn before_fork_to_namespace() {
 /// Called in that child.
 pub fn after_fork_to_namespace() {
     start::after_move();
-}
-
-fn sockets() -> Vec<(RawFd, Arc<Socket>)> {
-    let socket = |file| match file {
-        File::Socket(socket) => Some(socket),
-        File::Epoll(_) => None,
-    };
-    table::all()
-        .into_iter()
-        .filter_map(|(fd, file)| Some((fd, socket(file)?)))
-        .collect()
 }

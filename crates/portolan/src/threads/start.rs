@@ -12,7 +12,7 @@ use crate::descriptors;
 use crate::process::vfork::shares_memory;
 use crate::process::{Absent, Process};
 use crate::settings::{Mode, complain, complain_of, settings};
-use crate::socket::table::{self, File};
+use crate::socket::table;
 use crate::threads::{helper, successor};
 use crate::wait::waiter::Waiter;
 
@@ -180,10 +180,8 @@ pub(crate) fn close_hidden() {
 }
 
 pub(crate) fn forget_server() {
-    for (_, file) in table::all() {
-        if let File::Epoll(set) = file {
-            set.inherit();
-        }
+    for (_, set) in table::epolls() {
+        set.inherit();
     }
     Process::forget();
     forget_attempt();

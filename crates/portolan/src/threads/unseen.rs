@@ -89,8 +89,8 @@ impl Process {
             say_so();
         }
         looks.pause = SHORTEST;
-        for (fd, file) in table::all() {
-            if let (table::File::Socket(socket), Some(registrations)) = (file, awaited.get(&fd)) {
+        for (fd, socket) in table::sockets() {
+            if let Some(registrations) = awaited.get(&fd) {
                 hand_over(fd, &socket, registrations);
             }
         }
