@@ -39,7 +39,7 @@ use crate::descriptors;
 use crate::process::background::{BackgroundThread, Unattended};
 use crate::process::control::{Control, Lost};
 use crate::runtime::locals::Locals;
-use crate::runtime::{Alarm, Core};
+use crate::runtime::{Core, OwnerSignal};
 use crate::settings::{Mode, settings};
 use crate::socket::table;
 use crate::wait::spin::Spinner;
@@ -397,7 +397,7 @@ impl Process {
     }
 
     /// Notifies the peer of a local session whose notifier is not known here yet.
-    fn notify_stranger(&self, session: SessionId, slot: Slot) {
+    fn notify_unknown_peer(&self, session: SessionId, slot: Slot) {
         // Without a server the peer sleeps until something else wakes it.
         if let Ok((ReplyBody::PeerNotifier { number }, fds)) = self
             .control
@@ -431,20 +431,20 @@ impl DerefMut for CoreGuard<'_> {
 
 impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
-        self.tell_of_locals();
+        self.report_local_events();
         self.settle_watch();
         if !self.has_messages() {
             self.guard = None;
             return;
         }
         let outbox = self.take_outbox();
-        let pending_signals = self.take_alarms();
-        let strangers = self.locals.take_strangers();
+        let pending_signals = self.take_pending_signals();
+        let unknown_peers = self.locals.take_unknown_peers();
         self.guard = None;
-        for (socket, alarm) in pending_signals {
-            match (table::numbers_of(&socket).first(), alarm) {
-                (Some(fd), Alarm::Urgent) => owner::raise_sigurg(*fd),
-                (Some(fd), Alarm::Io(event)) => owner::raise_sigio(*fd, event),
+        for (socket, signal) in pending_signals {
+            match (table::numbers_of(&socket).first(), signal) {
+                (Some(fd), OwnerSignal::Urgent) => owner::raise_sigurg(*fd),
+                (Some(fd), OwnerSignal::Io(event)) => owner::raise_sigio(*fd, event),
                 (None, _) => {}
             }
         }
@@ -452,8 +452,8 @@ impl Drop for CoreGuard<'_> {
             // Without a server the message is dropped; the sessions continue.
             let _ = self.process.control.tell(message, &[]);
         }
-        for (session, slot) in strangers {
-            self.process.notify_stranger(session, slot);
+        for (session, slot) in unknown_peers {
+            self.process.notify_unknown_peer(session, slot);
         }
     }
 }

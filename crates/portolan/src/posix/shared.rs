@@ -289,30 +289,30 @@ fn take(
         return 0;
     };
     let returned = Arc::clone(returned);
-    let mut stayed = core.lending.take(slot);
+    let mut retained = core.lending.take(slot);
     let Some(found) = core.stack.tcp(slot) else {
         return 0;
     };
     let connection = &mut found.connection;
-    let unread = if stayed.is_empty() {
+    let unread = if retained.is_empty() {
         connection.readable()
     } else {
-        stayed.behind
+        retained.behind
     };
     let read = read_out(connection, now, unread, (most, pieces));
-    stayed.behind -= read.min(stayed.behind);
-    let left = match stayed.behind {
+    retained.behind -= read.min(retained.behind);
+    let left = match retained.behind {
         0 => most.saturating_sub(pieces.len() - first),
         _ => 0,
     };
-    let rest = stayed.split_off(left);
-    connection.note_taken(now, stayed.length());
+    let rest = retained.split_off(left);
+    connection.note_taken(now, retained.length());
     let notable = connection.receive_buffer() / NOTABLE_PART;
     if connection.has_output() {
         core.touch_after_read(slot);
     }
     core.lending.put_back(slot, rest);
-    pieces.extend(stayed.loans.into_iter().map(|loan| {
+    pieces.extend(retained.loans.into_iter().map(|loan| {
         let account = Account {
             process,
             session,

@@ -50,7 +50,7 @@ impl Core {
 
     fn session_readiness(&mut self, socket: &Socket) -> u32 {
         let slot = socket.slot();
-        let stayed = if self.lending.is_active() && self.lending.has_some(slot) {
+        let retained = if self.lending.is_active() && self.lending.has_some(slot) {
             IN
         } else {
             0
@@ -58,7 +58,7 @@ impl Core {
         if let Some(stream) = self.stream_to_send(slot) {
             let has_stamps = socket.is_stamping() && socket.stamps().has_some();
             let stamps = if has_stamps { ERR } else { 0 };
-            return stream_readiness(stream) | stamps | stayed;
+            return stream_readiness(stream) | stamps | retained;
         }
         let has_room = self.stack.has_room(slot, &mut self.channel);
         match self.stack.udp(slot) {

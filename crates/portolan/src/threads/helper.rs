@@ -24,7 +24,7 @@ use crate::process::{CoreGuard, Process};
 use crate::socket::Socket;
 use crate::threads::sleep::{WatchSet, earliest};
 use crate::threads::successor;
-use crate::threads::unseen::Looks;
+use crate::threads::unseen::Schedule;
 use crate::wait::waiter::Waiter;
 use crate::wait::watch::{HelperStep, Since};
 
@@ -49,7 +49,7 @@ pub(crate) fn run(process: &'static Process, mut unattended: Unattended) {
     let _inside = inside::enter();
     take_short_slices();
     thread::sleep_exactly();
-    let mut looks = Looks::default();
+    let mut schedule = Schedule::default();
     let mut seen = 0;
     let mut ticks = 0_u32;
     while !process.helper.is_stopping() {
@@ -60,14 +60,14 @@ pub(crate) fn run(process: &'static Process, mut unattended: Unattended) {
             process.publish(&process.lock());
         }
         process.take_outcomes();
-        process.look_for_unseen_waits(&mut looks);
+        process.check_for_unseen_waits(&mut schedule);
         let mut core = process.lock();
         let since = Since::of(seen, core.attended);
         match core.watch.after_tick(since) {
             HelperStep::Rest => process.rest(core),
             HelperStep::StandIn => {
                 process.publish(&core);
-                seen = process.stand_in(core, &mut looks);
+                seen = process.stand_in(core, &mut schedule);
             }
             HelperStep::Tick => {
                 if !core.is_attended() {
@@ -126,7 +126,7 @@ impl Process {
 
     /// Attends to the channel until an application thread does. Returns the value of `attended`
     /// before that.
-    fn stand_in(&'static self, mut core: CoreGuard<'static>, looks: &mut Looks) -> u64 {
+    fn stand_in(&'static self, mut core: CoreGuard<'static>, schedule: &mut Schedule) -> u64 {
         let waiter = Waiter::mine();
         loop {
             let now = clock::now();
@@ -143,7 +143,7 @@ impl Process {
             waiter.fall_asleep();
             let mut set = WatchSet::new(&waiter);
             core.watch_as_leader(&mut set, true, listens);
-            let deadline = earliest(core.deadline(), looks.deadline());
+            let deadline = earliest(core.deadline(), schedule.deadline());
             drop(core);
             let outcomes = self.sleep(&set, deadline);
             core = self.lock_in_turn();
@@ -158,7 +158,7 @@ impl Process {
                 core.locals.hear(clock::now(), WakeBy::Notifier);
             }
             drop(core);
-            self.look_for_unseen_waits(looks);
+            self.check_for_unseen_waits(schedule);
             core = self.lock();
             let since = Since::of(seen, core.attended);
             let step = core.watch.while_standing_in(since);
@@ -218,9 +218,9 @@ impl Process {
                 yield_session(self, session);
             }
         }
-        let is_rung = fds.pop().is_some_and(|notifier| notifier.revents != 0);
+        let is_notified = fds.pop().is_some_and(|notifier| notifier.revents != 0);
         // While the helper is being stopped, the notifier stays set until nothing sleeps here any more.
-        if is_rung && !self.helper.is_stopping() {
+        if is_notified && !self.helper.is_stopping() {
             self.helper.notifier.drain();
         }
         fds

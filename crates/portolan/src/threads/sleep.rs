@@ -321,10 +321,10 @@ impl Sleep<'_> {
         outside(|| waiter.poll(&mut all, deadline, self.mask))?;
         let (own, theirs) = all.split_at(own);
         self.kernel.copy_from_slice(theirs);
-        let is_rung = own[set.local.clone()].iter().any(|fd| fd.revents != 0);
+        let is_notified = own[set.local.clone()].iter().any(|fd| fd.revents != 0);
         Ok(Slept {
             by_kernel: theirs.iter().any(|fd| fd.revents != 0),
-            woken: is_rung.then_some(WakeBy::Notifier),
+            woken: is_notified.then_some(WakeBy::Notifier),
             outcomes: set.outcomes(own),
             openings: set.openings,
         })

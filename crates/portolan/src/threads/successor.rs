@@ -16,7 +16,7 @@ use crate::settings::complain_of;
 use crate::threads::start::start_after;
 
 /// Intervals between attempts, by the time spent so far.
-const LOOKS: [(Duration, Duration); 2] = [
+const INTERVALS: [(Duration, Duration); 2] = [
     (Duration::from_secs(2), Duration::from_millis(10)),
     (Duration::from_secs(30), Duration::from_millis(50)),
 ];
@@ -120,7 +120,7 @@ fn look() {
 }
 
 fn interval(looked_for: Duration) -> Duration {
-    let of = LOOKS.iter().find(|(until, _)| looked_for < *until);
+    let of = INTERVALS.iter().find(|(until, _)| looked_for < *until);
     of.map_or(RARELY, |(_, interval)| *interval)
 }
 

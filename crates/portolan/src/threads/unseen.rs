@@ -31,22 +31,22 @@ const SHORTEST: Duration = Duration::from_millis(20);
 const LONGEST: Duration = Duration::from_secs(30);
 
 /// The schedule of checks.
-pub(crate) struct Looks {
+pub(crate) struct Schedule {
     next: Instant,
     pause: Duration,
     /// A check is due, even if nothing else happens.
     is_due: bool,
 }
 
-impl Looks {
+impl Schedule {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.is_due.then_some(self.next)
     }
 }
 
-impl Default for Looks {
-    fn default() -> Looks {
-        Looks {
+impl Default for Schedule {
+    fn default() -> Schedule {
+        Schedule {
             next: Instant::ZERO,
             pause: SHORTEST,
             is_due: false,
@@ -64,20 +64,20 @@ struct Registration {
 impl Process {
     /// Called by the background thread from time to time: hands over sockets whose events the program awaits by such
     /// waits.
-    pub(crate) fn look_for_unseen_waits(&'static self, looks: &mut Looks) {
+    pub(crate) fn check_for_unseen_waits(&'static self, schedule: &mut Schedule) {
         let now = clock::now();
-        if now < looks.next {
-            looks.is_due = true;
+        if now < schedule.next {
+            schedule.is_due = true;
             return;
         }
         let neglected = self.lock().neglected();
         // A check before the program has registered the socket finds nothing.
-        looks.is_due = !neglected.is_empty();
+        schedule.is_due = !neglected.is_empty();
         if neglected.is_empty() {
             return;
         }
-        looks.next = now + looks.pause;
-        looks.pause = (looks.pause * 2).min(LONGEST);
+        schedule.next = now + schedule.pause;
+        schedule.pause = (schedule.pause * 2).min(LONGEST);
         let mut awaited = registered_elsewhere();
         for fd in sleeps::polled_past_library() {
             awaited.entry(fd).or_default();
@@ -88,7 +88,7 @@ impl Process {
         if !Socket::note_unseen_waits() {
             say_so();
         }
-        looks.pause = SHORTEST;
+        schedule.pause = SHORTEST;
         for (fd, socket) in table::sockets() {
             if let Some(registrations) = awaited.get(&fd) {
                 hand_over(fd, &socket, registrations);
