@@ -36,11 +36,13 @@ fn kind(fd: RawFd) -> u8 {
         .map_or(FOREIGN, |kind| kind.load(Ordering::Acquire))
 }
 
-pub(crate) fn is_ours(fd: RawFd) -> bool {
+/// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.
+pub fn is_ours(fd: RawFd) -> bool {
     kind(fd) == OURS
 }
 
-pub(crate) fn is_internal(fd: RawFd) -> bool {
+/// Is the descriptor used by the library itself? Programs must not use it.
+pub fn is_internal(fd: RawFd) -> bool {
     matches!(kind(fd), INTERNAL | INHERITED)
 }
 

@@ -303,9 +303,7 @@ pub(super) fn wait_connected(
         let mut kernel = [pollfd(fd, libc::POLLIN)];
         let sleep = Sleep {
             kernel: &mut kernel,
-            deadline,
-            mask: None,
-            begins_again: None,
+            ..Sleep::until(deadline)
         };
         let is_over = || (socket.phase() != SocketPhase::Connecting).then_some(());
         match process.wait(sleep, |_, _| is_over()) {

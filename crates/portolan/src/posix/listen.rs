@@ -220,9 +220,7 @@ fn wait_for_connection(
     };
     let sleep = Sleep {
         kernel: &mut kernel,
-        deadline,
-        mask: None,
-        begins_again: None,
+        ..Sleep::until(deadline)
     };
     let _watching = Watching::new(vec![listener]);
     let is_over = || (listener.phase() != SocketPhase::Listening).then_some(());

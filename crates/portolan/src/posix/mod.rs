@@ -26,6 +26,7 @@ mod socket_options;
 mod tcp_info;
 mod watching;
 
+pub use crate::descriptors::{is_internal, is_ours};
 pub use crate::outcome::{CallError, Outcome};
 pub use crate::process::cancel::{
     CancelDisabled, cancelled, expect as expect_cancel, hold, shelter, take_end,
@@ -57,19 +58,8 @@ pub use socket_options::{get_option, set_option};
 
 use std::os::fd::RawFd;
 
-use crate::descriptors;
 use crate::migration;
 use crate::settings::settings;
-
-/// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.
-pub fn is_ours(fd: RawFd) -> bool {
-    descriptors::is_ours(fd)
-}
-
-/// Is the descriptor used by the library itself? Programs must not use it.
-pub fn is_internal(fd: RawFd) -> bool {
-    descriptors::is_internal(fd)
-}
 
 /// Reads the settings from the environment, before the program can change it.
 pub fn read_settings() {

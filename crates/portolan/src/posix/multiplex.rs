@@ -120,9 +120,8 @@ fn poll_once(
     let watching = Watching::new(ours.collect());
     let sleep = Sleep {
         kernel: &mut kernel,
-        deadline,
         mask,
-        begins_again: None,
+        ..Sleep::until(deadline)
     };
     let woken = process.wait(sleep, |core, _| {
         let mut count = 0;
@@ -411,9 +410,8 @@ fn wait_once(
     let sleeping = Sleeping::new(epoll);
     let sleep = Sleep {
         kernel: &mut kernel,
-        deadline,
         mask,
-        begins_again: None,
+        ..Sleep::until(deadline)
     };
     let woken = process.wait(sleep, |core, _| {
         let count = epoll.collect(events, |socket| core.readiness(socket));
