@@ -1,13 +1,13 @@
 //! Which descriptors of this process are whose: the program's sockets on Portolan, the library's own, others. The negative
 //! answer, by far the most common under a preload library, costs one atomic load.
 
+pub(crate) mod limit;
+
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use portolan_sys::descriptor;
-
-use crate::process::limit;
 
 /// Descriptors above this number stay the kernel's.
 const MOST: usize = 1 << 16;
@@ -36,11 +36,13 @@ fn kind(fd: RawFd) -> u8 {
         .map_or(FOREIGN, |kind| kind.load(Ordering::Acquire))
 }
 
-pub(crate) fn is_ours(fd: RawFd) -> bool {
+/// Is the descriptor one of Portolan's sockets or epoll sets? One atomic load.
+pub fn is_ours(fd: RawFd) -> bool {
     kind(fd) == OURS
 }
 
-pub(crate) fn is_internal(fd: RawFd) -> bool {
+/// Is the descriptor used by the library itself? Programs must not use it.
+pub fn is_internal(fd: RawFd) -> bool {
     matches!(kind(fd), INTERNAL | INHERITED)
 }
 

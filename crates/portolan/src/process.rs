@@ -2,18 +2,19 @@
 //!
 //! Created when the program opens its first socket. A forked child registers anew when it needs to.
 
+pub(crate) mod background;
 pub(crate) mod cancel;
 pub(crate) mod control;
 pub(crate) mod inside;
-pub(crate) mod limit;
-pub(crate) mod report;
-pub(crate) mod successor;
+mod recalls;
+mod report;
+pub(crate) mod vfork;
 
 use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -26,26 +27,22 @@ use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::wait::WakeReceiver;
-use portolan_sys::{clock, namespace, owner, port_right, thread};
+use portolan_sys::{clock, namespace, owner, port_right};
 use portolan_tcp::CongestionKind;
-use portolan_types::{Instant, SessionId, Slot};
+use portolan_types::{SessionId, Slot};
 use rustix::io::Errno;
 
 use crate::channel::Channel;
 use crate::channel::layers;
 use crate::channel::rings::OwnRing;
 use crate::descriptors;
-use crate::posix;
+use crate::process::background::{BackgroundThread, Unattended};
 use crate::process::control::{Control, Lost};
 use crate::runtime::locals::Locals;
-use crate::runtime::{Alarm, Core};
-use crate::settings::{Mode, complain, complain_of, settings};
+use crate::runtime::{Core, OwnerSignal};
+use crate::settings::{Mode, settings};
 use crate::socket::table;
-use crate::wait::helper;
 use crate::wait::spin::Spinner;
-
-/// After a failed attempt, sockets are the kernel's for this time before the server is tried again.
-const RETRY: Duration = Duration::from_secs(1);
 
 pub(crate) struct Process {
     pub(crate) control: Control,
@@ -57,15 +54,15 @@ pub(crate) struct Process {
     pub(crate) recall_event: WakeReceiver,
     /// Held while pending recalls are fetched and handled.
     pub(crate) recall_lock: Mutex<()>,
-    pub(crate) helper: helper::BackgroundThread,
+    pub(crate) helper: BackgroundThread,
     /// Its holder runs with the priority of its waiters (ADR 2).
     core: PiMutex<Core>,
     pub(crate) spinner: Spinner,
     defaults: Mutex<Defaults>,
     /// The loss of the server has been reported.
-    has_warned: AtomicBool,
+    pub(crate) has_warned: AtomicBool,
     /// Something other than sockets needs this connection to the server.
-    stays: AtomicBool,
+    pub(crate) stays: AtomicBool,
 }
 
 /// The reason why this process is not registered.
@@ -130,8 +127,6 @@ static CURRENT: AtomicPtr<Process> = AtomicPtr::new(std::ptr::null_mut());
 /// This process no longer uses Portolan.
 static IS_RENOUNCED: AtomicBool = AtomicBool::new(false);
 static IS_FORKED: AtomicBool = AtomicBool::new(false);
-static STARTING: Mutex<Option<Instant>> = Mutex::new(None);
-
 /// A server's control socket, and the network namespace of the thread that found it.
 #[derive(Clone)]
 struct Server {
@@ -144,82 +139,10 @@ struct Server {
 static SERVER: Mutex<Option<Server>> = Mutex::new(None);
 /// The network namespace before a thread first changed its own; `PORTOLAN_SOCKET` applies to this one.
 static FIRST_NAMESPACE: OnceLock<u64> = OnceLock::new();
-/// A thread of this process, or of a parent, has changed its network namespace.
-static HAS_MOVED: AtomicBool = AtomicBool::new(false);
-/// How often this process has left its server for one of another namespace.
-static RESTARTS: AtomicU32 = AtomicU32::new(0);
-
-/// Limits the memory that a process leaks by such restarts.
-const RESTARTS_MAX: u32 = 16;
-
 impl Process {
     /// Returns the process if it is registered.
     pub(crate) fn running() -> Option<&'static Process> {
         portolan_sys::leak::load(&CURRENT)
-    }
-
-    /// Returns the process; registers it first if necessary.
-    pub(crate) fn start() -> Result<&'static Process, Absent> {
-        Process::start_after(RETRY)
-    }
-
-    /// As [`Process::start`], if the last failed attempt was at least `pause` ago.
-    pub(crate) fn start_after(pause: Duration) -> Result<&'static Process, Absent> {
-        if let Some(process) = Process::running() {
-            return if process.control.is_lost() {
-                process.without_server()
-            } else {
-                Ok(process)
-            };
-        }
-        complain();
-        let mode = settings().mode;
-        if mode == Mode::Off || IS_RENOUNCED.load(Ordering::Relaxed) {
-            return Err(Absent::UseKernel);
-        }
-        let mut tried = STARTING.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(process) = Process::running() {
-            return Ok(process);
-        }
-        let now = clock::now();
-        if tried.is_some_and(|last| now.since(last) < pause) {
-            return absent(mode);
-        }
-        let is_first = tried.replace(now).is_none();
-        match Process::register() {
-            Ok(process) => Ok(portolan_sys::leak::store(&CURRENT, process)),
-            Err(reason) => {
-                if is_first {
-                    warn(&reason, mode);
-                }
-                absent(mode)
-            }
-        }
-    }
-
-    /// As [`Process::start`], but checks whether the server has hung up. Uses the server of the
-    /// calling thread's network namespace.
-    pub(crate) fn for_new_socket() -> Result<&'static Process, Absent> {
-        if HAS_MOVED.load(Ordering::Relaxed) {
-            Process::follow_namespace()?;
-        }
-        if let Some(process) = Process::running()
-            && process.control.has_hung_up()
-        {
-            // There may be a successor by now.
-            return match process.renew() {
-                Ok(()) => Ok(process),
-                Err(_) => process.without_server(),
-            };
-        }
-        Process::start()
-    }
-
-    /// As [`Process::start`], for objects that last as long as the connection to the server.
-    pub(crate) fn start_to_stay() -> Result<&'static Process, Absent> {
-        let process = Process::start()?;
-        process.stays.store(true, Ordering::Relaxed);
-        Ok(process)
     }
 
     /// Has this process registered, or a parent of it before the fork?
@@ -228,57 +151,25 @@ impl Process {
         known.is_some()
     }
 
+    /// Is the calling thread in the network namespace of the server, if that is known?
+    pub(crate) fn serves_namespace() -> bool {
+        let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
+        // Without `/proc` the namespace is unknown, and a thread that has moved must not reach out of its new one.
+        known.as_ref().is_none_or(|server| {
+            namespace::inode().is_ok_and(|here| server.namespace == Some(here))
+        })
+    }
+
+    /// The next server is that of the registering thread's network namespace.
+    pub(crate) fn clear_server() {
+        *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Called before the calling thread, or a child that it forks, changes its network namespace.
     pub(crate) fn before_move() {
         if let Ok(inode) = namespace::inode() {
             FIRST_NAMESPACE.get_or_init(|| inode);
         }
-    }
-
-    /// Called after that change: a failed attempt in another network namespace no longer counts.
-    pub(crate) fn after_move() {
-        HAS_MOVED.store(true, Ordering::Relaxed);
-        if Process::running().is_none() {
-            *STARTING.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        }
-    }
-
-    /// All sockets of a process belong to one server. In another namespace than that server's, a
-    /// process without sockets starts anew; one that has sockets gets kernel sockets.
-    fn follow_namespace() -> Result<(), Absent> {
-        let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
-        // Without `/proc` the namespace is unknown, and a thread that has moved must not reach out of its new one.
-        let is_here = known.as_ref().is_none_or(|server| {
-            namespace::inode().is_ok_and(|here| server.namespace == Some(here))
-        });
-        drop(known);
-        if is_here || IS_RENOUNCED.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let mode = settings().mode;
-        if table::has_sockets() || posix::shares_memory() {
-            return absent(mode);
-        }
-        if let Some(process) = Process::running() {
-            let is_free = !process.stays.load(Ordering::Relaxed) && process.has_one_thread();
-            if !is_free || RESTARTS.fetch_add(1, Ordering::Relaxed) >= RESTARTS_MAX {
-                return absent(mode);
-            }
-            process.stop_helper();
-            posix::part_with_server();
-        }
-        *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = None;
-        Ok(())
-    }
-
-    /// Existing sessions continue; new sockets are the kernel's. Warns once.
-    fn without_server<T>(&self) -> Result<T, Absent> {
-        let mode = settings().mode;
-        successor::watch();
-        if !self.has_warned.swap(true, Ordering::Relaxed) {
-            warn("the server has gone", mode);
-        }
-        absent(mode)
     }
 
     /// Makes a request that does not need registration.
@@ -317,6 +208,10 @@ impl Process {
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
     }
 
+    pub(crate) fn is_renounced() -> bool {
+        IS_RENOUNCED.load(Ordering::Relaxed)
+    }
+
     /// Is this a child of fork that has not requested a channel of its own yet?
     pub(crate) fn is_new_child() -> bool {
         IS_FORKED.load(Ordering::Relaxed) && Process::running().is_none()
@@ -329,22 +224,24 @@ impl Process {
     /// Called in a forked child, which must not use the parent's channel.
     pub(crate) fn forget() {
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
-        *STARTING.lock().unwrap_or_else(PoisonError::into_inner) = None;
     }
 
-    fn register() -> Result<Process, String> {
+    /// Registers with a server. `work` is what the background thread does.
+    pub(crate) fn register(
+        work: fn(&'static Process, Unattended),
+    ) -> Result<&'static Process, String> {
         let server = server()?;
         let path = server.path.clone();
         let control =
             Control::connect(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let registration = Registration::with(&control, &path)?;
-        let process = Process::with_channel(control, registration)?;
+        let process = Process::with_channel(control, registration, work)?;
         *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
-        Ok(process)
+        Ok(portolan_sys::leak::store(&CURRENT, process))
     }
 
     /// Registers with the server that listens in place of the lost one. This ends connections; the
-    /// caller has the other sockets reopened (`posix::open_again`).
+    /// caller has the other sockets reopened (`migration::reopen`).
     pub(crate) fn renew(&'static self) -> Result<(), NotRegistered> {
         let _renewal = self.renewal.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.control.is_lost() {
@@ -357,7 +254,6 @@ impl Process {
         self.take_registration(&control, registration)
             .map_err(|errno| NotRegistered::Refused(errno.to_string()))?;
         self.has_warned.store(false, Ordering::Relaxed);
-        successor::watch();
         Ok(())
     }
 
@@ -384,7 +280,11 @@ impl Process {
         self.defaults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with_channel(control: Control, registration: Registration) -> Result<Process, String> {
+    fn with_channel(
+        control: Control,
+        registration: Registration,
+        work: fn(&'static Process, Unattended),
+    ) -> Result<Process, String> {
         let Registration {
             incarnation,
             tap,
@@ -413,17 +313,11 @@ impl Process {
             defaults: Mutex::new(Defaults::of(&parameters)),
             recall_event: WakeReceiver::from_fd(descriptors::hide(recall_event)),
             recall_lock: Mutex::new(()),
-            helper: helper::BackgroundThread::new().map_err(|e| e.to_string())?,
+            helper: BackgroundThread::new(work).map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
             stays: AtomicBool::new(false),
             core: PiMutex::new(core),
         })
-    }
-
-    /// Does the program have a single thread?
-    pub(crate) fn has_one_thread(&self) -> bool {
-        let own = usize::from(self.helper.is_started()) + usize::from(successor::is_watching());
-        thread::count() <= 1 + own
     }
 
     /// Shows the server that this program may bind `local`'s port. The socket that proves it is
@@ -479,6 +373,12 @@ impl Process {
         }
     }
 
+    /// Has the server send the session's frames with this priority. Without a server this has no effect.
+    pub(crate) fn prioritize(&self, session: SessionId, priority: u8) {
+        let request = RequestBody::Prioritize { session, priority };
+        let _ = self.control.call(request, &[]);
+    }
+
     /// Whether listeners that do not choose perform their handshakes here (`portolan run --delegate`).
     pub(crate) fn wants_delegation(&self) -> Option<bool> {
         settings().delegates
@@ -497,7 +397,7 @@ impl Process {
     }
 
     /// Notifies the peer of a local session whose notifier is not known here yet.
-    fn notify_stranger(&self, session: SessionId, slot: Slot) {
+    fn notify_unknown_peer(&self, session: SessionId, slot: Slot) {
         // Without a server the peer sleeps until something else wakes it.
         if let Ok((ReplyBody::PeerNotifier { number }, fds)) = self
             .control
@@ -531,20 +431,20 @@ impl DerefMut for CoreGuard<'_> {
 
 impl Drop for CoreGuard<'_> {
     fn drop(&mut self) {
-        self.tell_of_locals();
+        self.report_local_events();
         self.settle_watch();
         if !self.has_messages() {
             self.guard = None;
             return;
         }
         let outbox = self.take_outbox();
-        let pending_signals = self.take_alarms();
-        let strangers = self.locals.take_strangers();
+        let pending_signals = self.take_pending_signals();
+        let unknown_peers = self.locals.take_unknown_peers();
         self.guard = None;
-        for (socket, alarm) in pending_signals {
-            match (table::numbers_of(&socket).first(), alarm) {
-                (Some(fd), Alarm::Urgent) => owner::raise_sigurg(*fd),
-                (Some(fd), Alarm::Io(event)) => owner::raise_sigio(*fd, event),
+        for (socket, signal) in pending_signals {
+            match (table::numbers_of(&socket).first(), signal) {
+                (Some(fd), OwnerSignal::Urgent) => owner::raise_sigurg(*fd),
+                (Some(fd), OwnerSignal::Io(event)) => owner::raise_sigio(*fd, event),
                 (None, _) => {}
             }
         }
@@ -552,8 +452,8 @@ impl Drop for CoreGuard<'_> {
             // Without a server the message is dropped; the sessions continue.
             let _ = self.process.control.tell(message, &[]);
         }
-        for (session, slot) in strangers {
-            self.process.notify_stranger(session, slot);
+        for (session, slot) in unknown_peers {
+            self.process.notify_unknown_peer(session, slot);
         }
     }
 }
@@ -629,14 +529,6 @@ impl Registration {
     }
 }
 
-fn absent<T>(mode: Mode) -> Result<T, Absent> {
-    Err(if mode == Mode::Require {
-        Absent::Refuse
-    } else {
-        Absent::UseKernel
-    })
-}
-
 /// Returns the server of the existing sockets, or else that of the calling thread's network namespace.
 fn server() -> Result<Server, String> {
     let known = SERVER.lock().unwrap_or_else(PoisonError::into_inner);
@@ -687,12 +579,4 @@ fn called() -> String {
             )
         })
         .unwrap_or_else(|| "?".to_string())
-}
-
-fn warn(reason: &str, mode: Mode) {
-    let outcome = match mode {
-        Mode::Require => "sockets will fail (PORTOLAN=require)",
-        Mode::Auto | Mode::Off => "using the kernel's sockets",
-    };
-    complain_of(&format!("{reason}; {outcome}"));
 }

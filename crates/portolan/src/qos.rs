@@ -15,9 +15,9 @@ use rustix::io::Errno;
 
 use crate::descriptors;
 use crate::posix::{attach, local_address, peer_address};
-use crate::process::Process;
 use crate::process::control::Lost;
 use crate::socket::table;
+use crate::threads::start::start_to_stay;
 
 /// Maximum length of a device's or service class's name.
 const NAME_MAX: usize = 255;
@@ -257,8 +257,8 @@ fn ask(request: QosRequest) -> Result<QosReply, Refused> {
 
 /// Sends a request to the server. Returns the reply with its descriptors.
 pub(crate) fn ask_server(request: RequestBody) -> Result<(ReplyBody, Vec<OwnedFd>), Refused> {
-    let process = Process::start_to_stay()
-        .map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))?;
+    let process =
+        start_to_stay().map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))?;
     match process.control.call(request, &[]) {
         Ok((ReplyBody::Error { errno }, _)) => {
             let errno = Errno::from_raw_os_error(errno);

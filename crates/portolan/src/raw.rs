@@ -29,7 +29,9 @@ use crate::process::{CoreGuard, Process};
 use crate::qos::Refused;
 use crate::runtime::Core;
 pub use crate::socket::inboxes::Received;
-use crate::wait::{Sleep, Waiter, Woken};
+use crate::threads::sleep::{Sleep, Woken};
+use crate::threads::start::start_to_stay;
+use crate::wait::waiter::Waiter;
 
 /// The library's own layers, for use in other protocols.
 pub mod layers {
@@ -77,7 +79,7 @@ impl RawFlow {
     /// that Portolan serves. `NOBUFS`: this program has too many. `NETDOWN`: there is no server.
     pub fn open(guard: Guard) -> Result<RawFlow, Errno> {
         let _inside = inside::enter();
-        let process = Process::start_to_stay().map_err(|_| Errno::NETDOWN)?;
+        let process = start_to_stay().map_err(|_| Errno::NETDOWN)?;
         let slot = process.lock().inboxes.open();
         let mut flow = RawFlow {
             process,

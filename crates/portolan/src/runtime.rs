@@ -5,6 +5,8 @@ pub(crate) mod delegations;
 pub(crate) mod lending;
 pub(crate) mod locals;
 pub(crate) mod migrated_flows;
+pub(crate) mod openings;
+mod readiness;
 mod tx_queues;
 
 use std::os::fd::{BorrowedFd, RawFd};
@@ -29,12 +31,12 @@ use crate::runtime::delegations::Delegations;
 use crate::runtime::lending::Lending;
 use crate::runtime::locals::Locals;
 use crate::runtime::migrated_flows::MigratedFlows;
+use crate::runtime::openings::{Openings, Taker};
 use crate::runtime::tx_queues::TxQueueMap;
 use crate::socket::Socket;
 use crate::socket::inboxes::Inboxes;
-use crate::wait::Waiter;
-use crate::wait::openings::{Openings, Taker};
 use crate::wait::spin::Spread;
+use crate::wait::waiter::Waiter;
 use crate::wait::watch::{Leader, Needs, Role, SleepsOn, Watch};
 
 /// Maximum number of batches processed for a session that leaves.
@@ -69,7 +71,7 @@ pub(crate) struct Core {
     stamped: Vec<Slot>,
     pub(crate) outbox: Vec<RequestBody>,
     /// Signals to be sent to owners of sockets.
-    pending_signals: Vec<(Arc<Socket>, Alarm)>,
+    pending_signals: Vec<(Arc<Socket>, OwnerSignal)>,
     /// Until when, at least, frames are expected.
     wire_until: Instant,
     /// Counts how often a thread has polled the channel.
@@ -83,20 +85,20 @@ pub(crate) struct Core {
 
 /// The signal that a socket's owner gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Alarm {
+pub(crate) enum OwnerSignal {
     /// SIGURG
     Urgent,
     /// SIGIO, with `O_ASYNC` only
     Io(IoEvent),
 }
 
-impl Alarm {
-    fn of(events: Events) -> Option<Alarm> {
+impl OwnerSignal {
+    fn of(events: Events) -> Option<OwnerSignal> {
         let ended = Events::PEER_CLOSED | Events::ERROR | Events::CLOSED;
         if events.intersects(Events::READABLE | ended) {
-            Some(Alarm::Io(IoEvent::In))
+            Some(OwnerSignal::Io(IoEvent::In))
         } else if events.intersects(Events::WRITABLE) {
-            Some(Alarm::Io(IoEvent::Out))
+            Some(OwnerSignal::Io(IoEvent::Out))
         } else {
             None
         }
@@ -186,7 +188,7 @@ impl Core {
 
     /// Called when a session arrives with unread data, which no frame will announce: the background thread, if it
     /// sleeps as the leader, must check whether the program waits for it by calls that the library does not see
-    /// (`wait/unseen.rs`).
+    /// (`threads/unseen.rs`).
     pub(crate) fn call_helper(&self) {
         wake(self.watch.call_helper());
     }
@@ -274,7 +276,7 @@ impl Core {
             self.attend_delegations();
         }
         self.pass_stamps(now);
-        self.bury_orphans();
+        self.remove_closed_orphans();
         if self.tx_queues.change() {
             self.close_tx_queues();
         }
@@ -396,7 +398,7 @@ impl Core {
             }
         }
         self.inboxes.cut_off();
-        self.bury_orphans();
+        self.remove_closed_orphans();
     }
 
     /// Switches to another server. Connections end, and their resets are sent through the filter of
@@ -426,7 +428,7 @@ impl Core {
     }
 
     /// Removes orphans that have ended, once their last segments are sent.
-    fn bury_orphans(&mut self) {
+    fn remove_closed_orphans(&mut self) {
         if self.orphans.is_empty() || self.stack.has_output() {
             return;
         }
@@ -469,7 +471,7 @@ impl Core {
     pub(crate) fn has_messages(&self) -> bool {
         !self.outbox.is_empty()
             || !self.pending_signals.is_empty()
-            || self.locals.has_strangers()
+            || self.locals.has_unknown_peers()
             || self.stack.has_released()
     }
 
@@ -484,7 +486,7 @@ impl Core {
     }
 
     /// Takes the signals to be sent once the lock is released, which their handlers may need.
-    pub(crate) fn take_alarms(&mut self) -> Vec<(Arc<Socket>, Alarm)> {
+    pub(crate) fn take_pending_signals(&mut self) -> Vec<(Arc<Socket>, OwnerSignal)> {
         std::mem::take(&mut self.pending_signals)
     }
 
@@ -521,10 +523,10 @@ impl Core {
             socket.notify(events);
             if events.contains(Events::URGENT) {
                 self.pending_signals
-                    .push((Arc::clone(socket), Alarm::Urgent));
+                    .push((Arc::clone(socket), OwnerSignal::Urgent));
             }
             if socket.is_async()
-                && let Some(event) = Alarm::of(events)
+                && let Some(event) = OwnerSignal::of(events)
             {
                 self.pending_signals.push((Arc::clone(socket), event));
             }

@@ -2,7 +2,9 @@
 //! `Core`; this module has its phase and its watchers.
 
 pub(crate) mod inboxes;
+pub(crate) mod near_end;
 pub(crate) mod options;
+mod setup;
 pub(crate) mod stamps;
 pub(crate) mod state;
 pub(crate) mod table;
@@ -15,29 +17,21 @@ use std::sync::atomic::{
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use portolan_local::Stream;
 use portolan_proto::control::{GroupChange, SocketOptionsBlob};
-use portolan_stack::{Sending, UdpSession};
+use portolan_stack::Sending;
 use portolan_tcp::Events;
-use portolan_types::{Instant, Protocol, SessionId, Slot, canonical, is_scoped, scope_of, scoped};
+use portolan_types::{Instant, Protocol, Slot, canonical, is_scoped, scope_of, scoped};
 use rustix::io::Errno;
 
 use crate::descriptors::InternalFd;
-use crate::runtime::Core;
 use crate::socket::options::Options;
+pub(crate) use crate::socket::setup::Setup;
 use crate::socket::stamps::Stamps;
 use crate::socket::state::{PHASES, StateCell};
 pub(crate) use crate::socket::state::{SocketPhase, SocketState, UseHere};
-use crate::wait::Waiter;
 use crate::wait::epoll::Epoll;
-
-// poll(2) and epoll(7) use the same bits.
-pub(crate) const IN: u32 = libc::EPOLLIN as u32 | libc::EPOLLRDNORM as u32;
-pub(crate) const OUT: u32 = libc::EPOLLOUT as u32 | libc::EPOLLWRNORM as u32;
-pub(crate) const ERR: u32 = libc::EPOLLERR as u32;
-pub(crate) const HUP: u32 = libc::EPOLLHUP as u32;
-pub(crate) const PRI: u32 = libc::EPOLLPRI as u32;
-pub(crate) const RDHUP: u32 = libc::EPOLLRDHUP as u32;
+use crate::wait::events::{ERR, HUP, IN, OUT, PRI, RDHUP};
+use crate::wait::waiter::Waiter;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Family {
@@ -50,6 +44,9 @@ static IN_PHASE: [AtomicUsize; PHASES.len()] = [const { AtomicUsize::new(0) }; P
 
 /// A socket of this process has an owner that gets signals.
 static HAS_OWNER: AtomicBool = AtomicBool::new(false);
+
+/// The program waits for sockets by system calls that the library does not see.
+static HAS_UNSEEN_WAITS: AtomicBool = AtomicBool::new(false);
 
 #[derive(Debug)]
 pub(crate) struct Socket {
@@ -133,36 +130,6 @@ impl Asking {
 pub(crate) const RECEIVE: u8 = 1;
 pub(crate) const SEND: u8 = 2;
 
-/// State for opening, binding and closing; locked across calls to the server.
-#[derive(Debug, Default)]
-pub(crate) struct Setup {
-    /// Set once the server knows the socket.
-    pub(crate) session: Option<SessionId>,
-    /// Incarnation of the server under which it was opened; 0 if unknown.
-    pub(crate) incarnation: u64,
-    /// For a listener: a kernel socket on its port, to listen on while there is no server.
-    pub(crate) port_token: Option<InternalFd>,
-    /// For a listener whose server is gone: the other end of a descriptor that nobody writes to.
-    pub(crate) silent_far: Option<InternalFd>,
-    /// Its descriptor preserves message boundaries: a bound TCP socket's does, so that all processes with a
-    /// copy find the connections to accept there, whichever of them calls `listen`.
-    pub(crate) carries_messages: bool,
-    /// The near end, if the application has closed it during a call that still needs it.
-    pub(crate) kept: Option<InternalFd>,
-    pub(crate) local: Option<SocketAddr>,
-    /// The application chose `local`.
-    pub(crate) is_bound: bool,
-    /// The application chose the port, too: it is kept when the connection ends or the listener stops.
-    pub(crate) has_chosen_port: bool,
-    /// `local` is the socket's last address; as on Linux `getsockname` still shows it.
-    pub(crate) is_local_stale: bool,
-    pub(crate) remote: Option<SocketAddr>,
-    /// Destination of an open that waits for data for its SYN (`TCP_FASTOPEN_CONNECT`).
-    pub(crate) deferred: Option<SocketAddr>,
-    /// Of the last `listen`.
-    pub(crate) backlog: u32,
-}
-
 /// State of a UDP socket beside its session.
 #[derive(Debug, Default)]
 pub(crate) struct Datagrams {
@@ -187,7 +154,7 @@ pub(crate) struct Corked {
 #[derive(Debug, Default)]
 struct Watchers {
     threads: Vec<Arc<Waiter>>,
-    epolls: Vec<(Arc<Epoll>, RawFd)>,
+    epolls: Vec<(Arc<Epoll<Socket>>, RawFd)>,
 }
 
 impl Socket {
@@ -321,6 +288,16 @@ impl Socket {
     /// Notes that a socket has an owner.
     pub(crate) fn note_owner() {
         HAS_OWNER.store(true, Ordering::Relaxed);
+    }
+
+    /// Does the program wait for sockets by system calls that the library does not see (`threads/unseen.rs`)?
+    pub(crate) fn has_unseen_waits() -> bool {
+        HAS_UNSEEN_WAITS.load(Ordering::Relaxed)
+    }
+
+    /// Notes that it does. Returns true if that was known.
+    pub(crate) fn note_unseen_waits() -> bool {
+        HAS_UNSEEN_WAITS.swap(true, Ordering::Relaxed)
     }
 
     pub(crate) fn is_async(&self) -> bool {
@@ -502,18 +479,10 @@ impl Socket {
         self.error.store(errno, Ordering::Release);
     }
 
-    /// The pending error of the socket or of its session; reading clears it (`SO_ERROR`).
-    pub(crate) fn take_error(&self, core: Option<&mut Core>) -> Option<Errno> {
-        let own = self.error.swap(0, Ordering::AcqRel);
-        if own != 0 {
-            return Some(Errno::from_raw_os_error(own));
-        }
-        let core = core?;
-        let errno = match core.stream(self.slot()) {
-            Some(stream) => stream.take_error()?.errno(),
-            None => core.stack.udp(self.slot())?.error.take()?,
-        };
-        Some(Errno::from_raw_os_error(errno))
+    /// The pending error of the socket, without that of its session; reading clears it (`SO_ERROR`).
+    pub(crate) fn take_error(&self) -> Option<Errno> {
+        let errno = self.error.swap(0, Ordering::AcqRel);
+        (errno != 0).then(|| Errno::from_raw_os_error(errno))
     }
 
     /// Notes an active open that `connect` has to report.
@@ -524,6 +493,16 @@ impl Socket {
     /// Is there an active open that no `connect` has reported? Marks it as reported.
     pub(crate) fn take_news(&self) -> bool {
         self.has_news.swap(false, Ordering::AcqRel)
+    }
+
+    /// Is there an active open that no `connect` has reported?
+    pub(crate) fn has_news(&self) -> bool {
+        self.has_news.load(Ordering::Acquire)
+    }
+
+    /// Does an open wait for data that its SYN can carry?
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.is_deferred.load(Ordering::Acquire)
     }
 
     pub(crate) fn note_deferred(&self, is_deferred: bool) {
@@ -581,7 +560,7 @@ impl Socket {
     }
 
     /// Renames the socket in an epoll set: the descriptor it was known by is closed, and another keeps it open.
-    pub(crate) fn rename_in_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd, name: RawFd) {
+    pub(crate) fn rename_in_epoll(&self, epoll: &Arc<Epoll<Socket>>, fd: RawFd, name: RawFd) {
         for (other, known) in &mut self.watchers().epolls {
             if Arc::ptr_eq(other, epoll) && *known == fd {
                 *known = name;
@@ -589,18 +568,18 @@ impl Socket {
         }
     }
 
-    pub(crate) fn join_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd) {
+    pub(crate) fn join_epoll(&self, epoll: &Arc<Epoll<Socket>>, fd: RawFd) {
         self.watchers().epolls.push((Arc::clone(epoll), fd));
     }
 
-    pub(crate) fn leave_epoll(&self, epoll: &Arc<Epoll>, fd: RawFd) {
+    pub(crate) fn leave_epoll(&self, epoll: &Arc<Epoll<Socket>>, fd: RawFd) {
         self.watchers()
             .epolls
             .retain(|(e, f)| !(Arc::ptr_eq(e, epoll) && *f == fd));
     }
 
     /// Returns the epoll sets that contain this socket, with the descriptor they know it by.
-    pub(crate) fn epolls(&self) -> Vec<(Arc<Epoll>, RawFd)> {
+    pub(crate) fn epolls(&self) -> Vec<(Arc<Epoll<Socket>>, RawFd)> {
         self.watchers().epolls.clone()
     }
 
@@ -612,62 +591,6 @@ impl Socket {
         }
         for (epoll, fd) in &watchers.epolls {
             epoll.mark(*fd, poll_bits(events));
-        }
-    }
-
-    /// Returns what poll and epoll report of the socket now.
-    pub(crate) fn readiness(&self, core: &mut Core) -> u32 {
-        let error = match self.protocol {
-            _ if !self.has_error() => 0,
-            Protocol::Tcp => IN | OUT | ERR,
-            Protocol::Udp => ERR,
-        };
-        match self.phase() {
-            SocketPhase::Cached => {
-                let slot = self.slot();
-                let stayed = if core.lending.is_active() && core.lending.has_some(slot) {
-                    IN
-                } else {
-                    0
-                };
-                if let Some(stream) = core.stream_to_send(slot) {
-                    let has_stamps = self.is_stamping() && self.stamps().has_some();
-                    let stamps = if has_stamps { ERR } else { 0 };
-                    return error | stream_readiness(stream) | stamps | stayed;
-                }
-                let has_room = core.stack.has_room(slot, &mut core.channel);
-                error
-                    | match core.stack.udp(slot) {
-                        Some(session) => udp_readiness(session, has_room) | self.shut_readiness(),
-                        None => HUP | ERR,
-                    }
-            }
-            SocketPhase::Idle if self.is_deferred.load(Ordering::Acquire) => error | OUT,
-            // As on Linux: a TCP socket that is not connected is writable and hung up; after a
-            // failed open its receive side has ended, too.
-            SocketPhase::Idle if self.protocol == Protocol::Tcp => {
-                let ended = if self.has_news.load(Ordering::Acquire) {
-                    IN | RDHUP
-                } else {
-                    0
-                };
-                // Unlike the error of a connection, that of an open which was given up is nothing to read.
-                (error & ERR) | OUT | HUP | ended | self.shut_readiness()
-            }
-            SocketPhase::Idle => error | OUT | self.shut_readiness(),
-            SocketPhase::Closed => HUP | ERR,
-            SocketPhase::Connecting
-            | SocketPhase::Listening
-            | SocketPhase::Relayed
-            | SocketPhase::HeldElsewhere => error,
-        }
-    }
-
-    fn shut_readiness(&self) -> u32 {
-        match (self.is_shut(RECEIVE), self.is_shut(SEND)) {
-            (true, true) => IN | RDHUP | HUP,
-            (true, false) => IN | RDHUP,
-            (false, _) => 0,
         }
     }
 
@@ -741,41 +664,6 @@ fn poll_bits(events: Events) -> u32 {
     }
     if events.intersects(Events::ERROR | Events::CLOSED) {
         bits |= IN | OUT | ERR | HUP | RDHUP;
-    }
-    bits
-}
-
-fn stream_readiness(connection: &mut dyn Stream) -> u32 {
-    let mut bits = 0;
-    let has_ended = connection.is_receive_shut();
-    if connection.is_readable() {
-        bits |= IN;
-    }
-    if has_ended {
-        bits |= IN | RDHUP;
-    }
-    if connection.has_urgent() {
-        bits |= PRI;
-    }
-    if connection.poll_writable() || connection.is_send_closed() {
-        bits |= OUT;
-    }
-    if (has_ended && connection.is_send_closed()) || connection.is_closed() {
-        bits |= HUP;
-    }
-    if connection.error().is_some() {
-        bits |= ERR | IN | OUT;
-    }
-    bits
-}
-
-fn udp_readiness(session: &UdpSession, has_room: bool) -> u32 {
-    let mut bits = if has_room { OUT } else { 0 };
-    if !session.queue.is_empty() {
-        bits |= IN;
-    }
-    if session.error.is_some() || !session.errors.is_empty() {
-        bits |= ERR;
     }
     bits
 }

@@ -150,9 +150,9 @@ pub enum RequestBody {
     /// Requests the process's transmit queues. Reply: `TxQueues`.
     TxQueues,
     /// All sessions of that transmit queue use it, and none of their frames wait elsewhere. No reply.
-    DoorwayEntered { number: u8 },
+    TxQueueEntered { number: u8 },
     /// No session uses that transmit queue any more. No reply.
-    DoorwayClosed { number: u8 },
+    TxQueueClosed { number: u8 },
     /// A cached TCP session is about to be flushed: from now on its packets go to the server, and wait there.
     /// Reply: `Done`, after which no new packets reach the process.
     BeginFlush { session: SessionId },

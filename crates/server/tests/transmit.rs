@@ -818,7 +818,7 @@ fn what_is_under_way_comes_into_its_class_when_its_process_says_that_it_has_its_
     let is_late = library.client.counter("server", "tx_queues_late") > 0;
     assert!(before < 20_000 || is_late, "{before}");
 
-    let new = await_some("the doorway", || {
+    let new = await_some("the transmit queue", || {
         let list = tx_queues(&mut library);
         list.into_iter().find(|one| one.state == TxQueueState::New)
     });
@@ -826,7 +826,7 @@ fn what_is_under_way_comes_into_its_class_when_its_process_says_that_it_has_its_
     let number = new.number;
     library
         .client
-        .send(RequestBody::DoorwayEntered { number }, &[]);
+        .send(RequestBody::TxQueueEntered { number }, &[]);
     assert_eq!(tx_queues(&mut library)[0].state, TxQueueState::Open);
     pass(&mut library, slot, &mut peer);
     let after = show(&mut library.client).transmit[0].traffic.bytes;

@@ -170,6 +170,7 @@ mod tests {
     use rustix::pipe::pipe;
 
     use super::*;
+    use crate::wait::{pollfd, ppoll};
 
     #[test]
     fn calls_are_read_as_the_kernel_writes_them() {
@@ -216,11 +217,7 @@ mod tests {
     }
 
     fn entry(fd: &OwnedFd) -> libc::pollfd {
-        libc::pollfd {
-            fd: fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        }
+        pollfd(fd.as_raw_fd(), libc::POLLIN)
     }
 
     #[test]
@@ -247,7 +244,7 @@ mod tests {
     #[test]
     fn who_polls_by_this_code_is_not() {
         let (fd, seen) = seen_during(|fd| {
-            crate::wait::ppoll(&mut [entry(fd)], None, None).expect("it comes");
+            ppoll(&mut [entry(fd)], None, None).expect("it comes");
         });
         assert!(!seen.contains(&fd), "{seen:?}");
     }

@@ -21,7 +21,7 @@ use rustix::net::{
 };
 
 use crate::descriptor::set_socket_option;
-use crate::wait::ppoll;
+use crate::wait::{pollfd, ppoll};
 
 /// Maximum number of descriptors in one message.
 pub const MAX_FDS: usize = 8;
@@ -433,11 +433,7 @@ pub fn is_datagram_socket(fd: impl AsFd) -> bool {
 /// Whether the queue of a UNIX socket is empty. A closed peer looks like a message; for a stream the two are
 /// told apart.
 pub fn is_empty(fd: impl AsFd) -> bool {
-    let mut fds = [libc::pollfd {
-        fd: fd.as_fd().as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    }];
+    let mut fds = [pollfd(fd.as_fd().as_raw_fd(), libc::POLLIN)];
     let is_quiet = ppoll(&mut fds, Some(Instant::ZERO), None) == Ok(0);
     is_quiet || fds[0].revents & libc::POLLHUP != 0 && has_ended(fd)
 }

@@ -1,6 +1,6 @@
 //! Waiting: poll with a deadline and a signal mask, and notifiers that wake a waiter.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::path::Path;
 use std::ptr::{null, null_mut};
 
@@ -50,6 +50,15 @@ pub fn ppoll(
                 0,
             ],
         )
+    }
+}
+
+/// An entry for [`ppoll`].
+pub fn pollfd(fd: RawFd, events: i16) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events,
+        revents: 0,
     }
 }
 
@@ -176,11 +185,7 @@ impl WakeReceiver {
 
     /// Like [`WakeReceiver::drain`], without clearing it.
     pub fn is_notified(&self) -> bool {
-        let mut fds = [libc::pollfd {
-            fd: self.fd.as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        }];
+        let mut fds = [pollfd(self.fd.as_raw_fd(), libc::POLLIN)];
         ppoll(&mut fds, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0)
     }
 
@@ -235,11 +240,7 @@ mod tests {
     use super::*;
 
     fn readable(fd: impl AsFd) -> libc::pollfd {
-        libc::pollfd {
-            fd: fd.as_fd().as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        }
+        pollfd(fd.as_fd().as_raw_fd(), libc::POLLIN)
     }
 
     #[test]

@@ -52,7 +52,7 @@ class Sender:
             self.fill()
 
     def fill(self):
-        # All that goes, before its doorway can be there.
+        # All that is sent before its transmit queue can exist.
         self.socket.setblocking(False)
         try:
             while time.monotonic() < end:

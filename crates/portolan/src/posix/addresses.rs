@@ -5,9 +5,10 @@ use std::os::fd::RawFd;
 
 use rustix::io::Errno;
 
-use super::connect::complete_connect;
+use super::find::find;
 use super::lifecycle::has_ended;
-use super::{CallError, Outcome, find};
+use crate::migration::active_open::complete_connect;
+use crate::outcome::{CallError, Outcome};
 use crate::socket::SocketPhase;
 use crate::socket::table;
 

@@ -9,15 +9,16 @@ use portolan_proto::control::{Probed, ProbedState, ReplyBody, RequestBody};
 use portolan_sys::{descriptor, unix};
 use portolan_types::{Protocol, SessionId};
 
-use super::fallback::hand_to_kernel_epolls;
-use super::fork::own_memory;
 use super::lifecycle::forget;
-use super::migrate::{is_standard_stream, make_relayed};
 use crate::descriptors;
+use crate::migration::fallback::hand_to_kernel_epolls;
+use crate::migration::{is_standard_stream, make_relayed};
 use crate::process::Process;
+use crate::process::vfork::own_memory;
 use crate::socket::options::Options;
 use crate::socket::table::{self, File};
 use crate::socket::{Family, Setup, Socket, SocketPhase, SocketState, UseHere};
+use crate::threads::start::here;
 
 /// Looks for sockets among the descriptors inherited over `exec`.
 pub fn attach_inherited() {
@@ -47,7 +48,7 @@ pub fn attach(fd: RawFd) {
     };
     table::insert(fd, File::Socket(Arc::clone(&socket)));
     if is_standard_stream(fd) {
-        make_relayed(fd, &socket);
+        make_relayed(fd, &socket, here);
     }
 }
 
@@ -108,13 +109,8 @@ pub(super) fn describe_to_others(socket: &Socket) {
 
 /// Returns the session's socket, if the process has another descriptor of it.
 fn known(session: SessionId) -> Option<Arc<Socket>> {
-    table::all().into_iter().find_map(|(_, file)| match file {
-        File::Socket(socket) => {
-            let is_it = socket.setup().session == Some(session);
-            is_it.then_some(socket)
-        }
-        File::Epoll(_) => None,
-    })
+    let mut sockets = table::sockets().into_iter().map(|(_, socket)| socket);
+    sockets.find(|socket| socket.setup().session == Some(session))
 }
 
 fn attached(near: BorrowedFd<'_>, probed: Probed) -> Socket {

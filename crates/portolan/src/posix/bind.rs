@@ -11,11 +11,12 @@ use portolan_sys::unix::PairKind;
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install};
-use super::fallback::fall_back;
+use super::asking::{UDP_RECEIVE_BUFFER, ask};
+use super::find::find;
 use super::groups::join_early_groups;
-use super::socket_options::tell_priority;
-use super::{CallError, Outcome, find};
+use crate::migration::arrival::{SlotReservation, install};
+use crate::migration::fallback::fall_back;
+use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::socket::{Family, Socket, SocketPhase};
@@ -141,8 +142,9 @@ fn bind_session(
             NewSession::Session(Session::Udp(Box::new(udp))),
         );
         drop(setup);
-        if socket.options().priority() > 0 {
-            tell_priority(process, socket, session);
+        let priority = socket.options().priority();
+        if priority > 0 {
+            process.prioritize(session, priority);
         }
         join_early_groups(process, socket, session);
     }

@@ -8,12 +8,13 @@ use portolan_sys::clock;
 use portolan_types::Instant;
 use rustix::io::Errno;
 
-use super::{Outcome, Watching, deadline_after, restarts};
+use super::watching::Watching;
+use crate::outcome::{CallError, Outcome};
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
-use crate::socket::Socket;
 use crate::socket::options::Options;
-use crate::wait::{Sleep, Woken};
+use crate::socket::{Socket, SocketPhase};
+use crate::threads::sleep::{Sleep, Woken, deadline_after, restarts};
 
 /// A data call on a socket whose session is here.
 pub(super) struct Call<'a> {
@@ -75,7 +76,7 @@ impl Call<'_> {
         }
         let timeout = (self.timeout)(&self.socket.options());
         let deadline = deadline_after(timeout);
-        let _watching = Watching::new(vec![self.socket])?;
+        let _watching = Watching::new(vec![self.socket]);
         let begins_again = || so_far().is_none();
         loop {
             let sleep = Sleep {
@@ -89,5 +90,14 @@ impl Call<'_> {
                 Err(errno) => so_far().ok_or(errno.into()),
             };
         }
+    }
+}
+
+/// Result of a call whose session has left this process: to be relayed by the server, or because it was closed.
+pub(super) fn gone<T>(socket: &Socket) -> Outcome<T> {
+    match socket.phase() {
+        SocketPhase::Relayed => Err(CallError::NotOurs),
+        SocketPhase::HeldElsewhere => Err(CallError::Moved),
+        _ => Err(socket.take_error().unwrap_or(Errno::NOTCONN).into()),
     }
 }

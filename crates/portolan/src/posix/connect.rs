@@ -1,38 +1,28 @@
 //! `connect`: active opens, and setting or clearing a peer.
 
-use std::cell::RefCell;
 use std::net::SocketAddr;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use portolan_proto::MAX_MESSAGE;
-use portolan_proto::control::{
-    DescriptorEvent, FastOpenMode, HandshakeOptions, ReplyBody, RequestBody,
-};
-use portolan_proto::local::Side;
+use portolan_proto::control::{FastOpenMode, HandshakeOptions, ReplyBody, RequestBody};
 use portolan_stack::{Session, UdpSession};
-use portolan_sys::descriptor;
-use portolan_sys::unix::{self, PairKind, ReceiveError};
-use portolan_tcp::Events;
-use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
+use portolan_sys::unix::PairKind;
+use portolan_sys::wait::pollfd;
+use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
-use rustix::net::RecvFlags;
 
-use super::asking::{SlotReservation, UDP_RECEIVE_BUFFER, ask, install, open_capsule, refusal};
+use super::asking::{UDP_RECEIVE_BUFFER, ask};
+use super::find::find;
 use super::lifecycle::{carry_bytes, reset_to_idle};
-use super::{CallError, Outcome, Watching, deadline_after, find, restarts};
+use super::watching::Watching;
+use crate::migration::active_open::complete_connect;
+use crate::migration::arrival::{SlotReservation, install, retarget};
+use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
-use crate::runtime::locals;
-use crate::socket::table;
+use crate::runtime::openings::Taker;
 use crate::socket::{Family, Socket, SocketPhase, SocketState};
-use crate::wait::openings::Taker;
-use crate::wait::{Sleep, Woken, pollfd};
-
-thread_local! {
-    /// Buffer for the outcome of an open; as long as the longest message.
-    static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
-}
+use crate::threads::sleep::{Sleep, Woken, deadline_after, restarts};
 
 pub fn connect(fd: RawFd, address: Option<SocketAddr>) -> Outcome<()> {
     let (socket, process) = find(fd)?;
@@ -117,23 +107,6 @@ fn connect_udp(
     Ok(())
 }
 
-pub(super) fn retarget(
-    process: &Process,
-    slot: Slot,
-    local: SocketAddr,
-    remote: Option<SocketAddr>,
-    generation: Generation,
-) {
-    process.hear_of_tx_queues();
-    let mut core = process.lock();
-    if let Some(session) = core.stack.udp(slot) {
-        session.local = local;
-        session.remote = remote;
-        session.generation = generation;
-    }
-    core.choose_tx_queue(slot);
-}
-
 fn disconnect_udp(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     let mut setup = socket.setup();
     let (SocketPhase::Cached, Some(session)) = (socket.phase(), setup.session) else {
@@ -186,7 +159,7 @@ fn connect_tcp(
     let taking = match socket.phase() {
         // The open that an earlier call began has ended: this call reports the outcome (connect(2)).
         SocketPhase::Idle if socket.take_news() => {
-            let error = socket.take_error(None).unwrap_or(Errno::CONNABORTED);
+            let error = socket.take_error().unwrap_or(Errno::CONNABORTED);
             return Err(error.into());
         }
         SocketPhase::Cached if socket.take_news() => return Ok(()),
@@ -325,14 +298,12 @@ pub(super) fn wait_connected(
     deadline: Option<Instant>,
 ) -> Outcome<()> {
     let (process, socket) = (taking.process, taking.socket);
-    let watching = Watching::new(vec![socket])?;
+    let watching = Watching::new(vec![socket]);
     loop {
         let mut kernel = [pollfd(fd, libc::POLLIN)];
         let sleep = Sleep {
             kernel: &mut kernel,
-            deadline,
-            mask: None,
-            begins_again: None,
+            ..Sleep::until(deadline)
         };
         let is_over = || (socket.phase() != SocketPhase::Connecting).then_some(());
         match process.wait(sleep, |_, _| is_over()) {
@@ -345,7 +316,7 @@ pub(super) fn wait_connected(
     }
     drop(watching);
     socket.take_news();
-    match socket.take_error(None) {
+    match socket.take_error() {
         Some(errno) => Err(errno.into()),
         None if socket.phase() == SocketPhase::Cached => Ok(()),
         None => Err(Errno::CONNABORTED.into()),
@@ -369,79 +340,4 @@ impl Drop for TakesOutcome<'_> {
     fn drop(&mut self) {
         self.process.lock().leave_opening(self.socket);
     }
-}
-
-/// Receives the outcome of an active open from the descriptor, if it has arrived.
-pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
-    if socket.phase() != SocketPhase::Connecting {
-        return;
-    }
-    let mut setup = socket.setup();
-    let SocketState::Connecting { slot } = socket.state() else {
-        return;
-    };
-    let session = setup.session;
-    let receive = || table::with_number(socket, fd, |fd| receive_outcome(fd, session));
-    // The outcome may carry the descriptor of the session's memory, which is lost if no number is free for it.
-    let outcome = if descriptor::has_free_number() {
-        receive()
-    } else if table::with_number(socket, fd, has_outcome) == Some(true) {
-        process.control.with_room(receive)
-    } else {
-        return;
-    };
-    let Some(Some(outcome)) = outcome else {
-        return;
-    };
-    match outcome {
-        Ok(session) => install(process, socket, slot, session),
-        Err(errno) => {
-            setup.remote = None;
-            setup.give_up_unchosen_port();
-            socket.set_error(errno);
-            let mut core = process.lock();
-            // The slot of a socket that was closed in between is gone already.
-            if socket.change(SocketState::Idle) == Ok(SocketState::Connecting { slot }) {
-                core.stack.remove(slot);
-            }
-            socket.notify(Events::ERROR);
-        }
-    }
-}
-
-/// Has the server left an outcome on the descriptor?
-fn has_outcome(fd: RawFd) -> bool {
-    let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
-    descriptor::borrow(fd).is_ok_and(|near| {
-        let mut first = [0; 1];
-        rustix::net::recv(near, &mut first, peek) != Err(Errno::AGAIN)
-    })
-}
-
-/// Returns the session, or the error that the server left on the descriptor; `None` if neither has arrived.
-fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<NewSession, i32>> {
-    let near = descriptor::borrow(fd).ok()?;
-    MESSAGE.with_borrow_mut(|message| {
-        message.resize(MAX_MESSAGE, 0);
-        let received = match unix::receive(near, message) {
-            Ok(received) if received.is_short => return Some(Err(libc::EMFILE)),
-            Ok(received) => received,
-            Err(ReceiveError::Blocked) => return None,
-            Err(_) => return Some(Err(libc::ECONNABORTED)),
-        };
-        let mut fds: Vec<OwnedFd> = received.fds.into_iter().collect();
-        Some(match portolan_proto::decode(&message[..received.length]) {
-            Ok(DescriptorEvent::Established {
-                capsule,
-                generation,
-            }) => open_capsule(capsule.into(), generation, fds)
-                .map(|session| NewSession::Session(Session::Tcp(Box::new(session)))),
-            Ok(DescriptorEvent::EstablishedLocal) => session
-                .ok_or(libc::EPROTO)
-                .and_then(|id| Ok((id, locals::open(fds.pop(), Side::Opener)?)))
-                .map(|(id, end)| NewSession::Local(id, Box::new(end))),
-            Ok(DescriptorEvent::Failed { errno }) => Err(errno),
-            Ok(_) | Err(_) => Err(libc::EPROTO),
-        })
-    })
 }

@@ -7,34 +7,26 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use portolan_local::Stream;
-use portolan_sys::{clock, descriptor, memory};
+use portolan_sys::{clock, descriptor};
 use portolan_tcp::StateName;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
-use super::blocking::Call;
-use super::connect::{TakesOutcome, complete_connect, connect_with, wait_connected};
-use super::datagram::{
-    Control, SendControl, await_port, receive_stamp, receive_udp, send_udp, times,
-};
+use super::blocking::{Call, gone};
+use super::buffers::{are_readable, gather, may_be_filled, may_be_sent, scatter};
+use super::connect::{TakesOutcome, connect_with, wait_connected};
+use super::datagram::{await_port, receive_stamp, receive_udp, send_udp, times};
+use super::find::{Transfer, find_here, find_to_use, retry_if_moved};
+use super::message::{Control, Received, SendControl};
 use super::oob::receive_urgent;
-use super::{CallError, Outcome, Transfer, deadline_after, find_here, find_to_use, retry_if_moved};
 use crate::channel::layers::{self, Layer};
+use crate::migration::active_open::complete_connect;
+use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::runtime::Core;
 use crate::socket::options::{Options, timestamping};
 use crate::socket::{Socket, SocketPhase};
-
-/// What `recvmsg` returns besides the bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Received {
-    /// The return value of the call: with `MSG_TRUNC` the datagram's own length.
-    pub length: usize,
-    pub from: Option<SocketAddr>,
-    /// `msg_flags`.
-    pub flags: i32,
-    pub control: Control,
-}
+use crate::threads::sleep::deadline_after;
 
 pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Outcome<Received> {
     fn take(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Outcome<Received> {
@@ -71,7 +63,7 @@ pub(super) fn by_phase(
         (SocketPhase::Relayed, _) => Err(CallError::NotOurs),
         (SocketPhase::HeldElsewhere, _) => Err(CallError::Moved),
         (SocketPhase::Idle | SocketPhase::Listening | SocketPhase::Closed, _) => {
-            Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into())
+            Err(socket.take_error().unwrap_or(Errno::NOTCONN).into())
         }
     }
 }
@@ -132,7 +124,7 @@ fn receive_tcp(
         if has_read_end {
             return Some(Ok(done));
         }
-        if let Some(errno) = socket.take_error(Some(core)) {
+        if let Some(errno) = core.take_error(socket) {
             return Some(some(done).ok_or(errno.into()));
         }
         has_ended.then_some(Ok(done))
@@ -208,18 +200,6 @@ fn read_out(
     (taken, false)
 }
 
-/// Can `bytes` bytes be written behind the first `skip`, as far as the buffers have room?
-fn may_be_filled(buffers: &mut [IoSliceMut<'_>], skip: usize, mut bytes: usize) -> bool {
-    let mut is_good = true;
-    scatter(buffers, skip, |piece| {
-        let wanted = piece.len().min(bytes);
-        bytes -= wanted;
-        is_good = memory::writable(&mut piece[..wanted]).len() == wanted;
-        if is_good { wanted } else { 0 }
-    });
-    is_good
-}
-
 /// The result of a call that has moved `bytes` bytes, which it returns rather than an error.
 fn some(bytes: usize) -> Option<usize> {
     (bytes > 0).then_some(bytes)
@@ -240,34 +220,6 @@ fn wait_opened(
         CallError::Errno(Errno::INPROGRESS) => Errno::AGAIN.into(),
         stop => stop,
     })
-}
-
-/// Result of a call whose session has left this process: to be relayed by the server, or because it was closed.
-pub(super) fn gone<T>(socket: &Socket) -> Outcome<T> {
-    match socket.phase() {
-        SocketPhase::Relayed => Err(CallError::NotOurs),
-        SocketPhase::HeldElsewhere => Err(CallError::Moved),
-        _ => Err(socket.take_error(None).unwrap_or(Errno::NOTCONN).into()),
-    }
-}
-
-/// Calls `fill` for each piece of `buffers` behind the first `skip` bytes, until one is not filled.
-pub(super) fn scatter(
-    buffers: &mut [IoSliceMut<'_>],
-    mut skip: usize,
-    mut fill: impl FnMut(&mut [u8]) -> usize,
-) {
-    for buffer in buffers {
-        if skip >= buffer.len() {
-            skip -= buffer.len();
-            continue;
-        }
-        let piece = &mut buffer[skip..];
-        skip = 0;
-        if fill(piece) < piece.len() {
-            return;
-        }
-    }
 }
 
 pub fn send(
@@ -293,7 +245,7 @@ pub fn send_message(
         flags: i32,
         control: &SendControl,
     ) -> Outcome<usize> {
-        let (socket, process) = find_to_use(fd, || Transfer::sending(buffers, flags, control))?;
+        let (socket, process) = find_to_use(fd, || transfer_of(buffers, flags, control))?;
         complete_connect(process, fd, &socket);
         match (socket.settled_phase(), socket.protocol) {
             (SocketPhase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {
@@ -321,7 +273,7 @@ pub fn send_message(
                 send_first(process, fd, &socket, buffers, to, flags)
             }
             (SocketPhase::Listening | SocketPhase::Closed, _) => {
-                Err(socket.take_error(None).unwrap_or(Errno::PIPE).into())
+                Err(socket.take_error().unwrap_or(Errno::PIPE).into())
             }
         }
     }
@@ -368,7 +320,7 @@ fn send_first(
         (true, Some(to), None) => socket.given(to)?,
         (true, None, None) => return Err(Errno::INVAL.into()),
         (false, _, None) => {
-            return Err(socket.take_error(None).unwrap_or(Errno::PIPE).into());
+            return Err(socket.take_error().unwrap_or(Errno::PIPE).into());
         }
     };
     are_readable(buffers)?;
@@ -421,7 +373,7 @@ fn send_tcp(
         if core
             .stream_to_send(slot)
             .is_some_and(|stream| stream.error().is_some())
-            && let Some(errno) = socket.take_error(Some(core))
+            && let Some(errno) = core.take_error(socket)
         {
             return Some(some(done.get()).ok_or(errno.into()));
         }
@@ -429,7 +381,7 @@ fn send_tcp(
             return Some(some(done.get()).map_or_else(|| gone(socket), Ok));
         };
         if connection.is_send_closed() {
-            let mut why = || socket.take_error(Some(core)).unwrap_or(Errno::PIPE);
+            let mut why = || core.take_error(socket).unwrap_or(Errno::PIPE);
             return Some(some(done.get()).ok_or_else(|| why().into()));
         }
         connection.options().more = more;
@@ -468,40 +420,17 @@ fn mark_end(stream: &mut dyn Stream, flags: i32) {
     }
 }
 
-/// Can the bytes behind the first `skip` be read, as far as there is room for them?
-fn may_be_sent(buffers: &[IoSlice<'_>], skip: usize, mut room: usize) -> bool {
-    let mut is_good = true;
-    gather(buffers, skip, |piece| {
-        let wanted = piece.len().min(room);
-        room -= wanted;
-        is_good = memory::readable(&piece[..wanted]).len() == wanted;
-        if is_good { wanted } else { 0 }
-    });
-    is_good
-}
+/// More than this is worth a channel.
+const BRIEF_MAX: usize = 16 << 10;
 
-/// Refuses buffers that cannot be read, for calls that take all or nothing.
-pub(super) fn are_readable(buffers: &[IoSlice<'_>]) -> Result<(), Errno> {
-    let is_good = |buffer: &IoSlice<'_>| memory::readable(buffer).len() == buffer.len();
-    if buffers.iter().all(is_good) {
-        Ok(())
+/// Could the kernel's own call send this on a relayed descriptor?
+fn transfer_of(buffers: &[IoSlice<'_>], flags: i32, control: &SendControl) -> Transfer {
+    let length: usize = buffers.iter().map(|buffer| buffer.len()).sum();
+    let is_plain = flags & !(libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) == 0
+        && *control == SendControl::default();
+    if is_plain && length <= BRIEF_MAX {
+        Transfer::Brief
     } else {
-        Err(Errno::FAULT)
-    }
-}
-
-/// Calls `take` for each piece of `buffers` behind the first `skip` bytes, until one is not taken
-/// completely.
-fn gather(buffers: &[IoSlice<'_>], mut skip: usize, mut take: impl FnMut(&[u8]) -> usize) {
-    for buffer in buffers {
-        if skip >= buffer.len() {
-            skip -= buffer.len();
-            continue;
-        }
-        let piece = &buffer[skip..];
-        skip = 0;
-        if take(piece) < piece.len() {
-            return;
-        }
+        Transfer::Any
     }
 }

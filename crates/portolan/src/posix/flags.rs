@@ -6,10 +6,11 @@ use portolan_sys::{descriptor, memory};
 use portolan_types::Protocol;
 use rustix::io::Errno;
 
-use super::fallback::new_kernel_socket;
-use super::migrate::obtain;
-use super::{CallError, Outcome, find};
+use super::find::find;
 use crate::descriptors;
+use crate::migration::fallback::new_kernel_socket;
+use crate::migration::obtain;
+use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::socket::{Socket, SocketPhase};
 

@@ -4,30 +4,28 @@
 
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI32, Ordering};
 
 use portolan_proto::control::{ProbedState, Reader, ReplyBody, RequestBody};
 use portolan_sys::{clock, descriptor, pi, unix};
 use portolan_types::Protocol;
 
 use super::attach::describe_to_others;
-use super::delegate;
-use super::fallback::become_kernels;
 use super::lifecycle::settle_open;
-use super::migrate::{Destination, give_back, make_relayed, relay_for_others};
-use crate::descriptors;
+use crate::migration::fallback::become_kernels;
+use crate::migration::{Destination, delegate, give_back, make_relayed, relay_for_others};
 use crate::process::Process;
 use crate::process::inside;
-use crate::process::successor;
-use crate::socket::table::{self, File};
+use crate::process::vfork::{own_memory, shares_memory};
+use crate::socket::table;
 use crate::socket::{Socket, SocketPhase, SocketState, UseHere};
-use crate::wait::Waiter;
+use crate::threads::start::{self, here};
+use crate::threads::successor;
 
 /// Called before another process gets the descriptors.
 pub fn before_fork() {
     end_delegations();
     let _inside = inside::enter();
-    for (_, socket) in sockets() {
+    for (_, socket) in table::sockets() {
         socket.share();
     }
 }
@@ -64,8 +62,8 @@ pub fn after_fork_in_child() {
     let _inside = inside::forget_others();
     own_memory();
     Process::note_fork();
-    close_hidden();
-    for (_, socket) in sockets() {
+    start::close_hidden();
+    for (_, socket) in table::sockets() {
         let away = SocketState::HeldElsewhere {
             use_here: UseHere::Before,
         };
@@ -76,31 +74,7 @@ pub fn after_fork_in_child() {
             _ => {}
         }
     }
-    forget_server();
-}
-
-/// Closes the connection to the server, and everything that came with it. Only for a process with one thread and no
-/// sockets.
-pub(crate) fn part_with_server() {
-    close_hidden();
-    forget_server();
-}
-
-fn close_hidden() {
-    for fd in descriptors::take_hidden() {
-        descriptor::close(fd);
-    }
-}
-
-fn forget_server() {
-    for (_, file) in table::all() {
-        if let File::Epoll(set) = file {
-            set.inherit();
-        }
-    }
-    Process::forget();
-    successor::forget();
-    Waiter::forget_mine();
+    start::forget_server();
 }
 
 /// Called when the program ends by itself: its connections are closed in order when the last
@@ -114,7 +88,7 @@ pub fn before_exit() {
     {
         let _inside = inside::enter();
         process.lock().abort_delegations(clock::now());
-        for (fd, socket) in sockets() {
+        for (fd, socket) in table::sockets() {
             settle_open(process, fd, &socket);
             let is_here = socket.phase() == SocketPhase::Cached;
             if is_here && process.lock().is_local(socket.slot()) {
@@ -146,8 +120,9 @@ pub fn before_exec() -> bool {
         return before_exec_of_borrower();
     }
     end_delegations();
-    let (inherited, closed): (Vec<_>, Vec<_>) =
-        sockets().into_iter().partition(|(fd, _)| is_inherited(*fd));
+    let (inherited, closed): (Vec<_>, Vec<_>) = table::sockets()
+        .into_iter()
+        .partition(|(fd, _)| is_inherited(*fd));
     for (fd, socket) in &inherited {
         leave_to_kernel(*fd, socket);
     }
@@ -200,25 +175,11 @@ pub fn give_away(fd: RawFd) {
     }
 }
 
-/// Called before the descriptor is used by calls that the library does not see. Returns whether that works.
-pub fn before_lending(fd: RawFd) -> bool {
-    table::socket(fd).is_none_or(|socket| {
-        if socket.protocol == Protocol::Tcp {
-            socket.leave_to_kernel();
-            make_relayed(fd, &socket);
-        }
-        matches!(
-            socket.phase(),
-            SocketPhase::Relayed | SocketPhase::Listening
-        )
-    })
-}
-
 /// Called when another process gets the descriptor. Sessions to accept arrive on a listener's descriptor anyway.
 fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
     share_with_others(socket);
     if socket.protocol == Protocol::Tcp {
-        relay_for_others(fd, socket);
+        relay_for_others(fd, socket, here);
     }
     become_kernels(fd, socket);
 }
@@ -242,7 +203,7 @@ fn end_delegation_of(socket: &Socket) {
 fn leave_to_kernel(fd: RawFd, socket: &Arc<Socket>) {
     share_with_others(socket);
     if socket.protocol == Protocol::Tcp {
-        make_relayed(fd, socket);
+        make_relayed(fd, socket, here);
     }
     become_kernels(fd, socket);
 }
@@ -254,9 +215,9 @@ pub fn before_chroot() {
     if shares_memory() {
         return;
     }
-    let sockets = sockets();
+    let sockets = table::sockets();
     let may_need_server = !sockets.is_empty() || Process::knows_server();
-    if (may_need_server && Process::start().is_ok()) || Process::running().is_some() {
+    if (may_need_server && start::start().is_ok()) || Process::running().is_some() {
         return;
     }
     for (fd, socket) in sockets {
@@ -270,7 +231,7 @@ pub fn before_confinement() {
     if shares_memory() {
         return;
     }
-    for (fd, socket) in sockets() {
+    for (fd, socket) in table::sockets() {
         leave_to_kernel(fd, &socket);
     }
     Process::renounce();
@@ -304,7 +265,7 @@ pub fn while_moving<T>(call: impl FnOnce() -> T) -> T {
     }
     Process::before_move();
     let result = without_helper(call);
-    Process::after_move();
+    start::after_move();
     result
 }
 
@@ -317,34 +278,5 @@ pub fn before_fork_to_namespace() {
 
 /// Called in that child.
 pub fn after_fork_to_namespace() {
-    Process::after_move();
-}
-
-/// The process that owns this memory.
-static OWNER: AtomicI32 = AtomicI32::new(0);
-
-/// Marks this process as the owner, as opposed to a child of vfork.
-pub(super) fn own_memory() {
-    OWNER.store(own_id(), Ordering::Relaxed);
-}
-
-/// Is this a child of vfork? It has its own descriptors, and the sockets in memory are its
-/// parent's.
-pub fn shares_memory() -> bool {
-    ![0, own_id()].contains(&OWNER.load(Ordering::Relaxed))
-}
-
-fn own_id() -> i32 {
-    rustix::process::getpid().as_raw_nonzero().get()
-}
-
-fn sockets() -> Vec<(RawFd, Arc<Socket>)> {
-    let socket = |file| match file {
-        File::Socket(socket) => Some(socket),
-        File::Epoll(_) => None,
-    };
-    table::all()
-        .into_iter()
-        .filter_map(|(fd, file)| Some((fd, socket(file)?)))
-        .collect()
+    start::after_move();
 }

@@ -11,10 +11,9 @@ use portolan_sys::descriptor::set_socket_option;
 use portolan_types::{Protocol, SessionId};
 use rustix::io::Errno;
 
-use super::asking::refusal;
-use super::fallback::new_kernel_socket;
-use super::{CallError, Outcome};
 use crate::descriptors::InternalFd;
+use crate::migration::fallback::new_kernel_socket;
+use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::Process;
 use crate::socket::{Socket, SocketPhase};
 

@@ -13,15 +13,15 @@ use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_stack::Sending;
 use portolan_sys::datagram::{self, Departure};
 use portolan_sys::descriptor::set_socket_option;
+use portolan_sys::wait::pollfd;
 use rustix::io::Errno;
 
-use super::asking::refusal;
 use super::blocking::Call;
-use super::{CallError, Outcome, deadline_after, restarts};
 use crate::descriptors::InternalFd;
+use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::Process;
 use crate::socket::{Family, Socket, SocketPhase};
-use crate::wait::{Sleep, Woken, pollfd};
+use crate::threads::sleep::{Sleep, Woken, deadline_after, restarts};
 
 /// Sends through the kernel socket; without an address, to the session's peer.
 pub(super) fn send_by_kernel(

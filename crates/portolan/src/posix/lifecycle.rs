@@ -5,30 +5,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_local::Stream;
-use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody, SocketOptionsBlob};
-use portolan_stack::{Session, TcpSession};
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_stack::Session;
 use portolan_sys::unix::{self, PairKind};
-use portolan_sys::{clock, descriptor, owner};
+use portolan_sys::{clock, descriptor};
 use portolan_tcp::{Events, StateName};
 use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
 
 use super::asking::denial;
 use super::bind::bind_as_asked;
-use super::connect::complete_connect;
-use super::fallback::{leave_to_sharers, return_from_kernel_epolls};
-use super::fork::shares_memory;
-use super::migrate::{Destination, OutgoingCapsule, give_back, is_standard_stream, make_relayed};
-use super::{CallError, Outcome, deadline_after, find_here};
+use super::find::find_here;
 use crate::descriptors::{self, InternalFd};
-use crate::process::control::Lost;
+use crate::migration::active_open::complete_connect;
+use crate::migration::fallback::{leave_to_sharers, return_from_kernel_epolls};
+use crate::migration::finish::{finish, flush_local};
+use crate::migration::{Destination, give_back, is_standard_stream, make_relayed};
+use crate::outcome::{CallError, Outcome};
+use crate::process::vfork::shares_memory;
 use crate::process::{Absent, Process};
-use crate::runtime::NewSession;
+use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::table::{self, File};
 use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState};
+use crate::threads::sleep::{Sleep, deadline_after};
+use crate::threads::start::{for_new_socket, here};
 use crate::wait::epoll::Epoll;
-use crate::wait::unseen;
-use crate::wait::{Sleep, Waiter};
+use crate::wait::waiter::Waiter;
 
 pub fn socket(domain: i32, kind: i32, protocol: i32) -> Outcome<RawFd> {
     let family = match domain {
@@ -42,35 +44,16 @@ pub fn socket(domain: i32, kind: i32, protocol: i32) -> Outcome<RawFd> {
         (libc::SOCK_DGRAM, 0 | libc::IPPROTO_UDP) => (Protocol::Udp, PairKind::SeqPacket),
         _ => return Err(CallError::NotOurs),
     };
-    if unseen::is_seen() {
+    if Socket::has_unseen_waits() {
         return Err(CallError::NotOurs);
     }
-    Process::for_new_socket().map_err(|absent| match absent {
+    for_new_socket().map_err(|absent| match absent {
         Absent::UseKernel => CallError::NotOurs,
         Absent::Refuse => CallError::Errno(Errno::NETDOWN),
     })?;
     // It gets a peer once the server knows it.
     let near = unix::without_peer(kind)?;
-    enter(near, Arc::new(Socket::new(family, protocol)), flags)
-}
-
-/// Gives a socket its descriptor, with the flags of `socket` or `accept4`.
-pub(super) fn enter(near: std::os::fd::OwnedFd, socket: Arc<Socket>, flags: i32) -> Outcome<RawFd> {
-    let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
-    if is_nonblocking {
-        descriptor::set_nonblocking(&near, true)?;
-    }
-    if flags & libc::SOCK_CLOEXEC == 0 {
-        descriptor::set_close_on_exec(&near, false)?;
-    }
-    socket.set_nonblocking(is_nonblocking);
-    let near = near.into_raw_fd();
-    if !descriptors::can_hold(near) {
-        descriptor::close(near);
-        return Err(Errno::MFILE.into());
-    }
-    table::insert(near, File::Socket(socket));
-    Ok(near)
+    Ok(enter(near, Arc::new(Socket::new(family, protocol)), flags)?)
 }
 
 pub fn shutdown(fd: RawFd, how: i32) -> Outcome<()> {
@@ -245,38 +228,6 @@ fn begin_anew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Makes all the socket's descriptors refer to `near`.
-pub(super) fn replace_fds(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
-    let numbers = table::numbers_of(socket);
-    if let Some(number) = numbers.first() {
-        owner::inherit_status(*number, &near)?;
-    }
-    put_at(near, numbers)
-}
-
-/// As [`replace_fds`], for a socket that had no peer until now; `fd` is one of its descriptors.
-pub(super) fn replace_first_fds(
-    socket: &Arc<Socket>,
-    fd: RawFd,
-    near: impl AsFd,
-) -> Result<(), Errno> {
-    if Socket::has_owner() {
-        return replace_fds(socket, near);
-    }
-    if socket.is_nonblocking() {
-        descriptor::set_nonblocking(&near, true)?;
-    }
-    put_at(near, table::numbers(socket, fd))
-}
-
-fn put_at(near: impl AsFd, numbers: Vec<RawFd>) -> Result<(), Errno> {
-    let near = near.as_fd();
-    for number in numbers {
-        descriptor::replace(near, number, descriptor::is_close_on_exec(number)?)?;
-    }
-    Ok(())
-}
-
 pub fn close(fd: RawFd) -> Outcome<()> {
     if descriptors::is_internal(fd) {
         return Err(CallError::Errno(Errno::BADF));
@@ -349,8 +300,8 @@ pub(super) fn settle_open(process: &'static Process, fd: RawFd, socket: &Arc<Soc
     }
 }
 
-fn leave_all(epoll: &Arc<Epoll>) {
-    for (fd, socket) in epoll.members() {
+fn leave_all(epoll: &Arc<Epoll<Socket>>) {
+    for (fd, socket) in epoll.members(|_| true) {
         socket.leave_epoll(epoll, fd);
     }
 }
@@ -480,78 +431,11 @@ fn leave_session(
     process.lock().stack.remove(slot);
 }
 
-/// Closes a session that arrived for a socket after its program had closed it.
-pub(super) fn close_arrival(process: &Process, socket: &Arc<Socket>, arrival: NewSession) {
-    let now = clock::now();
-    match arrival {
-        NewSession::Local(session, mut end) => {
-            end.close(now);
-            flush_local(process, session);
-        }
-        NewSession::Session(mut session) => {
-            if let Session::Tcp(session) = &mut session {
-                session.connection.close(now);
-            }
-            // A lost server has nothing to finish, and this process has sent nothing.
-            let _ = finish(process, socket, session);
-        }
-    }
-}
-
 fn end_stream(stream: &mut dyn Stream, now: Instant, ending: Ending) {
     match ending {
         Ending::Close => stream.close(now),
         Ending::Abort => stream.abort(now),
     }
-}
-
-/// Has the server finish a session; returns it if there is no server.
-fn finish(process: &Process, socket: &Socket, session: Session) -> Result<(), Session> {
-    match session {
-        Session::Tcp(mut session) => match flush_to_close(process, &mut session) {
-            Ok(()) => Ok(()),
-            Err(Lost) => Err(Session::Tcp(session)),
-        },
-        Session::Udp(session) => {
-            socket.datagrams().kernel_socket = None;
-            let release = RequestBody::Release {
-                session: session.id,
-            };
-            // The port is free when `close` returns; a lost server has freed it already.
-            let _ = process.control.call(release, &[]);
-            Ok(())
-        }
-    }
-}
-
-/// The state of a local session is where its next holder finds it. A lost server has nothing to finish.
-fn flush_local(process: &Process, session: SessionId) {
-    let request = RequestBody::Flush {
-        session,
-        capsule: OutgoingCapsule::empty().capsule,
-        then: AfterFlush::Close,
-        options_blob: SocketOptionsBlob::default(),
-    };
-    let _ = process.control.tell(request, &[]);
-}
-
-/// Does not wait for the server: its reply would change nothing.
-fn flush_to_close(process: &Process, session: &mut TcpSession) -> Result<(), Lost> {
-    let Some(OutgoingCapsule { capsule, fds }) = OutgoingCapsule::of(session) else {
-        // The server will see the descriptor closed, and reset the connection.
-        return Ok(());
-    };
-    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-    let then = AfterFlush::Close;
-    process.control.tell(
-        RequestBody::Flush {
-            session: session.id,
-            capsule,
-            then,
-            options_blob: SocketOptionsBlob::default(),
-        },
-        &fds,
-    )
 }
 
 /// The number of a duplicate.
@@ -598,7 +482,7 @@ pub fn duplicate(fd: RawFd, to: Duplicate) -> Outcome<RawFd> {
     if let File::Socket(socket) = &file {
         socket.add_reference();
         if is_standard_stream(new) {
-            make_relayed(fd, socket);
+            make_relayed(fd, socket, here);
         }
     }
     table::insert(new, file);

@@ -7,22 +7,28 @@ use std::time::Duration;
 
 use portolan_proto::control::{Caching, DescriptorEvent, ReplyBody, RequestBody, SessionRef};
 use portolan_sys::unix::{self, PairKind, ReceiveError};
+use portolan_sys::wait::pollfd;
 use portolan_sys::{clock, descriptor, wait};
 use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
+use rustix::net::{SocketFlags, acceptfrom_with};
 
-use super::again;
-use super::asking::{denial, install, refusal};
+use super::asking::denial;
 use super::attach::notice_listening;
 use super::bind::bind_implicitly;
-use super::delegate::{self, ListenerSlot};
-use super::fallback::wake_sleepers;
-use super::lifecycle::{enter, replace_fds};
-use super::migrate::fetch;
-use super::{CallError, Outcome, Watching, deadline_after, find, restarts};
-use crate::process::{Absent, Process, successor};
+use super::find::find;
+use super::watching::Watching;
+use crate::migration::arrival::{fetch, install};
+use crate::migration::delegate::ListenerSlot;
+use crate::migration::fallback::{accept_kernel, hand_to_kernel_epolls, wake_sleepers};
+use crate::migration::{delegate, reopen};
+use crate::outcome::{CallError, Outcome, refusal};
+use crate::process::{Absent, Process};
+use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
-use crate::wait::{Sleep, Woken, outside, pollfd};
+use crate::threads::sleep::{Sleep, Woken, deadline_after, outside, restarts};
+use crate::threads::start::start;
+use crate::threads::successor;
 
 /// How long after a listener's descriptor the control connection may hang up if the server was
 /// killed: a process that ends closes its descriptors one after the other.
@@ -110,9 +116,9 @@ fn become_listener(process: &'static Process, socket: &Arc<Socket>, backlog: u32
             socket.become_unless_closed(SocketState::Listening);
             let far = pair.map(|(_, far)| far).or_else(|| fds.pop());
             delegate::heed(process, socket, (session, backlog), (place, far), rules);
-            again::fetch_token(process, &mut setup);
+            reopen::fetch_token(process, &mut setup);
             drop(setup);
-            super::fallback::hand_to_kernel_epolls(socket);
+            hand_to_kernel_epolls(socket);
             Ok(())
         }
         other => Err(denial(socket, &setup, other)),
@@ -134,7 +140,7 @@ pub fn accept(fd: RawFd, flags: i32) -> Outcome<(RawFd, SocketAddr)> {
             return Err(CallError::NotOurs);
         }
         if listener.phase() == SocketPhase::Listening && listener.stands_in() {
-            match again::accept_from_kernel(fd, &listener, flags)? {
+            match accept_from_kernel(fd, &listener, flags)? {
                 Some(accepted) => return Ok(accepted),
                 None if listener.is_nonblocking() => return Err(Errno::AGAIN.into()),
                 None => {}
@@ -165,6 +171,38 @@ pub fn accept(fd: RawFd, flags: i32) -> Outcome<(RawFd, SocketAddr)> {
     }
 }
 
+/// Returns the next connection that the kernel has accepted for a listener without a server.
+fn accept_from_kernel(
+    fd: RawFd,
+    listener: &Arc<Socket>,
+    flags: i32,
+) -> Outcome<Option<(RawFd, SocketAddr)>> {
+    let mut polled = [pollfd(fd, libc::POLLIN)];
+    if wait::ppoll(&mut polled, Some(Instant::ZERO), None)? == 0 {
+        return Ok(None);
+    }
+    match acceptfrom_with(descriptor::borrow(fd)?, SocketFlags::CLOEXEC) {
+        Ok((connection, remote)) => {
+            let remote = remote.and_then(|remote| SocketAddr::try_from(remote).ok());
+            let remote = remote.ok_or(Errno::CONNABORTED)?;
+            Ok(Some((accept_kernel(connection, flags)?, remote)))
+        }
+        // Lost the race to another thread or process.
+        Err(Errno::AGAIN | Errno::CONNABORTED) => Ok(None),
+        // Another process has stopped listening on it, because there is a server.
+        Err(Errno::INVAL) => {
+            let mut setup = listener.setup();
+            if listener.stands_in() {
+                reopen::fall_silent(listener, &mut setup)?;
+            }
+            drop(setup);
+            successor::watch();
+            Ok(None)
+        }
+        Err(errno) => Err(errno.into()),
+    }
+}
+
 fn wait_for_connection(
     fd: RawFd,
     listener: &Arc<Socket>,
@@ -182,11 +220,9 @@ fn wait_for_connection(
     };
     let sleep = Sleep {
         kernel: &mut kernel,
-        deadline,
-        mask: None,
-        begins_again: None,
+        ..Sleep::until(deadline)
     };
-    let _watching = Watching::new(vec![listener])?;
+    let _watching = Watching::new(vec![listener]);
     let is_over = || (listener.phase() != SocketPhase::Listening).then_some(());
     match process.wait(sleep, |_, _| is_over()) {
         Ok(Woken::TimedOut) => Err(Errno::AGAIN.into()),
@@ -207,7 +243,7 @@ enum Next {
 /// Accepts the next session. Sessions that have ended in the meantime are skipped.
 fn try_accept(fd: RawFd, listener: &Arc<Socket>, flags: i32) -> Outcome<Next> {
     // A forked worker registers with its first accept.
-    let Ok(process) = Process::start() else {
+    let Ok(process) = start() else {
         return next_without_server(fd, listener);
     };
     match accept_from(process, fd, listener, flags) {
@@ -253,9 +289,9 @@ fn accept_from(
             Err(ReceiveError::Blocked) => return Ok(Next::Nobody),
             // This process has inherited the listener of a server before the current one.
             Err(ReceiveError::Closed)
-                if !process.control.is_lost() && again::is_of_before(process, listener) =>
+                if !process.control.is_lost() && reopen::is_of_before(process, listener) =>
             {
-                again::open_listener(process, listener)?;
+                reopen::open_listener(process, listener)?;
                 return Ok(Next::Nobody);
             }
             Err(ReceiveError::Closed) if process.control.hangs_up_by(clock::now() + EXIT) => {
@@ -311,7 +347,7 @@ fn accept_from(
                 }
             }
             Ok(DescriptorEvent::AcceptedKernel { remote }) => {
-                let fd = super::fallback::accept_kernel(descriptor, flags)?;
+                let fd = accept_kernel(descriptor, flags)?;
                 return Ok(Next::Connection((fd, listener.shown(remote))));
             }
             Ok(_) | Err(_) => {}
@@ -325,7 +361,7 @@ fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
     let mut setup = listener.setup();
     let process = Process::running();
     // The next server may have it already.
-    let listens = process.is_some_and(|process| again::is_open(process, &setup));
+    let listens = process.is_some_and(|process| reopen::is_open(process, &setup));
     if listener.phase() != SocketPhase::Listening || listener.stands_in() || listens {
         // Another thread was faster.
         return Ok(());
@@ -334,15 +370,15 @@ fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
     if let (Some(process), Some(session)) = (process, setup.session) {
         process.lock().abort_delegation(clock::now(), session);
     }
-    let may_be_kernels = matches!(Process::start(), Err(Absent::UseKernel));
-    if may_be_kernels && again::stand_in(listener, &mut setup).is_ok() {
+    let may_be_kernels = matches!(start(), Err(Absent::UseKernel));
+    if may_be_kernels && reopen::stand_in(listener, &mut setup).is_ok() {
         drop(setup);
         wake_sleepers(listener);
         return Ok(());
     }
     // Other holders of the old descriptor detect it by themselves.
     if !is_silent(&setup) {
-        again::fall_silent(listener, &mut setup)?;
+        reopen::fall_silent(listener, &mut setup)?;
     }
     Ok(())
 }

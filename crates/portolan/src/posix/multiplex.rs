@@ -4,19 +4,25 @@ use std::os::fd::{IntoRawFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use portolan_sys::wait::pollfd;
 use portolan_sys::{clock, descriptor, wait};
 use rustix::io::Errno;
 
 use super::attach::notice_listening;
-use super::fallback::kernel_event;
-use super::migrate::obtain;
-use super::{CallError, Outcome, Watching, deadline_after, find_here, here};
+use super::find::find_here;
+use super::watching::Watching;
 use crate::descriptors;
+use crate::migration::fallback::kernel_event;
+use crate::migration::obtain;
+use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::socket::table::{self, File};
-use crate::socket::{ERR, HUP, Socket, SocketPhase};
+use crate::socket::{Socket, SocketPhase};
+use crate::threads::sleep::{Sleep, Woken, deadline_after};
+use crate::threads::start::here;
 use crate::wait::epoll::{Epoll, Polled};
-use crate::wait::{Sleep, Waiter, Woken, pollfd};
+use crate::wait::events::{ERR, HUP};
+use crate::wait::waiter::Waiter;
 
 /// Who reports the events of a descriptor.
 enum Source {
@@ -93,7 +99,7 @@ fn poll_once(
             let _ = find_here(fd.fd);
         }
     }
-    let sets: Vec<Arc<Epoll>> = fds.iter().filter_map(|fd| table::epoll(fd.fd)).collect();
+    let sets: Vec<Arc<Epoll<Socket>>> = fds.iter().filter_map(|fd| table::epoll(fd.fd)).collect();
     if !sets.is_empty() {
         settle(process, &sets)?;
     }
@@ -111,19 +117,18 @@ fn poll_once(
         Source::Library(socket) => Some(socket),
         _ => None,
     });
-    let watching = Watching::new(ours.collect())?;
+    let watching = Watching::new(ours.collect());
     let sleep = Sleep {
         kernel: &mut kernel,
-        deadline,
         mask,
-        begins_again: None,
+        ..Sleep::until(deadline)
     };
     let woken = process.wait(sleep, |core, _| {
         let mut count = 0;
         let mut has_left = false;
         for (fd, source) in fds.iter_mut().zip(&sources) {
             if let Source::Library(socket) = source {
-                fd.revents = revents(socket.readiness(core), fd.events);
+                fd.revents = revents(core.readiness(socket), fd.events);
                 count += usize::from(fd.revents != 0);
                 has_left |= matches!(
                     socket.phase(),
@@ -147,13 +152,18 @@ fn poll_once(
 }
 
 /// Brings the kernel's view of watched sets up to date.
-fn settle(process: &Process, sets: &[Arc<Epoll>]) -> Result<(), Errno> {
+fn settle(process: &Process, sets: &[Arc<Epoll<Socket>>]) -> Result<(), Errno> {
     let mut core = process.lock();
     core.poll_rx(clock::now());
     sets.iter().try_for_each(|set| {
         set.be_watched();
-        set.settle(&mut core)
+        set.settle(&mut |socket| core.readiness(socket))
     })
+}
+
+fn settle_set(process: &Process, set: &Epoll<Socket>) -> Result<(), Errno> {
+    let mut core = process.lock();
+    set.settle(&mut |socket| core.readiness(socket))
 }
 
 /// Enters the kernel's results for its descriptors.
@@ -194,7 +204,7 @@ pub fn epoll_control(
 }
 
 fn control(
-    epoll: &Arc<Epoll>,
+    epoll: &Arc<Epoll<Socket>>,
     operation: i32,
     fd: RawFd,
     event: Option<libc::epoll_event>,
@@ -224,11 +234,11 @@ fn control(
             }
             // Sleepers of the set are signalled with the core held.
             let mut core = process.lock();
-            if socket.readiness(&mut core) & event.events != 0 {
+            if core.readiness(&socket) & event.events != 0 {
                 // It is told of after those that became ready before.
                 core.look_at_locals(clock::now());
             }
-            epoll.set(&mut core, (fd, &socket), event);
+            epoll.set((fd, &socket), event, |socket| core.readiness(socket));
             Ok(())
         }
         _ => Err(Errno::INVAL.into()),
@@ -236,7 +246,12 @@ fn control(
 }
 
 /// Checks what may be combined with `EPOLLEXCLUSIVE`, which is allowed only in the first call (epoll_ctl(2)).
-fn check_exclusive(epoll: &Epoll, operation: i32, fd: RawFd, wanted: u32) -> Result<(), Errno> {
+fn check_exclusive(
+    epoll: &Epoll<Socket>,
+    operation: i32,
+    fd: RawFd,
+    wanted: u32,
+) -> Result<(), Errno> {
     const EXCLUSIVE: u32 = libc::EPOLLEXCLUSIVE as u32;
     let ways = libc::EPOLLIN | libc::EPOLLOUT | libc::EPOLLET | libc::EPOLLWAKEUP;
     let allowed = ways as u32 | ERR | HUP | EXCLUSIVE;
@@ -251,7 +266,7 @@ fn check_exclusive(epoll: &Epoll, operation: i32, fd: RawFd, wanted: u32) -> Res
 }
 
 fn kernel_control(
-    epoll: &Epoll,
+    epoll: &Epoll<Socket>,
     operation: i32,
     fd: RawFd,
     event: Option<libc::epoll_event>,
@@ -289,7 +304,7 @@ fn kernel_control(
 
 /// Handles a member that is polled separately, or should be; `None` if the kernel's set handles it.
 fn control_polled(
-    epoll: &Epoll,
+    epoll: &Epoll<Socket>,
     operation: i32,
     fd: RawFd,
     event: Option<libc::epoll_event>,
@@ -339,7 +354,7 @@ pub fn epoll_wait(
         return Err(CallError::NotOurs);
     };
     let Some(process) = here() else {
-        for (fd, _) in epoll.members_away() {
+        for (fd, _) in members_away(&epoll) {
             let _ = find_here(fd);
         }
         return Err(CallError::NotOurs);
@@ -360,12 +375,12 @@ pub fn epoll_wait(
 /// Returns `None` if it was woken without anything to report.
 fn wait_once(
     process: &'static Process,
-    epoll: &Arc<Epoll>,
+    epoll: &Arc<Epoll<Socket>>,
     events: &mut [libc::epoll_event],
     deadline: Option<portolan_types::Instant>,
     mask: Option<&libc::sigset_t>,
 ) -> Result<Option<usize>, Errno> {
-    for (fd, socket) in epoll.members_away() {
+    for (fd, socket) in members_away(epoll) {
         let _ = obtain(process, fd, &socket);
     }
     let has_kernel_members = epoll.has_kernel_members();
@@ -378,7 +393,7 @@ fn wait_once(
     kernel.extend(polled.iter().map(Polled::pollfd));
     let is_linked = epoll.is_watched() || epoll.has_nested();
     if is_linked {
-        epoll.settle(&mut process.lock())?;
+        settle_set(process, epoll)?;
     }
     if epoll.is_kernels_turn() {
         let count = ask_kernel(epoll, events)?;
@@ -386,22 +401,23 @@ fn wait_once(
             return Ok(Some(count));
         }
         if count > 0 {
-            let more = epoll.collect(&mut process.lock(), &mut events[count..]);
+            let mut core = process.lock();
+            let readiness = |socket: &Socket| core.readiness(socket);
+            let more = epoll.collect(&mut events[count..], readiness);
             return Ok(Some(count + more));
         }
     }
-    let sleeping = Sleeping::new(epoll)?;
+    let sleeping = Sleeping::new(epoll);
     let sleep = Sleep {
         kernel: &mut kernel,
-        deadline,
         mask,
-        begins_again: None,
+        ..Sleep::until(deadline)
     };
     let woken = process.wait(sleep, |core, _| {
-        let count = epoll.collect(core, events);
+        let count = epoll.collect(events, |socket| core.readiness(socket));
         let has_changed = epoll.has_kernel_members() != has_kernel_members
             || epoll.polled_count() != polled.len()
-            || !epoll.members_away().is_empty();
+            || !members_away(epoll).is_empty();
         (count > 0 || has_changed).then_some(count)
     })?;
     drop(sleeping);
@@ -417,19 +433,29 @@ fn wait_once(
         count += epoll.collect_polled(found, &mut events[count..]);
     }
     if is_linked {
-        epoll.settle_nested(&mut process.lock())?;
+        let mut core = process.lock();
+        epoll.settle_nested(&mut |socket| core.readiness(socket))?;
     }
     if has_kernel_members && count < events.len() {
         count += ask_kernel(epoll, &mut events[count..])?;
     }
     if epoll.is_watched() {
-        epoll.settle(&mut process.lock())?;
+        settle_set(process, epoll)?;
     }
     let is_over = count > 0 || matches!(woken, Woken::TimedOut);
     Ok(is_over.then_some(count))
 }
 
-fn ask_kernel(epoll: &Epoll, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
+/// Returns the members of a set whose session is held elsewhere.
+fn members_away(epoll: &Epoll<Socket>) -> Vec<(RawFd, Arc<Socket>)> {
+    if Socket::any(SocketPhase::HeldElsewhere) {
+        epoll.members(|socket| socket.phase() == SocketPhase::HeldElsewhere)
+    } else {
+        Vec::new()
+    }
+}
+
+fn ask_kernel(epoll: &Epoll<Socket>, events: &mut [libc::epoll_event]) -> Result<usize, Errno> {
     let count = epoll.collect_kernels(events)?;
     epoll.kernel_has_told(count, count == events.len());
     Ok(count)
@@ -437,15 +463,15 @@ fn ask_kernel(epoll: &Epoll, events: &mut [libc::epoll_event]) -> Result<usize, 
 
 /// While this lives, the calling thread sleeps on an epoll set.
 struct Sleeping<'a> {
-    epoll: &'a Epoll,
+    epoll: &'a Epoll<Socket>,
     waiter: Arc<Waiter>,
 }
 
 impl<'a> Sleeping<'a> {
-    fn new(epoll: &'a Epoll) -> Result<Sleeping<'a>, Errno> {
+    fn new(epoll: &'a Epoll<Socket>) -> Sleeping<'a> {
         let waiter = Waiter::mine();
         epoll.add_sleeper(&waiter);
-        Ok(Sleeping { epoll, waiter })
+        Sleeping { epoll, waiter }
     }
 }
 

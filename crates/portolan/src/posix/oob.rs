@@ -7,8 +7,9 @@ use portolan_sys::{clock, memory};
 use portolan_tcp::OutOfBand;
 use rustix::io::Errno;
 
-use super::Outcome;
-use super::data::{Received, gone};
+use super::blocking::gone;
+use super::message::Received;
+use crate::outcome::Outcome;
 use crate::process::Process;
 use crate::socket::Socket;
 

@@ -16,11 +16,12 @@ pub use portolan_tcp::{Chunk, Placed};
 use portolan_types::{Generation, Instant, Protocol, Slot};
 use rustix::io::Errno;
 
-use super::blocking::Call;
-use super::connect::complete_connect;
-use super::data::{by_phase, gone};
-use super::{Outcome, Transfer, find_to_use, retry_if_moved, send};
+use super::blocking::{Call, gone};
+use super::data::{by_phase, send};
+use super::find::{Transfer, find_to_use, retry_if_moved};
 use crate::channel::layers::{self, Layer};
+use crate::migration::active_open::complete_connect;
+use crate::outcome::Outcome;
 use crate::process::{Process, inside};
 use crate::runtime::Core;
 use crate::runtime::lending::Returned;
@@ -254,7 +255,7 @@ fn take_stream(
         if has_read_end {
             return Some(Ok(0));
         }
-        if let Some(errno) = socket.take_error(Some(core)) {
+        if let Some(errno) = core.take_error(socket) {
             return Some(Err(errno.into()));
         }
         has_ended.then_some(Ok(0))
@@ -288,30 +289,30 @@ fn take(
         return 0;
     };
     let returned = Arc::clone(returned);
-    let mut stayed = core.lending.take(slot);
+    let mut retained = core.lending.take(slot);
     let Some(found) = core.stack.tcp(slot) else {
         return 0;
     };
     let connection = &mut found.connection;
-    let unread = if stayed.is_empty() {
+    let unread = if retained.is_empty() {
         connection.readable()
     } else {
-        stayed.behind
+        retained.behind
     };
     let read = read_out(connection, now, unread, (most, pieces));
-    stayed.behind -= read.min(stayed.behind);
-    let left = match stayed.behind {
+    retained.behind -= read.min(retained.behind);
+    let left = match retained.behind {
         0 => most.saturating_sub(pieces.len() - first),
         _ => 0,
     };
-    let rest = stayed.split_off(left);
-    connection.note_taken(now, stayed.length());
+    let rest = retained.split_off(left);
+    connection.note_taken(now, retained.length());
     let notable = connection.receive_buffer() / NOTABLE_PART;
     if connection.has_output() {
         core.touch_after_read(slot);
     }
     core.lending.put_back(slot, rest);
-    pieces.extend(stayed.loans.into_iter().map(|loan| {
+    pieces.extend(retained.loans.into_iter().map(|loan| {
         let account = Account {
             process,
             session,
@@ -360,7 +361,7 @@ fn take_datagram(
     pieces: &mut Vec<Piece>,
 ) -> Outcome<Taken> {
     let attempt = |core: &mut Core, _: Instant| {
-        if let Some(errno) = socket.take_error(Some(core)) {
+        if let Some(errno) = core.take_error(socket) {
             return Some(Err(errno.into()));
         }
         let Some(session) = core.stack.udp(socket.slot()) else {
@@ -421,7 +422,7 @@ fn give(
         if core
             .stream_to_send(slot)
             .is_some_and(|stream| stream.error().is_some())
-            && let Some(errno) = socket.take_error(Some(core))
+            && let Some(errno) = core.take_error(socket)
         {
             return Some(Err(errno.into()));
         }

@@ -4,23 +4,23 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use libc::{IPPROTO_IP, IPPROTO_IPV6, IPPROTO_TCP, SOL_SOCKET};
-use portolan_local::Stream;
-use portolan_proto::control::RequestBody;
 use portolan_sys::capability::Capability;
 use portolan_sys::clock;
 use portolan_sys::descriptor::set_socket_option;
 use portolan_tcp::{BbrInfo, CongestionKind, StateName};
-use portolan_types::{Protocol, SessionId};
+use portolan_types::Protocol;
 use rustix::io::Errno;
 
 use super::attach::{describe_to_others, notice_listening, waiting_at_server};
-use super::connect::complete_connect;
 use super::datagram::uncork;
-use super::fallback::{become_kernels, new_kernel_socket};
+use super::find::{find, find_here};
 use super::groups::{check_interface, sending_interface, set_membership};
 use super::kernel_socket::repeat_on_kernel_socket;
 use super::listen::listen_anew;
-use super::{CallError, Outcome, find, find_here, tcp_info};
+use super::tcp_info;
+use crate::migration::active_open::complete_connect;
+use crate::migration::fallback::{become_kernels, new_kernel_socket};
+use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::socket::options::{
     CONGESTION_NAME, TCP_CC_INFO, is_privileged, is_the_kernels, timestamping,
@@ -90,9 +90,10 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()>
         }
         _ => return Ok(()),
     }
-    if socket.options().priority() != told_priority {
+    let priority = socket.options().priority();
+    if priority != told_priority {
         let session = socket.setup().session;
-        session.inspect(|session| tell_priority(process, &socket, *session));
+        session.inspect(|session| process.prioritize(*session, priority));
     }
     if socket.protocol == Protocol::Udp {
         repeat_on_kernel_socket(&socket, level, name);
@@ -109,7 +110,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()>
     }
     if let Some(stream) = core.stream(slot).filter(|_| level == IPPROTO_TCP) {
         match name {
-            libc::TCP_QUICKACK => apply_quickack(&socket, stream),
+            libc::TCP_QUICKACK => socket.options().apply_quickack(stream),
             libc::TCP_NODELAY if stream.options().nodelay => stream.push(),
             _ => {}
         }
@@ -123,13 +124,6 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()>
         core.poll_tx(clock::now());
     }
     Ok(())
-}
-
-/// Has the server send the session's frames with its priority. Without a server this has no effect.
-pub(super) fn tell_priority(process: &Process, socket: &Socket, session: SessionId) {
-    let priority = socket.options().priority();
-    let request = RequestBody::Prioritize { session, priority };
-    let _ = process.control.call(request, &[]);
 }
 
 /// Makes the socket the kernel's because of an option, if that is still possible.
@@ -201,15 +195,6 @@ fn check_phase(socket: &Socket, level: i32, name: i32, value: &[u8]) -> Result<(
             _ => false,
         };
     if refused { Err(Errno::INVAL) } else { Ok(()) }
-}
-
-/// `TCP_QUICKACK` acts once: it is not a state of the socket (tcp(7)).
-pub(super) fn apply_quickack(socket: &Socket, stream: &mut dyn Stream) {
-    match socket.options().quickack() {
-        Some(true) => stream.ack_quickly(),
-        Some(false) => stream.ack_lazily(),
-        None => {}
-    }
 }
 
 /// Reports changed options of a listener to the server: some apply to future connections, and other
@@ -301,9 +286,7 @@ fn of_socket(process: &Process, socket: &Socket, name: i32) -> Option<Vec<u8>> {
         libc::SO_ERROR => {
             let mut core = process.lock();
             core.poll_rx(clock::now());
-            socket
-                .take_error(Some(&mut core))
-                .map_or(0, Errno::raw_os_error)
+            core.take_error(socket).map_or(0, Errno::raw_os_error)
         }
         libc::SO_TYPE => match socket.protocol {
             Protocol::Tcp => libc::SOCK_STREAM,

@@ -6,13 +6,13 @@
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use portolan_sys::thread;
 
 use crate::process::Process;
 use crate::process::inside;
-use crate::wait::Waiter;
+use crate::wait::waiter;
 
 /// Set before the first cancellation. Until then no check is needed.
 static HAS_ANY: AtomicBool = AtomicBool::new(false);
@@ -21,21 +21,11 @@ static HAS_ANY: AtomicBool = AtomicBool::new(false);
 /// reuses the name of a thread that has ended.
 static CANCELLED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 
-/// Waiters of threads that may sleep, by thread ID.
-static SLEEPERS: Mutex<Vec<(i32, Weak<Waiter>)>> = Mutex::new(Vec::new());
-
 thread_local! {
     /// The library has disabled cancellation, which the thread had enabled.
     static IS_HELD: Cell<bool> = const { Cell::new(false) };
     static IS_SHELTERED: Cell<bool> = const { Cell::new(false) };
     static IS_ENDED: Cell<bool> = const { Cell::new(false) };
-}
-
-/// Registers the waiter by which the calling thread sleeps.
-pub(crate) fn note(waiter: &Arc<Waiter>) {
-    let mut sleepers = held(&SLEEPERS);
-    sleepers.retain(|(_, waiter)| waiter.strong_count() > 0);
-    sleepers.push((thread::number(), Arc::downgrade(waiter)));
 }
 
 /// Called before a thread is cancelled.
@@ -45,17 +35,13 @@ pub fn expect() {
 
 /// Called after `thread` was cancelled: ends its wait.
 pub fn cancelled(thread: i32) {
-    held(&CANCELLED).push(thread);
+    cancelled_threads().push(thread);
     // Waiters are signalled with the core locked.
     let Some(process) = Process::running() else {
         return;
     };
     let _core = process.lock();
-    for (_, waiter) in held(&SLEEPERS).iter().filter(|(id, _)| *id == thread) {
-        if let Some(waiter) = waiter.upgrade() {
-            waiter.signal();
-        }
-    }
+    waiter::signal_thread(thread);
 }
 
 /// Disables cancellation for the calling thread, which is in the library.
@@ -78,7 +64,7 @@ pub(crate) fn is_wanted() -> bool {
         return false;
     }
     let id = thread::number();
-    let mut cancelled = held(&CANCELLED);
+    let mut cancelled = cancelled_threads();
     let is_wanted = cancelled.contains(&id) && IS_HELD.get();
     if is_wanted {
         cancelled.retain(|other| *other != id);
@@ -116,8 +102,8 @@ pub fn take_end() -> bool {
     IS_ENDED.replace(false)
 }
 
-fn held<T>(list: &Mutex<T>) -> MutexGuard<'_, T> {
-    list.lock().unwrap_or_else(PoisonError::into_inner)
+fn cancelled_threads() -> MutexGuard<'static, Vec<i32>> {
+    CANCELLED.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -14,32 +14,32 @@ use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
 use portolan_sys::unix::{
     ConnectError, Connection, PairKind, ReceiveError, SendError, socket_pair,
 };
+use portolan_sys::wait::pollfd;
 use portolan_sys::{descriptor, wait};
 use portolan_types::Instant;
 use rustix::io::{DupFlags, Errno};
 use rustix::process::{Resource, getrlimit};
 
+use crate::descriptors::limit::{self, Raised};
 use crate::descriptors::{self, InternalFd};
-use crate::process::limit::{self, Raised};
-use crate::wait::pollfd;
 
 pub(crate) struct Control {
     /// Its descriptor number is constant; after a restart of the server it refers to another connection.
     connection: Connection,
     exchange: Mutex<Exchange>,
-    standing: Standing,
+    state: ConnectionState,
 }
 
 /// Number of the current connection, and whether it is lost: a failed call on an earlier connection
 /// must not mark its successor as lost.
 #[derive(Debug, Default)]
-struct Standing(AtomicU32);
+struct ConnectionState(AtomicU32);
 
-impl Standing {
+impl ConnectionState {
     const LOST: u32 = 1;
 
     fn is_lost(&self) -> bool {
-        self.0.load(Ordering::Acquire) & Standing::LOST != 0
+        self.0.load(Ordering::Acquire) & ConnectionState::LOST != 0
     }
 
     fn now(&self) -> u32 {
@@ -48,7 +48,7 @@ impl Standing {
 
     /// Marks the connection that was current at `seen` as lost.
     fn lose(&self, seen: u32) {
-        let lost = seen | Standing::LOST;
+        let lost = seen | ConnectionState::LOST;
         // Lost the race to another thread, or the connection was replaced.
         let _ = self
             .0
@@ -57,7 +57,7 @@ impl Standing {
 
     /// Notes a new connection.
     fn renew(&self) {
-        let renewed = (self.now() | Standing::LOST).wrapping_add(1);
+        let renewed = (self.now() | ConnectionState::LOST).wrapping_add(1);
         self.0.store(renewed, Ordering::Release);
     }
 }
@@ -139,7 +139,7 @@ impl Control {
                 buffer: vec![0; MAX_MESSAGE],
                 reserve: Reserve::default(),
             }),
-            standing: Standing::default(),
+            state: ConnectionState::default(),
         }
     }
 
@@ -151,7 +151,7 @@ impl Control {
         exchange.reserve.copies.clear();
         let others = other.exchange.lock();
         exchange.next_id = others.unwrap_or_else(PoisonError::into_inner).next_id;
-        self.standing.renew();
+        self.state.renew();
         Ok(())
     }
 
@@ -160,7 +160,7 @@ impl Control {
     }
 
     pub(crate) fn is_lost(&self) -> bool {
-        self.standing.is_lost()
+        self.state.is_lost()
     }
 
     /// Checks whether the server has hung up; costs a system call.
@@ -170,11 +170,11 @@ impl Control {
 
     /// As [`Control::has_hung_up`], but waits for a hang-up until `deadline`.
     pub(crate) fn hangs_up_by(&self, deadline: Instant) -> bool {
-        let seen = self.standing.now();
+        let seen = self.state.now();
         let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), 0)];
         let looked = wait::ppoll(&mut fds, Some(deadline), None);
         if looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0 {
-            self.standing.lose(seen);
+            self.state.lose(seen);
         }
         self.is_lost()
     }
@@ -226,13 +226,13 @@ impl Control {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(ReplyBody, Vec<OwnedFd>), Lost> {
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = self.standing.now();
+        let seen = self.state.now();
         if self.is_lost() {
             return Err(Lost);
         }
         let answer = self.exchange(&mut exchange, body, fds);
         if answer.is_err() {
-            self.standing.lose(seen);
+            self.state.lose(seen);
         }
         answer
     }
@@ -283,13 +283,13 @@ impl Control {
 
     /// Sends a request that has no reply.
     pub(crate) fn tell(&self, body: RequestBody, fds: &[BorrowedFd<'_>]) -> Result<(), Lost> {
-        let seen = self.standing.now();
+        let seen = self.state.now();
         if self.is_lost() {
             return Err(Lost);
         }
         let sent = self.send(&Request { id: 0, body }, fds);
         if sent.is_err() {
-            self.standing.lose(seen);
+            self.state.lose(seen);
         }
         sent.map(drop)
     }

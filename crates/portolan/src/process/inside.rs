@@ -189,7 +189,7 @@ pub fn leave() -> ExitGuard {
         let ran = thread.go(Whereabouts::Outside);
         thread.begins_again.set(ran.map(|ran| ran.restarts));
         ExitGuard {
-            _passage: LibraryGuard { before },
+            _guard: LibraryGuard { before },
             is_interrupted: ran.is_some(),
         }
     })
@@ -198,7 +198,7 @@ pub fn leave() -> ExitGuard {
 /// The thread is outside until this is dropped.
 #[must_use]
 pub struct ExitGuard {
-    _passage: LibraryGuard,
+    _guard: LibraryGuard,
     /// Handlers have run that a sleep would not have deferred.
     pub(crate) is_interrupted: bool,
 }
@@ -294,7 +294,7 @@ mod tests {
             let second = thread::spawn({
                 let order = Arc::clone(&of_second);
                 move || {
-                    let _passage = enter();
+                    let _guard = enter();
                     note(&order, "second in");
                 }
             });

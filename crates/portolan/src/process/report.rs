@@ -1,13 +1,38 @@
-//! Statistics rows of the sessions held here, as `portolan ss` shows them.
+//! Statistics of the sessions held here, as `portolan ss` shows them.
 
 use std::time::Duration;
 
 use portolan_local::Stream;
 use portolan_proto::report::{STATE_NAMES, SessionFigures, StatisticsRow};
-use portolan_stack::{Session, UdpSession};
+use portolan_stack::{SPUN_US, Session, UdpSession};
 use portolan_types::SessionId;
 
-pub(crate) fn row(session: &Session, spent: Duration) -> StatisticsRow {
+use crate::process::Process;
+use crate::runtime::Core;
+
+impl Process {
+    /// Publishes the statistics of all sessions to the server.
+    pub(crate) fn publish(&self, core: &Core) {
+        for (slot, session) in core.stack.iter() {
+            let spent = core.channel.accounts.spent(slot);
+            core.statistics.publish(slot, &row(session, spent));
+        }
+        for (slot, id, end) in core.locals.iter() {
+            core.statistics.publish(slot, &stream_row(id, end));
+        }
+        for (slot, row) in core.delegations.rows() {
+            core.statistics.publish(slot, &row);
+        }
+        for (row, figures) in core.inboxes.rows() {
+            core.statistics.publish_raw(row, &figures);
+        }
+        let mut counters = core.stack.counters();
+        counters[SPUN_US] = u64::try_from(self.spinner.spun().as_micros()).unwrap_or(u64::MAX);
+        core.statistics.publish_counters(&counters);
+    }
+}
+
+fn row(session: &Session, spent: Duration) -> StatisticsRow {
     let mut row = match session {
         Session::Tcp(session) => stream_row(session.id, &session.connection),
         Session::Udp(session) => udp_row(session),
@@ -16,7 +41,7 @@ pub(crate) fn row(session: &Session, spent: Duration) -> StatisticsRow {
     row
 }
 
-pub(crate) fn stream_row(session: SessionId, stream: &dyn Stream) -> StatisticsRow {
+fn stream_row(session: SessionId, stream: &dyn Stream) -> StatisticsRow {
     let figures = stream.tcp_info();
     let timer = stream.running_timer();
     let state = stream.state().to_string();

@@ -36,7 +36,7 @@ pub(crate) struct Lending {
 #[derive(Debug)]
 struct Borrower {
     generation: Generation,
-    stayed: Stayed,
+    retained: Retained,
     returned: Arc<Returned>,
 }
 
@@ -58,21 +58,21 @@ impl Returned {
 
 /// Retained payload of one session.
 #[derive(Debug, Default)]
-pub(crate) struct Stayed {
+pub(crate) struct Retained {
     /// Bytes of the receive queue that precede it.
     pub(crate) behind: usize,
     pub(crate) loans: Vec<Loan>,
 }
 
-impl Stayed {
+impl Retained {
     pub(crate) fn is_empty(&self) -> bool {
         self.loans.is_empty()
     }
 
     /// Splits off all but the first `count` loans, which precede the returned ones.
-    pub(crate) fn split_off(&mut self, count: usize) -> Stayed {
+    pub(crate) fn split_off(&mut self, count: usize) -> Retained {
         let count = count.min(self.loans.len());
-        Stayed {
+        Retained {
             behind: self.behind,
             loans: self.loans.split_off(count),
         }
@@ -100,7 +100,7 @@ impl Lending {
         if !is_known {
             let borrower = Borrower {
                 generation,
-                stayed: Stayed::default(),
+                retained: Retained::default(),
                 returned: Arc::default(),
             };
             let before = self.borrowers[index].replace(Box::new(borrower));
@@ -123,19 +123,19 @@ impl Lending {
     }
 
     /// Takes the retained payload of the session at a slot.
-    pub(crate) fn take(&mut self, slot: Slot) -> Stayed {
+    pub(crate) fn take(&mut self, slot: Slot) -> Retained {
         let borrower = self.borrowers.get_mut(slot.0 as usize);
         borrower
             .and_then(Option::as_mut)
-            .map(|borrower| std::mem::take(&mut borrower.stayed))
+            .map(|borrower| std::mem::take(&mut borrower.retained))
             .unwrap_or_default()
     }
 
     /// Puts back retained payload that was not used.
-    pub(crate) fn put_back(&mut self, slot: Slot, stayed: Stayed) {
+    pub(crate) fn put_back(&mut self, slot: Slot, retained: Retained) {
         let borrower = self.borrowers.get_mut(slot.0 as usize);
         if let Some(borrower) = borrower.and_then(Option::as_mut) {
-            borrower.stayed = stayed;
+            borrower.retained = retained;
         }
     }
 
@@ -144,7 +144,7 @@ impl Lending {
         let borrower = self.borrowers.get(slot.0 as usize);
         borrower
             .and_then(Option::as_ref)
-            .is_some_and(|borrower| !borrower.stayed.is_empty())
+            .is_some_and(|borrower| !borrower.retained.is_empty())
     }
 
     fn of(&mut self, record: &RecordHeader) -> Option<&mut Borrower> {
@@ -168,11 +168,11 @@ impl Lending {
 impl Borrower {
     /// Returns how many bytes must be unread for the next payload to be retained.
     fn behind(&mut self, stack: &mut Stack, slot: Slot) -> usize {
-        if self.stayed.is_empty() {
+        if self.retained.is_empty() {
             let session = stack.tcp(slot);
-            self.stayed.behind = session.map_or(0, |session| session.connection.readable());
+            self.retained.behind = session.map_or(0, |session| session.connection.readable());
         }
-        self.stayed.behind
+        self.retained.behind
     }
 }
 
@@ -180,13 +180,13 @@ impl Core {
     /// Copies retained payload into the receive queue of the session at `slot`, before the queue is read or moved.
     pub(crate) fn settle_lending(&mut self, slot: Slot) {
         if self.lending.is_active() && self.lending.has_some(slot) {
-            self.copy_stayed(slot);
+            self.copy_retained(slot);
         }
     }
 
     #[cold]
-    fn copy_stayed(&mut self, slot: Slot) {
-        let Stayed { behind, loans } = self.lending.take(slot);
+    fn copy_retained(&mut self, slot: Slot) {
+        let Retained { behind, loans } = self.lending.take(slot);
         if let Some(session) = self.stack.tcp(slot) {
             let pieces = loans.iter().map(|loan| &**loan);
             session.connection.take_back(behind, pieces);
@@ -238,7 +238,7 @@ impl Lend for Frames<'_, '_> {
         if let Some(record) = &self.record
             && let Some(borrower) = self.lending.of(record)
         {
-            borrower.stayed.loans.push(loan);
+            borrower.retained.loans.push(loan);
         }
     }
 }

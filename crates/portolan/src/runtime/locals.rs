@@ -11,24 +11,23 @@ use portolan_local::{Local, Stream, Wake, WakeBy, WakeRequest};
 use portolan_proto::local::Side;
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
-use portolan_sys::wait::{WakeReceiver, WakeSender};
+use portolan_sys::wait::{WakeReceiver, WakeSender, pollfd};
 use portolan_sys::word;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
 use crate::descriptors::{self, InternalFd};
 use crate::runtime::Core;
-use crate::wait::pollfd;
 
 /// How often an awake process checks ends whose peers would have notified it.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// Wake-ups without news, less those with news, that are tolerated: a peer may wake this process for what it has just
 /// seen.
-const VAIN_WAKE_UPS: u32 = 16;
+const SPURIOUS_MAX: u32 = 16;
 
 /// How long the notifier is ignored after more of them. Data that peers have written until then is found afterwards.
-const DEAF_FOR: Duration = Duration::from_millis(1);
+const IGNORED_FOR: Duration = Duration::from_millis(1);
 
 pub(crate) struct Locals {
     notifier: Notifier,
@@ -41,21 +40,21 @@ pub(crate) struct Locals {
     armed: WakeBy,
     wake_senders: HashMap<u64, Weak<WakeSender<InternalFd>>>,
     /// Ends whose peers' notifiers must be requested from the server.
-    strangers: Vec<(SessionId, Slot)>,
+    unknown_peers: Vec<(SessionId, Slot)>,
     looked_at_all: Instant,
-    was_rung: bool,
+    was_notified: bool,
     /// Number of checks that found something.
     news: u64,
     /// Its value when a peer last woke this process.
     news_before: u64,
     /// Wake-ups without news, less those with news.
-    vain: u32,
+    spurious: u32,
     /// Until when the notifier is ignored.
-    deaf_until: Option<Instant>,
+    ignored_until: Option<Instant>,
     /// Ends that hold bytes back.
     corked: Vec<Slot>,
     /// What they found, until nothing is locked but the core: who is to be told may be asking.
-    untold: Vec<(Slot, Events, Instant)>,
+    unreported: Vec<(Slot, Events, Instant)>,
 }
 
 /// The descriptor by which peers wake this process.
@@ -90,15 +89,15 @@ impl Locals {
             active: Vec::new(),
             armed: WakeBy::default(),
             wake_senders: HashMap::new(),
-            strangers: Vec::new(),
+            unknown_peers: Vec::new(),
             looked_at_all: Instant::ZERO,
-            was_rung: false,
+            was_notified: false,
             news: 0,
             news_before: 0,
-            vain: 0,
-            deaf_until: None,
+            spurious: 0,
+            ignored_until: None,
             corked: Vec::new(),
-            untold: Vec::new(),
+            unreported: Vec::new(),
         }
     }
 
@@ -183,7 +182,7 @@ impl Locals {
 
     /// One of these becomes readable when a peer wakes this process; there are none while the notifier is ignored.
     pub(crate) fn pollfds(&self) -> impl Iterator<Item = libc::pollfd> {
-        let heard = self.notifiers().filter(|_| self.deaf_until.is_none());
+        let heard = self.notifiers().filter(|_| self.ignored_until.is_none());
         heard.map(|notifier| {
             let receiver = notifier.wake_receiver.as_fd();
             pollfd(receiver.as_raw_fd(), libc::POLLIN)
@@ -196,15 +195,15 @@ impl Locals {
         if by == WakeBy::Notifier && drained().count() == 0 {
             return;
         }
-        self.was_rung = true;
+        self.was_notified = true;
         if std::mem::replace(&mut self.news_before, self.news) == self.news {
-            self.vain += 1
+            self.spurious += 1
         } else {
-            self.vain = self.vain.saturating_sub(1)
+            self.spurious = self.spurious.saturating_sub(1)
         }
-        if self.vain > VAIN_WAKE_UPS {
-            self.vain = VAIN_WAKE_UPS;
-            self.deaf_until = Some(now + DEAF_FOR);
+        if self.spurious > SPURIOUS_MAX {
+            self.spurious = SPURIOUS_MAX;
+            self.ignored_until = Some(now + IGNORED_FOR);
         }
     }
 
@@ -215,7 +214,7 @@ impl Locals {
         }
         let corked = self.corked.iter().filter_map(|slot| self.get(*slot));
         let pushes = corked.filter_map(|held| held.end.pushes_at());
-        pushes.chain(self.deaf_until).min()
+        pushes.chain(self.ignored_until).min()
     }
 
     /// Updates whether the end at `slot` holds bytes back.
@@ -273,7 +272,7 @@ impl Locals {
         }
         match &held.wake_sender {
             Some((_, wake_sender)) => wake_sender.wake(),
-            None => self.strangers.push((held.id, slot)),
+            None => self.unknown_peers.push((held.id, slot)),
         }
         false
     }
@@ -293,24 +292,24 @@ impl Locals {
         }
     }
 
-    pub(crate) fn has_strangers(&self) -> bool {
-        !self.strangers.is_empty()
+    pub(crate) fn has_unknown_peers(&self) -> bool {
+        !self.unknown_peers.is_empty()
     }
 
-    pub(crate) fn take_strangers(&mut self) -> Vec<(SessionId, Slot)> {
-        std::mem::take(&mut self.strangers)
+    pub(crate) fn take_unknown_peers(&mut self) -> Vec<(SessionId, Slot)> {
+        std::mem::take(&mut self.unknown_peers)
     }
 
     /// Returns the ends to check now: the active ones, or all.
     fn due(&mut self, now: Instant) -> Vec<Slot> {
-        if self.deaf_until.is_some_and(|until| until <= now) {
-            self.deaf_until = None;
-            self.was_rung = true;
+        if self.ignored_until.is_some_and(|until| until <= now) {
+            self.ignored_until = None;
+            self.was_notified = true;
         }
-        if !self.was_rung && now.since(self.looked_at_all) < LOOK_EVERY {
+        if !self.was_notified && now.since(self.looked_at_all) < LOOK_EVERY {
             return self.active.clone();
         }
-        self.was_rung = false;
+        self.was_notified = false;
         self.looked_at_all = now;
         let ends = self.ends.iter().zip(0..);
         ends.filter_map(|(held, slot)| {
@@ -379,7 +378,7 @@ impl Core {
             && self.locals.notify(slot, wake)
         {
             // The peer is in this process, too.
-            self.locals.was_rung = true;
+            self.locals.was_notified = true;
             for slot in self.locals.due(now) {
                 self.look_at(slot, now);
             }
@@ -424,7 +423,7 @@ impl Core {
         for slot in self.locals.due(now) {
             self.look_at(slot, now);
         }
-        self.tell_of_locals();
+        self.report_local_events();
     }
 
     /// Publishes data that was held back long enough.
@@ -454,21 +453,21 @@ impl Core {
         if events != Events::NONE {
             let arose = held.end.news_at();
             self.locals.news += 1;
-            self.locals.untold.push((slot, events, arose));
+            self.locals.unreported.push((slot, events, arose));
         }
     }
 
     /// Reports the events found by checks to the watchers of local sessions.
-    pub(crate) fn tell_of_locals(&mut self) {
+    pub(crate) fn report_local_events(&mut self) {
         // Events are reported in the order in which they are told.
-        if self.locals.untold.len() > 1 {
-            self.locals.untold.sort_by_key(|(_, _, arose)| *arose);
+        if self.locals.unreported.len() > 1 {
+            self.locals.unreported.sort_by_key(|(_, _, arose)| *arose);
         }
-        for next in 0..self.locals.untold.len() {
-            let (slot, events, _) = self.locals.untold[next];
+        for next in 0..self.locals.unreported.len() {
+            let (slot, events, _) = self.locals.unreported[next];
             self.tell(slot, events);
         }
-        self.locals.untold.clear();
+        self.locals.unreported.clear();
     }
 
     /// As [`Core::arm_locals`], for a sleeping leader: another thread's use of an end may have
@@ -496,10 +495,10 @@ impl Core {
                 let arose = held.end.news_at();
                 has_news = true;
                 self.locals.mark_active(slot);
-                self.locals.untold.push((slot, events, arose));
+                self.locals.unreported.push((slot, events, arose));
             }
         }
-        self.tell_of_locals();
+        self.report_local_events();
         !has_news
     }
 }
@@ -563,13 +562,13 @@ mod tests {
         // Data written while it is ignored is found afterwards.
         peer.send(start, b"news");
         let _ = peer.publish(start);
-        let until = start + DEAF_FOR;
+        let until = start + IGNORED_FOR;
         assert_eq!(locals.deadline(), Some(until));
         assert!(turn(&mut locals, until));
         assert_eq!(locals.deadline(), None);
         assert!(is_woken(&locals));
         locals.remove(SLOT);
-        locals.deaf_until = Some(until);
+        locals.ignored_until = Some(until);
         assert_eq!(locals.deadline(), None, "nobody is there to be heard");
     }
 

@@ -134,14 +134,14 @@ impl Core {
         tx_queues.entered.retain(|&id| {
             let is_used = !stack.approaches_tx_queue(id);
             if is_used {
-                outbox.push(RequestBody::DoorwayEntered { number: id.0 });
+                outbox.push(RequestBody::TxQueueEntered { number: id.0 });
             }
             !is_used
         });
         tx_queues.leaving.retain(|&id| {
             let stays = stack.uses_tx_queue(id) || !channel.close_tx_queue(id);
             if !stays {
-                outbox.push(RequestBody::DoorwayClosed { number: id.0 });
+                outbox.push(RequestBody::TxQueueClosed { number: id.0 });
             }
             stays
         });

@@ -7,7 +7,7 @@ use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::{RAW_ROWS, RawFigures, RawRow};
 use portolan_types::Slot;
 
-use crate::wait::Waiter;
+use crate::wait::waiter::Waiter;
 
 /// Bytes that may wait for one flow; further frames are dropped.
 const ROOM: u64 = 1 << 20;

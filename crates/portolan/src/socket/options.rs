@@ -611,9 +611,13 @@ impl Options {
         self.flag(IPPROTO_TCP, TCP_FASTOPEN_NO_COOKIE)
     }
 
-    /// The last value of `TCP_QUICKACK`, if it was set.
-    pub(crate) fn quickack(&self) -> Option<bool> {
-        self.int(IPPROTO_TCP, TCP_QUICKACK).map(|on| on != 0)
+    /// `TCP_QUICKACK` acts once: it is not a state of the socket (tcp(7)).
+    pub(crate) fn apply_quickack(&self, stream: &mut dyn Stream) {
+        match self.int(IPPROTO_TCP, TCP_QUICKACK) {
+            Some(0) => stream.ack_lazily(),
+            Some(_) => stream.ack_quickly(),
+            None => {}
+        }
     }
 
     /// The option of the socket's own family counts, for an IPv6 socket also if its peer is IPv4.

@@ -12,7 +12,7 @@ static FILES: RwLock<Vec<Option<File>>> = RwLock::new(Vec::new());
 #[derive(Clone)]
 pub(crate) enum File {
     Socket(Arc<Socket>),
-    Epoll(Arc<Epoll>),
+    Epoll(Arc<Epoll<Socket>>),
 }
 
 impl File {
@@ -38,7 +38,7 @@ pub(crate) fn socket(fd: RawFd) -> Option<Arc<Socket>> {
     }
 }
 
-pub(crate) fn epoll(fd: RawFd) -> Option<Arc<Epoll>> {
+pub(crate) fn epoll(fd: RawFd) -> Option<Arc<Epoll<Socket>>> {
     match find(fd)? {
         File::Epoll(epoll) => Some(epoll),
         File::Socket(_) => None,
@@ -89,10 +89,9 @@ pub(crate) fn has_sockets() -> bool {
 
 /// Returns the descriptors of a socket.
 pub(crate) fn numbers_of(socket: &Arc<Socket>) -> Vec<RawFd> {
-    let is_it = |file: &File| matches!(file, File::Socket(other) if Arc::ptr_eq(other, socket));
-    all()
+    sockets()
         .into_iter()
-        .filter(|(_, file)| is_it(file))
+        .filter(|(_, other)| Arc::ptr_eq(other, socket))
         .map(|(fd, _)| fd)
         .collect()
 }
@@ -134,16 +133,32 @@ pub(crate) fn with_number<T>(
 }
 
 /// Returns a descriptor of an epoll set.
-pub(crate) fn number_of_set(set: &Arc<Epoll>) -> Option<RawFd> {
-    let is_it = |file: &File| matches!(file, File::Epoll(other) if Arc::ptr_eq(other, set));
-    all()
+pub(crate) fn number_of_set(set: &Arc<Epoll<Socket>>) -> Option<RawFd> {
+    epolls()
         .into_iter()
-        .find(|(_, file)| is_it(file))
+        .find(|(_, other)| Arc::ptr_eq(other, set))
         .map(|(fd, _)| fd)
 }
 
-/// Returns all descriptors in the table.
-pub(crate) fn all() -> Vec<(RawFd, File)> {
+/// Returns all sockets, each once for every descriptor.
+pub(crate) fn sockets() -> Vec<(RawFd, Arc<Socket>)> {
+    let socket = |(fd, file)| match file {
+        File::Socket(socket) => Some((fd, socket)),
+        File::Epoll(_) => None,
+    };
+    all().into_iter().filter_map(socket).collect()
+}
+
+/// Returns all epoll sets, each once for every descriptor.
+pub(crate) fn epolls() -> Vec<(RawFd, Arc<Epoll<Socket>>)> {
+    let epoll = |(fd, file)| match file {
+        File::Epoll(epoll) => Some((fd, epoll)),
+        File::Socket(_) => None,
+    };
+    all().into_iter().filter_map(epoll).collect()
+}
+
+fn all() -> Vec<(RawFd, File)> {
     let files = FILES.read().unwrap_or_else(PoisonError::into_inner);
     files
         .iter()

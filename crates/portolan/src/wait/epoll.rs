@@ -11,15 +11,14 @@ use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use portolan_sys::descriptor;
-use portolan_sys::wait::ppoll;
+use portolan_sys::wait::{pollfd, ppoll};
 use portolan_types::Instant;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{Errno, read, write};
 
 use crate::descriptors::InternalFd;
-use crate::runtime::Core;
-use crate::socket::{ERR, HUP, PRI, Socket, SocketPhase};
-use crate::wait::{Waiter, pollfd};
+use crate::wait::events::{ERR, HUP, PRI};
+use crate::wait::waiter::Waiter;
 
 const EDGE: u32 = libc::EPOLLET as u32;
 const ONE_SHOT: u32 = libc::EPOLLONESHOT as u32;
@@ -31,8 +30,10 @@ const ALWAYS: u32 = ERR | HUP;
 /// Marks the notifier in the kernel's set: its address is unique.
 static NOTIFIER: u8 = 0;
 
+/// `M` is a member of ours, as opposed to the kernel's: a socket. What is ready is asked of the caller, which has
+/// the sessions.
 #[derive(Debug)]
-pub(crate) struct Epoll {
+pub(crate) struct Epoll<M> {
     /// A descriptor of the kernel's set.
     fd: AtomicI32,
     /// The set itself is watched.
@@ -40,12 +41,12 @@ pub(crate) struct Epoll {
     has_own_notifier: AtomicBool,
     /// Sets of ours are members.
     has_nested: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<State<M>>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    interests: HashMap<RawFd, Interest>,
+#[derive(Debug)]
+struct State<M> {
+    interests: HashMap<RawFd, Interest<M>>,
     /// Members that may be ready, each at most once.
     candidates: VecDeque<RawFd>,
     /// Candidates that still have to be checked before the kernel's members get their turn.
@@ -53,13 +54,13 @@ struct State {
     /// Members in the kernel's set: an upper bound, since closed descriptors leave it automatically.
     kernel_members: usize,
     /// Kernel members that listened when they were added, and their registration: the descriptor may be replaced.
-    listeners: HashMap<RawFd, (Weak<Socket>, libc::epoll_event)>,
+    listeners: HashMap<RawFd, (Weak<M>, libc::epoll_event)>,
     /// Kernel members that are polled separately.
     polled: Vec<Polled>,
     /// Events that the kernel's members may report before it is our turn again.
     kernels_turn: usize,
     /// Sets of ours that are members, all in the kernel's set.
-    nested: Vec<Weak<Epoll>>,
+    nested: Vec<Weak<Epoll<M>>>,
     notifier: Option<SetEvent>,
     sleepers: Vec<Arc<Waiter>>,
 }
@@ -115,8 +116,8 @@ impl Polled {
 }
 
 #[derive(Debug)]
-struct Interest {
-    socket: Arc<Socket>,
+struct Interest<M> {
+    member: Arc<M>,
     events: u32,
     data: u64,
     /// A one-shot interest that has fired waits for `EPOLL_CTL_MOD`.
@@ -124,18 +125,18 @@ struct Interest {
     is_candidate: bool,
 }
 
-impl Epoll {
-    pub(crate) fn new(fd: RawFd) -> Epoll {
+impl<M> Epoll<M> {
+    pub(crate) fn new(fd: RawFd) -> Epoll<M> {
         Epoll {
             fd: AtomicI32::new(fd),
             is_watched: AtomicBool::new(false),
             has_own_notifier: AtomicBool::new(false),
             has_nested: AtomicBool::new(false),
-            state: Mutex::default(),
+            state: Mutex::new(State::new()),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, State<M>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -155,20 +156,20 @@ impl Epoll {
     /// Adds or replaces a member. One that is not ready yet has its place among the others once it is.
     pub(crate) fn set(
         &self,
-        core: &mut Core,
-        (fd, socket): (RawFd, &Arc<Socket>),
+        (fd, member): (RawFd, &Arc<M>),
         event: libc::epoll_event,
+        readiness: impl FnMut(&M) -> u32,
     ) {
         let mut state = self.state();
         let was_candidate = state.interests.get(&fd).is_some_and(|i| i.is_candidate);
         let mut interest = Interest {
-            socket: Arc::clone(socket),
+            member: Arc::clone(member),
             events: event.events,
             data: event.u64,
             is_armed: true,
             is_candidate: was_candidate,
         };
-        if !was_candidate && interest.ready(core) != 0 {
+        if !was_candidate && interest.ready(readiness) != 0 {
             interest.is_candidate = true;
             state.candidates.push_back(fd);
         }
@@ -187,10 +188,10 @@ impl Epoll {
         })
     }
 
-    pub(crate) fn remove(&self, fd: RawFd) -> Option<Arc<Socket>> {
+    pub(crate) fn remove(&self, fd: RawFd) -> Option<Arc<M>> {
         let mut state = self.state();
         state.candidates.retain(|&candidate| candidate != fd);
-        state.interests.remove(&fd).map(|interest| interest.socket)
+        state.interests.remove(&fd).map(|interest| interest.member)
     }
 
     /// Renames a member whose descriptor is closed while the socket stays open under another, by which it
@@ -293,22 +294,22 @@ impl Epoll {
     pub(crate) fn note_listener(
         &self,
         fd: RawFd,
-        socket: &Arc<Socket>,
+        member: &Arc<M>,
         event: Option<libc::epoll_event>,
     ) {
         let listeners = &mut self.state().listeners;
         match event {
-            Some(event) => listeners.insert(fd, (Arc::downgrade(socket), event)),
+            Some(event) => listeners.insert(fd, (Arc::downgrade(member), event)),
             None => listeners.remove(&fd),
         };
     }
 
     /// Takes the memberships of a listener whose descriptor is replaced, which ends them in the kernel's set.
-    pub(crate) fn take_listener(&self, socket: &Arc<Socket>) -> Vec<(RawFd, libc::epoll_event)> {
+    pub(crate) fn take_listener(&self, listener: &Arc<M>) -> Vec<(RawFd, libc::epoll_event)> {
         let mut state = self.state();
         let mut taken = Vec::new();
         state.listeners.retain(|fd, (member, event)| {
-            let is_it = member.as_ptr() == Arc::as_ptr(socket);
+            let is_it = member.as_ptr() == Arc::as_ptr(listener);
             if is_it {
                 taken.push((*fd, *event));
             }
@@ -349,7 +350,7 @@ impl Epoll {
     }
 
     /// Adds `inner` as a member.
-    pub(crate) fn nest(&self, inner: &Arc<Epoll>) {
+    pub(crate) fn nest(&self, inner: &Arc<Epoll<M>>) {
         inner.be_watched();
         self.has_nested.store(true, Ordering::Relaxed);
         self.state().nested.push(Arc::downgrade(inner));
@@ -360,23 +361,23 @@ impl Epoll {
     }
 
     /// Sets or clears the notifiers to match the present state.
-    pub(crate) fn settle_nested(&self, core: &mut Core) -> Result<(), Errno> {
+    pub(crate) fn settle_nested(&self, readiness: &mut impl FnMut(&M) -> u32) -> Result<(), Errno> {
         if !self.has_nested() {
             return Ok(());
         }
         let nested = self.nested();
-        nested.iter().try_for_each(|inner| inner.settle(core))
+        nested.iter().try_for_each(|inner| inner.settle(readiness))
     }
 
-    fn nested(&self) -> Vec<Arc<Epoll>> {
+    fn nested(&self) -> Vec<Arc<Epoll<M>>> {
         let mut state = self.state();
         state.nested.retain(|inner| inner.strong_count() > 0);
         state.nested.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Sets or clears the notifiers to match the present state.
-    pub(crate) fn settle(&self, core: &mut Core) -> Result<(), Errno> {
-        self.settle_nested(core)?;
+    pub(crate) fn settle(&self, readiness: &mut impl FnMut(&M) -> u32) -> Result<(), Errno> {
+        self.settle_nested(readiness)?;
         if !self.is_watched() {
             return Ok(());
         }
@@ -386,7 +387,7 @@ impl Epoll {
             std::mem::forget(state.notifier.replace(self.new_notifier()?));
             self.has_own_notifier.store(true, Ordering::Relaxed);
         }
-        let is_ready = state.has_ready(core);
+        let is_ready = state.has_ready(readiness);
         match &state.notifier {
             Some(notifier) if !is_ready => notifier.drain(),
             Some(notifier) if !notifier.rings() => notifier.notify(),
@@ -396,7 +397,7 @@ impl Epoll {
     }
 
     /// Notifies of news of a member, as an edge for edge-triggered watchers of the set.
-    fn notify(&self, state: &State) {
+    fn notify(&self, state: &State<M>) {
         if self.has_own_notifier.load(Ordering::Relaxed)
             && let Some(notifier) = &state.notifier
         {
@@ -432,24 +433,13 @@ impl Epoll {
         self.state().kernel_members > 0
     }
 
-    pub(crate) fn members(&self) -> Vec<(RawFd, Arc<Socket>)> {
-        self.state()
-            .interests
-            .iter()
-            .map(|(fd, i)| (*fd, Arc::clone(&i.socket)))
-            .collect()
-    }
-
-    /// Returns the members whose session is held elsewhere.
-    pub(crate) fn members_away(&self) -> Vec<(RawFd, Arc<Socket>)> {
-        if !Socket::any(SocketPhase::HeldElsewhere) {
-            return Vec::new();
-        }
+    /// Returns those members of ours that are `wanted`.
+    pub(crate) fn members(&self, wanted: impl Fn(&M) -> bool) -> Vec<(RawFd, Arc<M>)> {
         let state = self.state();
         let members = state.interests.iter();
         members
-            .filter(|(_, interest)| interest.socket.phase() == SocketPhase::HeldElsewhere)
-            .map(|(fd, interest)| (*fd, Arc::clone(&interest.socket)))
+            .filter(|(_, interest)| wanted(&interest.member))
+            .map(|(fd, interest)| (*fd, Arc::clone(&interest.member)))
             .collect()
     }
 
@@ -483,7 +473,11 @@ impl Epoll {
 
     /// Collects ready members into `events`. Returns how many. Level-triggered members stay
     /// candidates while they are ready, at the end of the queue (epoll(7)).
-    pub(crate) fn collect(&self, core: &mut Core, events: &mut [libc::epoll_event]) -> usize {
+    pub(crate) fn collect(
+        &self,
+        events: &mut [libc::epoll_event],
+        mut readiness: impl FnMut(&M) -> u32,
+    ) -> usize {
         let mut state = self.state();
         let mut count = 0;
         if state.turn == 0 {
@@ -500,7 +494,7 @@ impl Epoll {
             let Some(interest) = state.interests.get_mut(&fd) else {
                 continue;
             };
-            let ready = interest.ready(core);
+            let ready = interest.ready(&mut readiness);
             let is_ready = ready != 0;
             if is_ready {
                 events[count] = libc::epoll_event {
@@ -529,23 +523,38 @@ fn notifier_mark() -> u64 {
     std::ptr::from_ref(&NOTIFIER).addr() as u64
 }
 
-impl Interest {
+impl<M> Interest<M> {
     /// Returns the events it would report now.
-    fn ready(&self, core: &mut Core) -> u32 {
+    fn ready(&self, mut readiness: impl FnMut(&M) -> u32) -> u32 {
         if self.is_armed {
-            self.socket.readiness(core) & (self.events | ALWAYS)
+            readiness(&self.member) & (self.events | ALWAYS)
         } else {
             0
         }
     }
 }
 
-impl State {
-    fn has_ready(&self, core: &mut Core) -> bool {
+impl<M> State<M> {
+    fn new() -> State<M> {
+        State {
+            interests: HashMap::new(),
+            candidates: VecDeque::new(),
+            turn: 0,
+            kernel_members: 0,
+            listeners: HashMap::new(),
+            polled: Vec::new(),
+            kernels_turn: 0,
+            nested: Vec::new(),
+            notifier: None,
+            sleepers: Vec::new(),
+        }
+    }
+
+    fn has_ready(&self, readiness: &mut impl FnMut(&M) -> u32) -> bool {
         let candidates = self.candidates.iter();
         candidates
             .filter_map(|fd| self.interests.get(fd))
-            .any(|interest| interest.ready(core) != 0)
+            .any(|interest| interest.ready(&mut *readiness) != 0)
     }
 
     fn wake(&self) {

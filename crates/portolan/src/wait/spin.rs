@@ -63,7 +63,7 @@ impl Spinner {
         Turn {
             spinner: self,
             learned: LEARNED.get(),
-            state: State::Looks,
+            state: State::Schedule,
             pauses: 0,
             now: Instant::ZERO,
         }
@@ -83,7 +83,7 @@ pub(crate) struct Turn<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     /// It has not checked yet, or found something.
-    Looks,
+    Schedule,
     /// It must offer its processor to others once.
     Begins {
         begun: Instant,
@@ -102,7 +102,7 @@ impl Turn<'_> {
     pub(crate) fn goes_on(&mut self, now: Instant, spread: &Spread) -> bool {
         self.now = now;
         match self.state {
-            State::Looks => self.begin(now, spread),
+            State::Schedule => self.begin(now, spread),
             State::Begins { until, .. } | State::Spins { until, .. } if now < until => true,
             State::Begins { begun, .. } | State::Spins { begun, .. } => {
                 self.learned.in_vain(now.since(begun));
@@ -174,7 +174,7 @@ impl Turn<'_> {
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
         match self.state {
-            State::Looks => return,
+            State::Schedule => return,
             State::Begins { begun, .. } | State::Spins { begun, .. } => {
                 self.stop(self.now.since(begun));
             }

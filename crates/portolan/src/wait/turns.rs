@@ -16,7 +16,7 @@ const LONGEST: Duration = Duration::from_micros(200);
 const OVERHEAD: Duration = Duration::from_micros(10);
 
 #[derive(Default)]
-pub(super) struct Turns {
+pub(crate) struct Turns {
     /// The processor on which a thread of the program last returned from a wait.
     program: AtomicI32,
     /// CPU time of the background thread at the end of its last turn, in nanoseconds. Written only by that thread.
@@ -25,7 +25,7 @@ pub(super) struct Turns {
 
 impl Turns {
     /// Called when the calling thread returns to the program.
-    pub(super) fn leave_to_program(&self) {
+    pub(crate) fn leave_to_program(&self) {
         // Written only if it changes: all waiting threads read the neighbouring fields.
         let here = thread::processor();
         if self.program.load(Ordering::Relaxed) != here {
@@ -34,7 +34,7 @@ impl Turns {
     }
 
     /// Called when the background thread has finished its work, or has to let the program continue first.
-    pub(super) fn end(&self) {
+    pub(crate) fn end(&self) {
         let used = clock::of_thread();
         let before = self.used.swap(used.as_nanos() as u64, Ordering::Relaxed);
         if self.program.load(Ordering::Relaxed) == thread::processor() {

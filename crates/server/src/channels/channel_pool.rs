@@ -72,7 +72,8 @@ impl Server {
                 number,
                 tap,
             } => {
-                let tap = tap.inspect_err(|failure| error!(%failure, "cannot make a doorway"));
+                let tap =
+                    tap.inspect_err(|failure| error!(%failure, "cannot make a transmit queue"));
                 self.enter_tx_queue(channel, number, tap.ok());
             }
             Made::Ring { ring, maps } => {

@@ -445,11 +445,11 @@ impl Server {
             RequestBody::Accepted { session } => Ok(self.leave_accepted(channel, session)),
             RequestBody::FetchRecalls => Ok(self.take_recalls(channel)),
             RequestBody::TxQueues => Ok(self.tx_queues(channel)),
-            RequestBody::DoorwayEntered { number } => {
+            RequestBody::TxQueueEntered { number } => {
                 self.tx_queue_entered(channel, number);
                 Ok(Answer::Silence)
             }
-            RequestBody::DoorwayClosed { number } => {
+            RequestBody::TxQueueClosed { number } => {
                 self.tx_queue_closed(channel, number);
                 Ok(Answer::Silence)
             }

@@ -2,17 +2,16 @@
 //! (`tc qdisc del dev eth0 clsact`), and sessions would hang. A thread checks after each change, since the kernel
 //! answers under a lock that it may hold for long.
 
+mod serve;
+
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use portolan_bpf::{HookEvents, Restored, is_attached};
+use portolan_bpf::{HookEvents, is_attached};
 use portolan_sys::wait::EventNotifier;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use tracing::{error, warn};
-
-use crate::server::Server;
 
 /// Pause between checks: bounds how often a filter that is removed repeatedly is restored.
 const REST: Duration = Duration::from_millis(100);
@@ -100,20 +99,4 @@ fn look(devices: &Mutex<Devices>) -> bool {
     devices.missing.clone_from(&lost);
     devices.lost = lost;
     is_missing
-}
-
-impl Server {
-    /// Restores the packet filter where it is missing.
-    pub fn on_lost_hooks(&mut self) {
-        for ifindex in self.hooks.take_lost() {
-            match self.filter.restore_interface(ifindex) {
-                Ok(Restored::Back) => {
-                    self.control.counters.hooks_restored += 1;
-                    warn!(ifindex, "somebody took the packet filter off; it is back");
-                }
-                Ok(Restored::NotOurs) => {}
-                Err(failure) => error!(ifindex, %failure, "the packet filter is off"),
-            }
-        }
-    }
 }

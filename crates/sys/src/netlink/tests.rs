@@ -47,11 +47,7 @@ fn until(monitor: &mut Monitor, condition: impl Fn(&Metastate) -> bool) {
     let deadline = clock::now() + Duration::from_secs(2);
     while !condition(&monitor.tables().snapshot(&BTreeSet::new())) {
         assert!(clock::now() < deadline, "{monitor:#?}");
-        let mut fds = [libc::pollfd {
-            fd: monitor.as_fd().as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        }];
+        let mut fds = [wait::pollfd(monitor.as_fd().as_raw_fd(), libc::POLLIN)];
         wait::ppoll(&mut fds, Some(deadline), None).unwrap();
         monitor.process(clock::now()).unwrap();
     }

@@ -217,7 +217,7 @@ impl Server {
 
     pub fn destroy_tx_queue(&mut self, tap: Tap) {
         if let Err(failure) = self.filter.remove_tx_queue(tap.ifindex) {
-            error!(%failure, "cannot remove a doorway");
+            error!(%failure, "cannot remove a transmit queue");
         }
         self.leaving_taps.delete(tap, None);
     }
@@ -244,7 +244,7 @@ impl Server {
             match entry.hand_over() {
                 Ok(tap) => taps.extend(tap),
                 Err(failure) => {
-                    error!(%failure, "cannot share a doorway");
+                    error!(%failure, "cannot share a transmit queue");
                     continue;
                 }
             }
@@ -260,7 +260,7 @@ impl Server {
         Answer::Reply(ReplyBody::TxQueues(tx_queues), taps)
     }
 
-    /// `DoorwayEntered`: the sessions use the transmit queue.
+    /// `TxQueueEntered`: the sessions use the transmit queue.
     pub fn tx_queue_entered(&mut self, channel: ChannelId, number: u8) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
@@ -276,7 +276,7 @@ impl Server {
         }
     }
 
-    /// `DoorwayClosed`: the process has released the transmit queue.
+    /// `TxQueueClosed`: the process has released the transmit queue.
     pub fn tx_queue_closed(&mut self, channel: ChannelId, number: u8) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
@@ -300,6 +300,6 @@ impl Server {
 fn settle((filter, calls): (&Filter, &Calls), channel: ChannelId, tap: &Tap, class: Class) {
     calls.bound_tap(tap, class.terms.send_buffer());
     if let Err(failure) = filter.set_tap(channel, tap.ifindex, class.minor.0) {
-        warn!(%failure, "cannot classify what goes through a doorway");
+        warn!(%failure, "cannot classify the frames of a transmit queue");
     }
 }

@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use portolan_sys::{clock, thread};
 
-use crate::posix::{self, Opened};
+use crate::migration::reopen::{Opened, open_again};
+use crate::process::vfork::shares_memory;
 use crate::process::{NotRegistered, Process, inside};
 use crate::settings::complain_of;
+use crate::threads::start::start_after;
 
 /// Intervals between attempts, by the time spent so far.
-const LOOKS: [(Duration, Duration); 2] = [
+const INTERVALS: [(Duration, Duration); 2] = [
     (Duration::from_secs(2), Duration::from_millis(10)),
     (Duration::from_secs(30), Duration::from_millis(50)),
 ];
@@ -32,7 +34,7 @@ static THREAD: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 
 /// Starts to look for another server, under which the sockets of the previous one are reopened.
 pub(crate) fn watch() {
-    if posix::shares_memory() || IS_WATCHING.swap(true, Ordering::AcqRel) {
+    if shares_memory() || IS_WATCHING.swap(true, Ordering::AcqRel) {
         return;
     }
     let started = thread::spawn_masked("portolan-wait", || {
@@ -118,7 +120,7 @@ fn look() {
 }
 
 fn interval(looked_for: Duration) -> Duration {
-    let of = LOOKS.iter().find(|(until, _)| looked_for < *until);
+    let of = INTERVALS.iter().find(|(until, _)| looked_for < *until);
     of.map_or(RARELY, |(_, interval)| *interval)
 }
 
@@ -134,7 +136,7 @@ fn try_once() -> Look {
     let process = match Process::running() {
         Some(process) => process,
         // A child of fork.
-        None => match Process::start_after(Duration::ZERO) {
+        None => match start_after(Duration::ZERO) {
             Ok(process) => process,
             Err(_) => return Look::Absent,
         },
@@ -148,7 +150,7 @@ fn try_once() -> Look {
             return Look::Refused(reason);
         }
     }
-    match posix::open_again(process) {
+    match open_again(process) {
         Opened::All => Look::Done,
         Opened::Some => Look::Partly,
     }

@@ -12,16 +12,16 @@ use portolan_sys::{clock, shm};
 use portolan_types::{SessionId, Slot};
 use rustix::io::Errno;
 
-use super::Outcome;
-use super::asking::{SlotReservation, install, refusal};
-use super::lifecycle::enter;
 use crate::descriptors::InternalFd;
+use crate::migration::arrival::{SlotReservation, install};
+use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
+use crate::socket::near_end::enter;
 use crate::socket::{Setup, Socket};
 
 /// The slot for a listener's segments, used if its handshakes are delegated.
-pub(super) enum ListenerSlot<'a> {
+pub(crate) enum ListenerSlot<'a> {
     /// The listener was not delegated when it started to listen, and cannot be now.
     Nowhere,
     Known(Slot),
@@ -29,11 +29,11 @@ pub(super) enum ListenerSlot<'a> {
 }
 
 impl ListenerSlot<'_> {
-    pub(super) fn new(process: &Process) -> ListenerSlot<'_> {
+    pub(crate) fn new(process: &Process) -> ListenerSlot<'_> {
         ListenerSlot::New(SlotReservation::at(process))
     }
 
-    pub(super) fn of(process: &Process, listener: SessionId) -> ListenerSlot<'static> {
+    pub(crate) fn of(process: &Process, listener: SessionId) -> ListenerSlot<'static> {
         let slot = process.lock().delegations.slot_of(listener);
         slot.map_or(ListenerSlot::Nowhere, ListenerSlot::Known)
     }
@@ -48,7 +48,7 @@ impl ListenerSlot<'_> {
 }
 
 /// Returns the request for a listening socket.
-pub(super) fn request(
+pub(crate) fn request(
     process: &Process,
     socket: &Socket,
     session: SessionRef,
@@ -71,7 +71,7 @@ pub(super) fn request(
 
 /// Follows the server's decision: the handshakes are this process's, or no longer. `far` is the far
 /// end of the listener's descriptor, if that is new.
-pub(super) fn heed(
+pub(crate) fn heed(
     process: &'static Process,
     socket: &Socket,
     (id, backlog): (SessionId, u32),
@@ -98,7 +98,7 @@ pub(super) fn heed(
 }
 
 /// Accepts the connection of a delegated listener that has waited longest; `None` if none waits.
-pub(super) fn accept(
+pub(crate) fn accept(
     process: &'static Process,
     listener: &Socket,
     flags: i32,
@@ -188,7 +188,7 @@ fn claim(
 
 /// Returns a listener's handshakes to the server, if they are this process's: another process may
 /// have the descriptor from now on, or needs the port.
-pub(super) fn end(process: &Process, listener: SessionId) {
+pub(crate) fn end(process: &Process, listener: SessionId) {
     let mut core = process.lock();
     if !core.delegations.has(listener) {
         return;
@@ -213,7 +213,7 @@ pub(super) fn end(process: &Process, listener: SessionId) {
 }
 
 /// Ends all delegations of the process.
-pub(super) fn end_all(process: &Process) {
+pub(crate) fn end_all(process: &Process) {
     let listeners = process.lock().delegations.ids();
     for listener in listeners {
         end(process, listener);
@@ -221,7 +221,7 @@ pub(super) fn end_all(process: &Process) {
 }
 
 /// Ends the delegation that the server names. Returns false if it is not one.
-pub(super) fn end_named(process: &Process, id: SessionId) -> bool {
+pub(crate) fn end_named(process: &Process, id: SessionId) -> bool {
     let is_here = process.lock().delegations.has(id);
     if is_here {
         end(process, id);

@@ -12,18 +12,18 @@ use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
-use super::CallError;
-use super::lifecycle::replace_fds;
-use super::migrate::lose;
+use crate::outcome::CallError;
 use crate::process::Process;
-use crate::socket::table::{self, File};
-use crate::socket::{Family, OUT, Setup, Socket, SocketPhase, SocketState, UseHere};
+use crate::socket::near_end::replace_fds;
+use crate::socket::table;
+use crate::socket::{Family, Setup, Socket, SocketPhase, SocketState, UseHere};
 use crate::wait::epoll::Epoll;
+use crate::wait::events::OUT;
 
 /// Makes the socket a kernel socket under all its descriptors: `kernel` if the server had one that
 /// holds its port, else a new one on the same address. All options are set again. The lock on
 /// `setup` keeps other threads out. Returns why the call ends here: `NotOurs` on success.
-pub(super) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<OwnedFd>) -> CallError {
+pub(crate) fn fall_back(socket: &Arc<Socket>, setup: &Setup, kernel: Option<OwnedFd>) -> CallError {
     let became = become_kernel(socket, setup, kernel);
     wake_sleepers(socket);
     match became {
@@ -52,14 +52,22 @@ pub(crate) fn become_kernels(fd: RawFd, socket: &Arc<Socket>) {
 }
 
 /// Wakes threads that wait for events, which the kernel reports from now on.
-pub(super) fn wake_sleepers(socket: &Socket) {
+pub(crate) fn wake_sleepers(socket: &Socket) {
     // They are signalled with the core locked.
     let _core = Process::running().map(Process::lock);
     socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
 }
 
+/// Marks the session as lost, and wakes threads that wait for it.
+pub(crate) fn lose(socket: &Arc<Socket>) {
+    // Waiters are signalled with the core locked.
+    let _core = Process::running().map(Process::lock);
+    socket.become_unless_closed(SocketState::Closed);
+    socket.notify(Events::CLOSED);
+}
+
 /// Called before this process closes a UDP socket that others may share.
-pub(super) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
+pub(crate) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
     let setup = socket.setup();
     if let (Protocol::Udp, SocketPhase::Cached, Some(session)) =
         (socket.protocol, socket.phase(), setup.session)
@@ -71,7 +79,7 @@ pub(super) fn leave_to_sharers(fd: RawFd, socket: &Socket) {
 
 /// Moves a UDP session that is here to the kernel: returns the kernel socket on the same port,
 /// which has got the unread datagrams. The lock on `setup` keeps other threads out.
-pub(super) fn leave_session(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
+pub(crate) fn leave_session(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd> {
     let kernel = share_port(fd, socket, session);
     if kernel.is_none() {
         socket.become_unless_closed(SocketState::Closed);
@@ -187,7 +195,7 @@ fn become_kernel(
     Ok(())
 }
 
-pub(super) fn set_options(socket: &Socket, kernel: impl AsFd) {
+pub(crate) fn set_options(socket: &Socket, kernel: impl AsFd) {
     let kernel = kernel.as_fd();
     for (level, name, value) in socket.options().all() {
         // The kernel may refuse an option, but the program's call has succeeded long ago.
@@ -196,7 +204,7 @@ pub(super) fn set_options(socket: &Socket, kernel: impl AsFd) {
 }
 
 /// Opens a kernel socket of the socket's family and kind.
-pub(super) fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
+pub(crate) fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
     let domain = match socket.family() {
         Family::V4 => libc::AF_INET,
         Family::V6 => libc::AF_INET6,
@@ -209,7 +217,7 @@ pub(super) fn new_kernel_socket(socket: &Socket) -> Result<OwnedFd, Errno> {
 }
 
 /// Moves the socket's epoll memberships to the kernel's sets.
-pub(super) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
+pub(crate) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
     for (epoll, fd) in socket.epolls() {
         let interest = epoll.interest(fd);
         epoll.remove(fd);
@@ -222,7 +230,7 @@ pub(super) fn hand_to_kernel_epolls(socket: &Arc<Socket>) {
 
 fn enter_kernel_epoll(
     socket: &Arc<Socket>,
-    epoll: &Epoll,
+    epoll: &Epoll<Socket>,
     (fd, interest): (RawFd, libc::epoll_event),
 ) {
     let event = Some(kernel_event(socket, interest));
@@ -237,20 +245,25 @@ fn enter_kernel_epoll(
     }
 }
 
+/// A listener's membership in a kernel's set.
+struct Membership {
+    epoll: Arc<Epoll<Socket>>,
+    fd: RawFd,
+    interest: libc::epoll_event,
+}
+
 /// Takes the memberships of a listener in the kernel's sets, which end when its descriptor is replaced.
-fn take_from_kernel_epolls(
-    listener: &Arc<Socket>,
-) -> Vec<(Arc<Epoll>, (RawFd, libc::epoll_event))> {
-    let sets = table::all().into_iter().filter_map(|(_, file)| match file {
-        File::Epoll(epoll) => Some(epoll),
-        File::Socket(_) => None,
-    });
+fn take_from_kernel_epolls(listener: &Arc<Socket>) -> Vec<Membership> {
     let mut taken = Vec::new();
-    for epoll in sets {
+    for (_, epoll) in table::epolls() {
         for (fd, interest) in epoll.take_listener(listener) {
             let is_still = table::socket(fd).is_some_and(|known| Arc::ptr_eq(&known, listener));
             if is_still {
-                taken.push((Arc::clone(&epoll), (fd, interest)));
+                taken.push(Membership {
+                    epoll: Arc::clone(&epoll),
+                    fd,
+                    interest,
+                });
             }
         }
     }
@@ -258,32 +271,37 @@ fn take_from_kernel_epolls(
 }
 
 /// Called when a listener's descriptor was replaced and it no longer listens: the library reports its events again.
-pub(super) fn return_from_kernel_epolls(socket: &Arc<Socket>) {
+pub(crate) fn return_from_kernel_epolls(socket: &Arc<Socket>) {
     // It would not have listened without.
     let Some(process) = Process::running() else {
         return;
     };
-    for (epoll, (fd, interest)) in take_from_kernel_epolls(socket) {
+    for member in take_from_kernel_epolls(socket) {
+        let Membership {
+            epoll,
+            fd,
+            interest,
+        } = member;
         socket.join_epoll(&epoll, fd);
         // Sleepers of the set are signalled with the core held.
         let mut core = process.lock();
-        epoll.set(&mut core, (fd, socket), interest);
+        epoll.set((fd, socket), interest, |socket| core.readiness(socket));
     }
 }
 
 /// Replaces a listener's descriptors by `near`, in the kernel's sets, too.
-pub(super) fn replace_listener(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
+pub(crate) fn replace_listener(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
     let memberships = take_from_kernel_epolls(socket);
     replace_fds(socket, near)?;
-    for (epoll, member) in memberships {
-        enter_kernel_epoll(socket, &epoll, member);
+    for member in memberships {
+        enter_kernel_epoll(socket, &member.epoll, (member.fd, member.interest));
     }
     Ok(())
 }
 
 /// The events that the kernel's set waits for. A listener's descriptor is always writable, a
 /// listening socket never.
-pub(super) fn kernel_event(socket: &Socket, event: libc::epoll_event) -> libc::epoll_event {
+pub(crate) fn kernel_event(socket: &Socket, event: libc::epoll_event) -> libc::epoll_event {
     let ignored = match socket.phase() {
         SocketPhase::Listening => OUT,
         _ => 0,
@@ -295,7 +313,7 @@ pub(super) fn kernel_event(socket: &Socket, event: libc::epoll_event) -> libc::e
 }
 
 /// Sets up a connection that came through the kernel's stack, as an ordinary kernel socket.
-pub(super) fn accept_kernel(socket: OwnedFd, flags: i32) -> Result<RawFd, Errno> {
+pub(crate) fn accept_kernel(socket: OwnedFd, flags: i32) -> Result<RawFd, Errno> {
     descriptor::set_nonblocking(socket.as_fd(), flags & libc::SOCK_NONBLOCK != 0)?;
     descriptor::set_close_on_exec(&socket, flags & libc::SOCK_CLOEXEC != 0)?;
     Ok(socket.into_raw_fd())

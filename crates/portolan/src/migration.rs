@@ -1,69 +1,38 @@
 //! Migration of sessions (ADR 8): they are requested by the first call that needs them, and
 //! returned when another process that shares the descriptor requests them.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+pub(crate) mod active_open;
+pub(crate) mod arrival;
+pub(crate) mod capsule;
+pub(crate) mod delegate;
+pub(crate) mod fallback;
+pub(crate) mod finish;
+pub(crate) mod reopen;
+
+use std::os::fd::{AsFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portolan_proto::control::{
-    AfterFlush, Blob, Capsule, Reader, ReplyBody, RequestBody, SocketOptionsBlob,
-};
-use portolan_stack::{Session, TcpSession};
-use portolan_sys::shm::SetAside;
-use portolan_sys::{clock, descriptor, shm};
-use portolan_tcp::{Connection, Events};
+use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody};
+use portolan_sys::{clock, descriptor};
+use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
-use super::asking::{SlotReservation, install, open_capsule, refusal};
-use super::delegate;
-use super::fallback::{become_kernels, hand_to_kernel_epolls};
-use super::{CallError, Outcome, here};
+use crate::migration::arrival::{fetch, install};
+use crate::migration::capsule::OutgoingCapsule;
+use crate::migration::fallback::{become_kernels, hand_to_kernel_epolls, lose};
+use crate::outcome::{CallError, Outcome};
 use crate::process::{CoreGuard, Process};
-use crate::runtime::locals;
-use crate::runtime::{Core, NewSession};
-use crate::socket::table::{self, File};
+use crate::runtime::Core;
+use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState, UseHere};
 
 /// A child of fork that still uses its session after this time requests it, and a channel.
 const RELAYED_FIRST: Duration = Duration::from_millis(10);
 
-/// Requests a session from the server that it or another process holds. Returns the session, the slot
-/// reserved for it, and the socket's options from the last holder; `None` if the server relays it.
-pub(super) fn fetch(
-    process: &'static Process,
-    session: SessionId,
-    descriptor: &[BorrowedFd<'_>],
-) -> Outcome<Option<(NewSession, Slot, SocketOptionsBlob)>> {
-    let reservation = SlotReservation::at(process);
-    let slot = reservation.slot();
-    let request = RequestBody::Cache { session, slot };
-    match process.control.call(request, descriptor) {
-        Ok((
-            ReplyBody::Cached {
-                capsule,
-                generation,
-                options_blob,
-            },
-            fds,
-        )) => {
-            let session = open_capsule(capsule, generation, fds);
-            let session = session.map_err(Errno::from_raw_os_error)?;
-            let arrival = NewSession::Session(Session::Tcp(Box::new(session)));
-            Ok(Some((arrival, reservation.keep(), options_blob)))
-        }
-        Ok((ReplyBody::CachedLocal { side, options_blob }, mut fds)) => {
-            let end = locals::open(fds.pop(), side).map_err(Errno::from_raw_os_error)?;
-            let arrival = NewSession::Local(session, Box::new(end));
-            Ok(Some((arrival, reservation.keep(), options_blob)))
-        }
-        Ok((ReplyBody::Relayed, _)) => Ok(None),
-        other => Err(refusal(other)),
-    }
-}
-
 /// Fetches a session that is held elsewhere, or learns that it is relayed.
-pub(super) fn obtain(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
+pub(crate) fn obtain(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if socket.phase() != SocketPhase::HeldElsewhere {
         return Ok(());
     }
@@ -100,15 +69,16 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Out
 
 /// Requests a relayed session back, which succeeds if no other process has the descriptor any more; fails
 /// with `NotOurs` if it does not. It is requested at increasing intervals, and only by programs with one
-/// thread: another thread could be waiting in the kernel for events that would no longer arrive there.
-pub(super) fn reclaim(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
+/// thread (`here_alone`): another thread could be waiting in the kernel for events that would no longer arrive there.
+pub(crate) fn reclaim(
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    here_alone: impl FnOnce() -> Option<&'static Process>,
+) -> Outcome<()> {
     if !socket.may_reclaim(clock::now()) || socket.is_with_kernel() || is_standard(socket) {
         return Err(CallError::NotOurs);
     }
-    let process = here().ok_or(CallError::NotOurs)?;
-    if !process.has_one_thread() {
-        return Err(CallError::NotOurs);
-    }
+    let process = here_alone().ok_or(CallError::NotOurs)?;
     let setup = socket.setup();
     let session = setup.session.ok_or(CallError::NotOurs)?;
     match fetch(process, session, &[descriptor::borrow(fd)?]) {
@@ -129,13 +99,18 @@ fn is_standard(socket: &Arc<Socket>) -> bool {
         .any(is_standard_stream)
 }
 
-pub(super) fn is_standard_stream(fd: RawFd) -> bool {
+pub(crate) fn is_standard_stream(fd: RawFd) -> bool {
     (0..=2).contains(&fd)
 }
 
-/// Has the server relay a session, so that every holder of the descriptor can use it.
-pub(super) fn make_relayed(fd: RawFd, socket: &Arc<Socket>) {
-    bring_options(fd, socket);
+/// Has the server relay a session, so that every holder of the descriptor can use it. `here` registers this process, if
+/// that is necessary.
+pub(crate) fn make_relayed(
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    here: impl FnOnce() -> Option<&'static Process>,
+) {
+    bring_options(fd, socket, here);
     match (socket.phase(), Process::running()) {
         (SocketPhase::Cached, Some(process)) => give_back(process, socket, Destination::Relay),
         (SocketPhase::HeldElsewhere, _) => {
@@ -148,7 +123,7 @@ pub(super) fn make_relayed(fd: RawFd, socket: &Arc<Socket>) {
 
 /// Options set on an unused session are only here: the session is fetched first, to leave with its
 /// options.
-fn bring_options(fd: RawFd, socket: &Arc<Socket>) {
+fn bring_options(fd: RawFd, socket: &Arc<Socket>, here: impl FnOnce() -> Option<&'static Process>) {
     if socket.accepted_unused()
         && !socket.options().is_empty()
         && let Some(process) = here()
@@ -158,12 +133,30 @@ fn bring_options(fd: RawFd, socket: &Arc<Socket>) {
     }
 }
 
+/// Called before the descriptor is used by calls that the library does not see. Returns whether that works.
+pub(crate) fn before_lending(fd: RawFd, here: impl FnOnce() -> Option<&'static Process>) -> bool {
+    table::socket(fd).is_none_or(|socket| {
+        if socket.protocol == Protocol::Tcp {
+            socket.leave_to_kernel();
+            make_relayed(fd, &socket, here);
+        }
+        matches!(
+            socket.phase(),
+            SocketPhase::Relayed | SocketPhase::Listening
+        )
+    })
+}
+
 /// As [`make_relayed`], for another process. Here the session becomes held elsewhere, unless its events are watched.
-pub(super) fn relay_for_others(fd: RawFd, socket: &Arc<Socket>) {
+pub(crate) fn relay_for_others(
+    fd: RawFd,
+    socket: &Arc<Socket>,
+    here: impl FnOnce() -> Option<&'static Process>,
+) {
     if socket.is_watched() {
-        return make_relayed(fd, socket);
+        return make_relayed(fd, socket, here);
     }
-    bring_options(fd, socket);
+    bring_options(fd, socket, here);
     match (socket.phase(), Process::running()) {
         (SocketPhase::Cached, Some(process)) => give_back(process, socket, Destination::Others),
         (SocketPhase::HeldElsewhere, _) => {
@@ -178,7 +171,7 @@ pub(super) fn relay_for_others(fd: RawFd, socket: &Arc<Socket>) {
 }
 
 /// Has a session that is held elsewhere relayed, or finds it lost; a UDP socket becomes the kernel's. Needs no channel.
-pub(super) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
+pub(crate) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if socket.protocol == Protocol::Udp {
         if socket.phase() == SocketPhase::HeldElsewhere {
             become_kernels(fd, socket);
@@ -210,7 +203,7 @@ fn has_relayed(fd: RawFd, socket: &Arc<Socket>, session: SessionId) -> Result<bo
 }
 
 /// In a child of fork without a channel: the call continues in the kernel (`NotOurs`) if the server relays the session.
-pub(super) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
+pub(crate) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if socket.protocol != Protocol::Tcp
         || !socket.options().are_of_listeners()
         || is_standard(socket)
@@ -228,14 +221,6 @@ pub(super) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     Err(CallError::NotOurs)
 }
 
-/// Marks the session as lost, and wakes threads that wait for it.
-pub(super) fn lose(socket: &Arc<Socket>) {
-    // Waiters are signalled with the core locked.
-    let _core = Process::running().map(Process::lock);
-    socket.become_unless_closed(SocketState::Closed);
-    socket.notify(Events::CLOSED);
-}
-
 /// Marks the socket as relayed: its calls go to the kernel, and its events come from there.
 fn become_relayed(process: Option<&'static Process>, socket: &Arc<Socket>) {
     // Waiters are signalled with the core locked.
@@ -247,7 +232,7 @@ fn become_relayed(process: Option<&'static Process>, socket: &Arc<Socket>) {
 
 /// Where a session migrates to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Destination {
+pub(crate) enum Destination {
     /// To the server, which moves its data through the descriptor.
     Relay,
     /// To the server, which relays it for another process, until a process requests it that may have it.
@@ -283,7 +268,7 @@ fn stay(core: &mut Core, setup: &Setup, slot: Slot) {
 }
 
 /// Returns a TCP session that is here. If the server does not accept it, it is lost.
-pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination) {
+pub(crate) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination) {
     let slot_here = || match socket.state() {
         SocketState::Cached { slot } if socket.protocol == Protocol::Tcp => Some(slot),
         _ => None,
@@ -337,45 +322,6 @@ pub(super) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     drop(setup);
 }
 
-/// Puts much unread data into memory of its own, which the next holder reads without a copy. If
-/// that is not possible it goes in the capsule.
-fn set_aside(connection: &mut Connection) {
-    let length = connection.arrived();
-    let is_worth_it = length >= shm::WORTH_SETTING_ASIDE || connection.handoff().is_some();
-    if is_worth_it && let Ok(memory) = SetAside::write(length, connection.arrived_pieces()) {
-        connection.set_aside(Arc::new(memory));
-    }
-}
-
-/// A session and the descriptors that travel with it.
-pub(super) struct OutgoingCapsule {
-    pub(super) capsule: Capsule,
-    pub(super) fds: Vec<OwnedFd>,
-}
-
-impl OutgoingCapsule {
-    /// The capsule of a local session: all its state is in shared memory.
-    pub(super) fn empty() -> OutgoingCapsule {
-        OutgoingCapsule {
-            capsule: Blob::Inline(Vec::new()).into(),
-            fds: Vec::new(),
-        }
-    }
-
-    pub(super) fn of(session: &mut TcpSession) -> Option<OutgoingCapsule> {
-        set_aside(&mut session.connection);
-        let unread = match session.connection.handoff() {
-            Some(prefix) => {
-                let memory = prefix.memory().as_any().downcast_ref::<SetAside>()?;
-                Some((memory, prefix.start(), prefix.length()))
-            }
-            None => None,
-        };
-        let (capsule, fds) = shm::pack_capsule(session.to_capsule(), unread).ok()?;
-        Some(OutgoingCapsule { capsule, fds })
-    }
-}
-
 /// Packs the session at `slot`.
 fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, OutgoingCapsule)> {
     if let Some(id) = core.take_local(slot, |_| {}) {
@@ -392,12 +338,8 @@ pub(crate) fn yield_session(process: &Process, id: SessionId) {
     if delegate::end_named(process, id) {
         return;
     }
-    let wanted = table::all().into_iter().find_map(|(fd, file)| match file {
-        File::Socket(socket) if socket.phase() == SocketPhase::Cached => {
-            let is_it = socket.setup().session == Some(id);
-            is_it.then_some((fd, socket))
-        }
-        File::Socket(_) | File::Epoll(_) => None,
+    let wanted = table::sockets().into_iter().find(|(_, socket)| {
+        socket.phase() == SocketPhase::Cached && socket.setup().session == Some(id)
     });
     let Some((fd, socket)) = wanted else { return };
     if socket.protocol == Protocol::Udp {

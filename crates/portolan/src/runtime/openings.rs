@@ -5,13 +5,8 @@
 use std::os::fd::RawFd;
 use std::sync::Arc;
 
-use portolan_sys::wait::ppoll;
-use portolan_types::Instant;
-
-use crate::process::Process;
 use crate::socket::table;
 use crate::socket::{Socket, SocketPhase};
-use crate::wait::pollfd;
 
 #[derive(Default)]
 pub(crate) struct Openings(Vec<Opening>);
@@ -89,35 +84,5 @@ impl Openings {
         self.0
             .iter_mut()
             .find(|opening| Arc::ptr_eq(&opening.socket, socket))
-    }
-}
-
-impl Process {
-    /// Receives the outcomes that have arrived.
-    pub(crate) fn take_outcomes(&'static self) {
-        if !Socket::any(SocketPhase::Connecting) {
-            return;
-        }
-        let openings = self.lock().openings.poll_list();
-        let mut fds: Vec<_> = openings
-            .iter()
-            .map(|(_, fd)| pollfd(*fd, libc::POLLIN))
-            .collect();
-        if ppoll(&mut fds, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0) {
-            self.take_outcomes_of(&openings, &fds);
-        }
-    }
-
-    /// Receives the outcomes on those descriptors of `openings` that are ready in `polled`.
-    pub(crate) fn take_outcomes_of(
-        &'static self,
-        openings: &[(Arc<Socket>, RawFd)],
-        polled: &[libc::pollfd],
-    ) {
-        for ((socket, fd), polled) in openings.iter().zip(polled) {
-            if polled.revents != 0 {
-                crate::posix::complete_connect(self, *fd, socket);
-            }
-        }
     }
 }

@@ -11,48 +11,42 @@ use std::collections::HashMap;
 use std::fs;
 use std::os::fd::RawFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use portolan_sys::{clock, descriptor, sleeps};
 use portolan_types::{Instant, Protocol};
 
 use crate::descriptors;
-use crate::posix;
+use crate::migration::before_lending;
+use crate::migration::fallback::become_kernels;
 use crate::process::Process;
 use crate::runtime::Core;
 use crate::socket::table;
-use crate::socket::{IN, Socket, SocketPhase};
+use crate::socket::{Socket, SocketPhase};
+use crate::wait::events::IN;
 
 /// Delay of the first check for such waits, and minimum between two.
 const SHORTEST: Duration = Duration::from_millis(20);
 /// Maximum delay, for a program that was checked repeatedly without result.
 const LONGEST: Duration = Duration::from_secs(30);
 
-static IS_SEEN: AtomicBool = AtomicBool::new(false);
-
-/// Does the program wait for sockets by system calls that the library does not see?
-pub(crate) fn is_seen() -> bool {
-    IS_SEEN.load(Ordering::Relaxed)
-}
-
 /// The schedule of checks.
-pub(crate) struct Looks {
+pub(crate) struct Schedule {
     next: Instant,
     pause: Duration,
     /// A check is due, even if nothing else happens.
     is_due: bool,
 }
 
-impl Looks {
+impl Schedule {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.is_due.then_some(self.next)
     }
 }
 
-impl Default for Looks {
-    fn default() -> Looks {
-        Looks {
+impl Default for Schedule {
+    fn default() -> Schedule {
+        Schedule {
             next: Instant::ZERO,
             pause: SHORTEST,
             is_due: false,
@@ -70,20 +64,20 @@ struct Registration {
 impl Process {
     /// Called by the background thread from time to time: hands over sockets whose events the program awaits by such
     /// waits.
-    pub(crate) fn look_for_unseen_waits(&'static self, looks: &mut Looks) {
+    pub(crate) fn check_for_unseen_waits(&'static self, schedule: &mut Schedule) {
         let now = clock::now();
-        if now < looks.next {
-            looks.is_due = true;
+        if now < schedule.next {
+            schedule.is_due = true;
             return;
         }
         let neglected = self.lock().neglected();
         // A check before the program has registered the socket finds nothing.
-        looks.is_due = !neglected.is_empty();
+        schedule.is_due = !neglected.is_empty();
         if neglected.is_empty() {
             return;
         }
-        looks.next = now + looks.pause;
-        looks.pause = (looks.pause * 2).min(LONGEST);
+        schedule.next = now + schedule.pause;
+        schedule.pause = (schedule.pause * 2).min(LONGEST);
         let mut awaited = registered_elsewhere();
         for fd in sleeps::polled_past_library() {
             awaited.entry(fd).or_default();
@@ -91,12 +85,12 @@ impl Process {
         if !neglected.iter().any(|(fd, _)| awaited.contains_key(fd)) {
             return;
         }
-        if !IS_SEEN.swap(true, Ordering::Relaxed) {
+        if !Socket::note_unseen_waits() {
             say_so();
         }
-        looks.pause = SHORTEST;
-        for (fd, file) in table::all() {
-            if let (table::File::Socket(socket), Some(registrations)) = (file, awaited.get(&fd)) {
+        schedule.pause = SHORTEST;
+        for (fd, socket) in table::sockets() {
+            if let Some(registrations) = awaited.get(&fd) {
                 hand_over(fd, &socket, registrations);
             }
         }
@@ -104,9 +98,9 @@ impl Process {
 }
 
 fn hand_over(fd: RawFd, socket: &Arc<Socket>, registrations: &[Registration]) {
-    posix::before_lending(fd);
+    before_lending(fd, Process::running);
     if socket.protocol == Protocol::Udp {
-        posix::leave_to_kernel_stack(fd, socket);
+        become_kernels(fd, socket);
         // The number now refers to another file, which the sets do not know.
         for Registration { set, event } in registrations {
             // The program may have closed or changed the set.
@@ -123,7 +117,7 @@ impl Core {
             .filter(|socket| socket.phase() == SocketPhase::Cached && !socket.is_watched())
             .cloned()
             .collect();
-        let readable = |socket: &Arc<Socket>| socket.readiness(self) & IN != 0;
+        let readable = |socket: &Arc<Socket>| self.readiness(socket) & IN != 0;
         let readable: Vec<_> = candidates.into_iter().filter(readable).collect();
         readable
             .into_iter()

@@ -3,7 +3,7 @@
 //! several processes share: the first process has it listen again, and the others get its descriptor.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use portolan_proto::control::{
@@ -12,26 +12,21 @@ use portolan_proto::control::{
 };
 use portolan_proto::encode;
 use portolan_sys::unix::{self, PairKind, socket_pair};
-use portolan_sys::{descriptor, socket_filter, wait};
-use portolan_types::{Generation, Instant, Protocol, SessionId};
+use portolan_sys::{descriptor, socket_filter};
+use portolan_types::{Generation, Protocol, SessionId};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, listen, shutdown, sockopt};
 
-use super::Outcome;
-use super::asking::refusal;
-use super::connect::retarget;
-use super::delegate::{self, ListenerSlot};
-use super::fallback::{
-    accept_kernel, new_kernel_socket, replace_listener, set_options, wake_sleepers,
-};
-use super::lifecycle::replace_fds;
-use super::socket_options::tell_priority;
 use crate::descriptors::InternalFd;
-use crate::process::{Process, successor};
+use crate::migration::arrival::retarget;
+use crate::migration::delegate::{self, ListenerSlot};
+use crate::migration::fallback::{new_kernel_socket, replace_listener, set_options, wake_sleepers};
+use crate::outcome::{Outcome, refusal};
+use crate::process::Process;
 use crate::settings::{Mode, settings};
-use crate::socket::table::{self, File};
+use crate::socket::near_end::replace_fds;
+use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase};
-use crate::wait::pollfd;
 
 /// Maximum number of connections, accepted by the kernel while there was no server, that are handed over.
 const HANDED_ON: usize = 4096;
@@ -50,8 +45,7 @@ pub(crate) enum Opened {
 pub(crate) fn open_again(process: &'static Process) -> Opened {
     let mut seen: Vec<Arc<Socket>> = Vec::new();
     let mut opened = Opened::All;
-    for (_, file) in table::all() {
-        let File::Socket(socket) = file else { continue };
+    for (_, socket) in table::sockets() {
         if seen.iter().any(|known| Arc::ptr_eq(known, &socket)) {
             continue;
         }
@@ -70,12 +64,12 @@ pub(crate) fn open_again(process: &'static Process) -> Opened {
 }
 
 /// Was the socket opened under an earlier server than the one that this process is registered with?
-pub(super) fn is_of_before(process: &Process, socket: &Socket) -> bool {
+pub(crate) fn is_of_before(process: &Process, socket: &Socket) -> bool {
     is_old(process, &socket.setup())
 }
 
 /// Does the server that this process is registered with know it, and is it there?
-pub(super) fn is_open(process: &Process, setup: &Setup) -> bool {
+pub(crate) fn is_open(process: &Process, setup: &Setup) -> bool {
     !process.control.is_lost() && setup.session.is_some() && !is_old(process, setup)
 }
 
@@ -86,7 +80,7 @@ fn is_old(process: &Process, setup: &Setup) -> bool {
 // Without a server.
 
 /// Has the kernel listen, on the port token from the server or else on a kernel socket of this process.
-pub(super) fn stand_in(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
+pub(crate) fn stand_in(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     if setup.port_token.is_none() {
         setup.port_token = Some(own_token(listener, setup)?);
     }
@@ -126,7 +120,7 @@ fn put_descriptor(listener: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> 
 }
 
 /// Replaces the descriptor by one that stays silent: no connection arrives until there is a server.
-pub(super) fn fall_silent(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
+pub(crate) fn fall_silent(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     let (near, far) = socket_pair(PairKind::SeqPacket)?;
     put_descriptor(listener, &near)?;
     setup.silent_far = Some(InternalFd::new(far));
@@ -134,42 +128,10 @@ pub(super) fn fall_silent(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(
     Ok(())
 }
 
-/// Returns the next connection that the kernel has accepted for a listener without a server.
-pub(super) fn accept_from_kernel(
-    fd: RawFd,
-    listener: &Arc<Socket>,
-    flags: i32,
-) -> Outcome<Option<(RawFd, SocketAddr)>> {
-    let mut polled = [pollfd(fd, libc::POLLIN)];
-    if wait::ppoll(&mut polled, Some(Instant::ZERO), None)? == 0 {
-        return Ok(None);
-    }
-    match acceptfrom_with(descriptor::borrow(fd)?, SocketFlags::CLOEXEC) {
-        Ok((connection, remote)) => {
-            let remote = remote.and_then(|remote| SocketAddr::try_from(remote).ok());
-            let remote = remote.ok_or(Errno::CONNABORTED)?;
-            Ok(Some((accept_kernel(connection, flags)?, remote)))
-        }
-        // Lost the race to another thread or process.
-        Err(Errno::AGAIN | Errno::CONNABORTED) => Ok(None),
-        // Another process has stopped listening on it, because there is a server.
-        Err(Errno::INVAL) => {
-            let mut setup = listener.setup();
-            if listener.stands_in() {
-                fall_silent(listener, &mut setup)?;
-            }
-            drop(setup);
-            successor::watch();
-            Ok(None)
-        }
-        Err(errno) => Err(errno.into()),
-    }
-}
-
 // With the next one.
 
 /// Fetches a kernel socket on a listener's port, for the time when there is no server.
-pub(super) fn fetch_token(process: &Process, setup: &mut Setup) {
+pub(crate) fn fetch_token(process: &Process, setup: &mut Setup) {
     let Some(session) = setup.session else { return };
     if setup.port_token.is_some() {
         return;
@@ -184,7 +146,7 @@ pub(super) fn fetch_token(process: &Process, setup: &mut Setup) {
 }
 
 /// Has a listener of the previous server listen again. Returns false if it is not one.
-pub(super) fn open_listener(process: &'static Process, listener: &Arc<Socket>) -> Outcome<bool> {
+pub(crate) fn open_listener(process: &'static Process, listener: &Arc<Socket>) -> Outcome<bool> {
     let mut setup = listener.setup();
     if listener.phase() != SocketPhase::Listening || !is_old(process, &setup) {
         return Ok(false);
@@ -409,8 +371,9 @@ fn bind_datagrams(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()
         connect_datagrams(process, socket, session, remote)?;
     }
     drop(setup);
-    if socket.options().priority() > 0 {
-        tell_priority(process, socket, session);
+    let priority = socket.options().priority();
+    if priority > 0 {
+        process.prioritize(session, priority);
     }
     join_again(process, socket, session);
     Ok(())

@@ -1,0 +1,135 @@
+//! The outcomes of active opens: a session, or an error, which the server leaves on the socket's descriptor (ADR 4).
+
+use std::cell::RefCell;
+use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
+
+use portolan_proto::MAX_MESSAGE;
+use portolan_proto::control::DescriptorEvent;
+use portolan_proto::local::Side;
+use portolan_stack::Session;
+use portolan_sys::descriptor;
+use portolan_sys::unix::{self, ReceiveError};
+use portolan_sys::wait::{pollfd, ppoll};
+use portolan_tcp::Events;
+use portolan_types::{Instant, SessionId};
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
+
+use crate::migration::arrival::install;
+use crate::migration::capsule::open_capsule;
+use crate::process::Process;
+use crate::runtime::NewSession;
+use crate::runtime::locals;
+use crate::socket::table;
+use crate::socket::{Socket, SocketPhase, SocketState};
+
+thread_local! {
+    /// Buffer for the outcome of an open; as long as the longest message.
+    static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Process {
+    /// Receives the outcomes that have arrived.
+    pub(crate) fn take_outcomes(&'static self) {
+        if !Socket::any(SocketPhase::Connecting) {
+            return;
+        }
+        let openings = self.lock().openings.poll_list();
+        let mut fds: Vec<_> = openings
+            .iter()
+            .map(|(_, fd)| pollfd(*fd, libc::POLLIN))
+            .collect();
+        if ppoll(&mut fds, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0) {
+            self.take_outcomes_of(&openings, &fds);
+        }
+    }
+
+    /// Receives the outcomes on those descriptors of `openings` that are ready in `polled`.
+    pub(crate) fn take_outcomes_of(
+        &'static self,
+        openings: &[(Arc<Socket>, RawFd)],
+        polled: &[libc::pollfd],
+    ) {
+        for ((socket, fd), polled) in openings.iter().zip(polled) {
+            if polled.revents != 0 {
+                complete_connect(self, *fd, socket);
+            }
+        }
+    }
+}
+
+/// Receives the outcome of an active open from the descriptor, if it has arrived.
+pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
+    if socket.phase() != SocketPhase::Connecting {
+        return;
+    }
+    let mut setup = socket.setup();
+    let SocketState::Connecting { slot } = socket.state() else {
+        return;
+    };
+    let session = setup.session;
+    let receive = || table::with_number(socket, fd, |fd| receive_outcome(fd, session));
+    // The outcome may carry the descriptor of the session's memory, which is lost if no number is free for it.
+    let outcome = if descriptor::has_free_number() {
+        receive()
+    } else if table::with_number(socket, fd, has_outcome) == Some(true) {
+        process.control.with_room(receive)
+    } else {
+        return;
+    };
+    let Some(Some(outcome)) = outcome else {
+        return;
+    };
+    match outcome {
+        Ok(session) => install(process, socket, slot, session),
+        Err(errno) => {
+            setup.remote = None;
+            setup.give_up_unchosen_port();
+            socket.set_error(errno);
+            let mut core = process.lock();
+            // The slot of a socket that was closed in between is gone already.
+            if socket.change(SocketState::Idle) == Ok(SocketState::Connecting { slot }) {
+                core.stack.remove(slot);
+            }
+            socket.notify(Events::ERROR);
+        }
+    }
+}
+
+/// Has the server left an outcome on the descriptor?
+fn has_outcome(fd: RawFd) -> bool {
+    let peek = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    descriptor::borrow(fd).is_ok_and(|near| {
+        let mut first = [0; 1];
+        rustix::net::recv(near, &mut first, peek) != Err(Errno::AGAIN)
+    })
+}
+
+/// Returns the session, or the error that the server left on the descriptor; `None` if neither has arrived.
+fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<NewSession, i32>> {
+    let near = descriptor::borrow(fd).ok()?;
+    MESSAGE.with_borrow_mut(|message| {
+        message.resize(MAX_MESSAGE, 0);
+        let received = match unix::receive(near, message) {
+            Ok(received) if received.is_short => return Some(Err(libc::EMFILE)),
+            Ok(received) => received,
+            Err(ReceiveError::Blocked) => return None,
+            Err(_) => return Some(Err(libc::ECONNABORTED)),
+        };
+        let mut fds: Vec<OwnedFd> = received.fds.into_iter().collect();
+        Some(match portolan_proto::decode(&message[..received.length]) {
+            Ok(DescriptorEvent::Established {
+                capsule,
+                generation,
+            }) => open_capsule(capsule.into(), generation, fds)
+                .map(|session| NewSession::Session(Session::Tcp(Box::new(session)))),
+            Ok(DescriptorEvent::EstablishedLocal) => session
+                .ok_or(libc::EPROTO)
+                .and_then(|id| Ok((id, locals::open(fds.pop(), Side::Opener)?)))
+                .map(|(id, end)| NewSession::Local(id, Box::new(end))),
+            Ok(DescriptorEvent::Failed { errno }) => Err(errno),
+            Ok(_) | Err(_) => Err(libc::EPROTO),
+        })
+    })
+}

@@ -1,0 +1,59 @@
+//! What the server asks of a process by its recall event: sessions that others need, and transmit queues.
+
+use std::sync::PoisonError;
+
+use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_sys::clock;
+use portolan_types::SessionId;
+
+use crate::process::Process;
+
+impl Process {
+    /// Returns the sessions that the server recalls for other processes. Fetches the list of transmit queues, if that has
+    /// changed.
+    pub(crate) fn fetch_recalls(&self) -> Vec<SessionId> {
+        let recall_lock = self
+            .recall_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !self.recall_event.drain() {
+            return Vec::new();
+        }
+        let Ok((
+            ReplyBody::Recalled {
+                sessions,
+                has_tx_queues,
+            },
+            _,
+        )) = self.control.call(RequestBody::FetchRecalls, &[])
+        else {
+            return Vec::new();
+        };
+        if has_tx_queues {
+            self.fetch_tx_queues();
+        }
+        drop(recall_lock);
+        sessions
+    }
+
+    /// The server notifies before it hands over a session that must wait for its transmit queue; the receiver of the
+    /// session checks here before it sends anything. If the helper has cleared the notifier and fetches the list, this
+    /// waits for it.
+    pub(crate) fn hear_of_tx_queues(&self) {
+        let _hearing = self
+            .recall_lock
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if self.recall_event.is_notified() {
+            self.fetch_tx_queues();
+        }
+    }
+
+    fn fetch_tx_queues(&self) {
+        if let Ok((ReplyBody::TxQueues(tx_queues), taps)) =
+            self.control.call(RequestBody::TxQueues, &[])
+        {
+            self.lock().set_tx_queues(clock::now(), tx_queues, taps);
+        }
+    }
+}
