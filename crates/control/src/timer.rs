@@ -25,6 +25,8 @@ pub enum Timer {
     LocalSessions,
     LeavingClasses,
     Cpu,
+    /// Processes to be told of local peers that have ended.
+    EndedPeers,
     Extensions,
     Cgroups,
     /// Rows to be moved to another receive budget.

@@ -538,6 +538,9 @@ pub enum ReplyBody {
     /// The packet carries the kernel socket.
     KernelSocket,
     /// The program has claimed it; a port with its number.
+        /// Local sessions of this process whose peers have ended, whatever their memory says: who shares it could take
+        /// that back.
+        ended: Vec<SessionId>,
     Claimed {
         guard: Guard,
     },

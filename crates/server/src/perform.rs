@@ -124,6 +124,7 @@ impl Server {
                 Timer::Floods => self.look_at_floods(),
                 Timer::LocalSessions => self.attend_locals(),
                 Timer::LeavingClasses => self.look_at_leaving_classes(),
+                Timer::EndedPeers => self.tell_of_ended_peers(),
                 Timer::Cpu => self.look_at_cpu(),
                 Timer::Extensions => self.look_for_stopped_extensions(),
                 Timer::Cgroups => self.look_for_moves(),

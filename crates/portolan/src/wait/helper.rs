@@ -333,6 +333,7 @@ impl Process {
         let Ok((
             ReplyBody::Recalled {
                 sessions,
+                ended,
                 has_tx_queues,
             },
             _,
@@ -344,6 +345,9 @@ impl Process {
             self.fetch_tx_queues();
         }
         drop(recall_lock);
+        if !ended.is_empty() {
+            self.lock().end_peers(&ended, clock::now());
+        }
         for session in sessions {
             posix::yield_session(self, session);
         }
