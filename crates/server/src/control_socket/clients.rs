@@ -340,7 +340,7 @@ impl Server {
         // The thread's is to be the last close, so that the port is free.
         self.sink.drop_copies_of(&socket);
         let make = move || {
-            let shown = port_right::shown_address(&socket).ok().flatten();
+            let shown = port_right::shown_by(&socket).ok().flatten();
             drop(socket);
             let right = shown.map_or(PortRight::Nothing, PortRight::To);
             let sequel = move |server: &mut Server| {

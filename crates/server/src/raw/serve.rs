@@ -76,7 +76,6 @@ impl Server {
         if !address.is_unspecified() && !is_managed {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        self.check_port(channel, local)?;
         let process = self.control.registry.process(channel).ok_or(Errno::BADF)?;
         let claim = PortClaim {
             protocol,
@@ -85,6 +84,7 @@ impl Server {
             v6_only: false,
             uid: process.uid,
         };
+        self.check_port(channel, claim)?;
         let (claim, local, reservation) = self.reserve(claim, local.is_ipv6())?;
         reservation.shrink();
         let port = Port {
