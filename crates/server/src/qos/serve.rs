@@ -9,7 +9,7 @@ use portolan_types::FlowKey;
 use crate::calls::{Call, Sequel};
 use crate::qos::request::{Outcome, Requester, refuse};
 use crate::qos::transmit::{LinkAnswer, LinkCounts};
-use crate::requests::{Answer, pack};
+use crate::requests::Answer;
 use crate::server::Server;
 use crate::user_threads::WaitsFor;
 
@@ -137,13 +137,8 @@ impl Server {
         self.report_budgets(&mut report);
         self.report_cpu(&mut report);
         self.redact(&mut report, requester);
-        match pack(encode(&report)) {
-            Ok((blob, fd)) => {
-                let body = ReplyBody::Qos(QosReply::State(blob));
-                Answer::Reply(body, fd.into_iter().collect())
-            }
-            Err(errno) => ReplyBody::Error { errno: errno.0 }.into(),
-        }
+        let state = |part| ReplyBody::Qos(QosReply::State(part));
+        Answer::List(encode(&report), state)
     }
 
     /// Reduces a report to what the user may see: its own requests, promises to it by name, and sums of the rest. To

@@ -18,7 +18,7 @@ use rustix::net::sockopt;
 use rustix::process::{Resource, Rlimit, Uid, getrlimit, setrlimit};
 
 use crate::common::{
-    Client, Configuration, Library, Near, await_some, control_path, start_server, unpack,
+    Client, Configuration, Library, Near, await_some, control_path, session_part, start_server,
 };
 use crate::meter::{Machine, Meter};
 use crate::{PATIENCE, Victim, as_nobody, assert_serves_others, counter};
@@ -437,9 +437,43 @@ fn lists_that_nobody_reads_are_not_made() {
     assert!(more < 8 << 10, "{more} KiB for one client");
     assert!(counter(&path, "server", "budget_lists_refused") > 50);
     // A client that reads is served.
-    let is_list = |body: &ReplyBody| matches!(body, ReplyBody::Sessions(_));
-    let lists = (0..100).filter(|_| is_list(&client.receive().unwrap().0.body));
+    let lists = (0..100).filter(|_| list_of(&mut client).is_ok());
     assert!((1..10).contains(&lists.count()));
+    meter.finish();
+}
+
+fn list_of(client: &mut Client) -> Result<Vec<SessionReport>, i32> {
+    client.receive_list_or_errno(session_part)
+}
+
+/// Each connection may have one.
+#[test]
+fn lists_of_all_connections_of_a_user_take_so_much_and_no_more() {
+    const SESSIONS: u32 = 4000;
+    const MOST_KIB: u64 = 64 << 10;
+    allow_descriptors();
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let _many = many_sessions(&path, SESSIONS);
+    let mut clients: Vec<Client> = as_nobody(|| (0..185).map(|_| Client::connect(&path)).collect());
+    let before = resident_kib(&server);
+    for client in &mut clients {
+        client.send(RequestBody::ListSessions, &[]);
+    }
+    await_some("a refusal", || {
+        (counter(&path, "server", "budget_lists_refused") > 0).then_some(())
+    });
+    let more = resident_kib(&server).saturating_sub(before);
+    assert!(more < MOST_KIB, "{more} KiB for one user");
+    assert!(Client::connect(&path).sessions().len() >= SESSIONS as usize);
+    let lists: Vec<_> = clients.iter_mut().map(list_of).collect();
+    let whole = lists.iter().flatten();
+    assert!(whole.clone().all(|list| list.len() >= SESSIONS as usize));
+    assert!(whole.count() > 20);
+    let refused = |list: &Result<_, i32>| *list.as_ref().err().unwrap_or(&libc::EAGAIN);
+    assert!(lists.iter().all(|list| refused(list) == libc::EAGAIN));
     meter.finish();
 }
 
@@ -463,7 +497,7 @@ fn lists_in_a_loop_take_no_more_than_a_part_of_each_turn() {
                     client.send(RequestBody::ListSessions, &[]);
                 }
                 for client in &mut clients {
-                    client.receive().unwrap();
+                    list_of(client).unwrap();
                 }
             }
         });
@@ -519,11 +553,7 @@ fn a_process_with_thousands_of_sessions_is_listed_and_dies_in_parts() {
     let (hostile, near) = many_sessions(&path, COUNT);
     requester.send(RequestBody::ListSessions, &[]);
     let listing = Waits::sample(&mut victim, 20);
-    let (reply, mut fds) = requester.receive().unwrap();
-    let ReplyBody::Sessions(list) = reply.body else {
-        panic!("{reply:?}");
-    };
-    let sessions: Vec<SessionReport> = unpack(list, &mut fds);
+    let sessions = list_of(&mut requester).unwrap();
     let datagram_sockets = sessions.iter().filter(|s| s.protocol == Protocol::Udp);
     assert_eq!(datagram_sockets.count(), COUNT as usize);
     let connection = hostile.client;
