@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
@@ -19,7 +20,9 @@ use portolan_proto::control::{
 };
 use portolan_proto::datagram::UnreadDatagram;
 use portolan_proto::encode;
-use portolan_proto::qos::QosRequest;
+use portolan_proto::qos::{
+    Kind, QosReply, QosRequest, Rate, Scope, Slack, Transmit, TransmitReport,
+};
 use portolan_proto::report::SessionReport;
 use portolan_sys::descriptor::set_socket_option;
 use portolan_sys::tap::Tap;
@@ -29,8 +32,8 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 use crate::closing::send;
 use crate::common::{
-    Client, Library, await_closes, await_some, connect_request, control_path, open_files,
-    open_files_at_rest, start_server,
+    Client, Configuration, Library, await_closes, await_some, connect_request, control_path,
+    open_files, open_files_at_rest, start_server,
 };
 use crate::meter::Meter;
 use crate::{
@@ -524,6 +527,81 @@ fn whoever_has_the_networks_configuration_stops_nobody() {
     });
     victim.assert_unharmed();
     assert_serves_others(&bed, &path);
+}
+
+fn reserve(uid: u32) -> QosRequest {
+    let spec = Transmit {
+        device: None,
+        rate: Rate::Bits(10_000_000),
+        burst: None,
+        slack: Slack::None,
+    };
+    let scope = Scope::User { uid };
+    QosRequest::Transmit { scope, spec }
+}
+
+fn is_done(reply: &ReplyBody) -> bool {
+    matches!(reply, ReplyBody::Qos(QosReply::Done))
+}
+
+/// The kernel takes that lock for each class of a link.
+#[test]
+fn nor_does_it_stop_whoever_reserves_rates() {
+    const KEPT: u32 = 60_011;
+    const ENDED: u32 = 60_012;
+    const MORE: u32 = 60_013;
+    let bed = Bed::veth();
+    let link = format!(
+        "[[qos.link]]\ndevice = \"{}\"\nrate = \"1gbit\"",
+        Bed::DEVICE
+    );
+    let server = Configuration::new(&bed.a, &link).start(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    with_own_descriptors(|| {
+        let tap = beside(&server, || Tap::create("tst")).unwrap();
+        let file = StallingFile::mount();
+        let mut root = Client::connect(&path);
+        let mut other = Client::connect(&path);
+        for uid in [KEPT, ENDED] {
+            let reply = root.ask(RequestBody::Qos(reserve(uid)));
+            assert!(is_done(&reply), "{reply:?}");
+        }
+        while_locked(file, Touch::NameOfTap, tap.fd.as_fd(), || {
+            let scope = Scope::User { uid: ENDED };
+            let kind = Kind::Transmit;
+            root.send(RequestBody::Qos(QosRequest::Delete { scope, kind }), &[]);
+            other.send(RequestBody::Qos(reserve(MORE)), &[]);
+            for _ in 0..10 {
+                assert_prompt(&path);
+                thread::sleep(Duration::from_millis(30));
+            }
+        });
+        for client in [&mut root, &mut other] {
+            let (reply, _) = client.receive().expect("an answer");
+            assert!(is_done(&reply.body), "{reply:?}");
+        }
+        let report = root.guarantees();
+        let is_of = |entry: &TransmitReport, uid| entry.scope == Scope::User { uid };
+        let has = |uid| report.transmit.iter().any(|entry| is_of(entry, uid));
+        assert!(has(KEPT) && !has(ENDED) && has(MORE), "{report:?}");
+        await_some("classes as they were promised", || {
+            let classes = beside(&server, classes);
+            (classes == 4).then_some(())
+        });
+    });
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+/// Returns how many classes the device has: the link's, that of best effort, and those that are reserved.
+fn classes() -> usize {
+    let shown = Command::new("tc")
+        .args(["class", "show", "dev", Bed::DEVICE])
+        .output()
+        .unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    shown.lines().filter(|line| line.contains("htb")).count()
 }
 
 /// Who makes a session's descriptor can keep the end that is the server's.

@@ -7,7 +7,7 @@ use portolan_control::qos::transmit::{ClassId, ClassRates, Link as Ledger};
 use portolan_proto::qos::text::show_rate;
 use portolan_proto::qos::{QosReport, Scope, Transmit, TransmitReport};
 use portolan_sys::traffic;
-use portolan_sys::traffic::TrafficError;
+use portolan_sys::traffic::{Traffic, TrafficError};
 use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 use tracing::{info, warn};
@@ -115,26 +115,27 @@ impl Server {
         let after = rest_of(&ledger);
         let is_new = !self.ledger(ifindex)?.has(id);
         let wanted = class(id.0, parent, terms, RESERVED_FIRST);
-        let traffic = self
-            .qos
-            .transmit
-            .traffic()
-            .map_err(|error| of_kernel(&error))?;
-        let done = traffic
-            .set_class(ifindex, &after)
-            .and_then(|()| traffic.set_class(ifindex, &wanted))
-            .and_then(|()| {
-                if is_new {
-                    traffic.set_queue(ifindex, id.0)
-                } else {
-                    Ok(())
-                }
-            });
-        if let Err(error) = done {
-            let _ = traffic.set_class(ifindex, &before);
+        let traffic = &mut self.qos.transmit.traffic;
+        let done = traffic.ask(move |traffic| {
+            traffic.set_class(ifindex, &after)?;
+            traffic.set_class(ifindex, &wanted)?;
             if is_new {
-                let _ = traffic.delete_class(ifindex, id.0);
+                traffic.set_queue(ifindex, id.0)?;
             }
+            Ok(())
+        });
+        if let Err(error) = done {
+            let former = self.class_as_kept(ifindex, id);
+            let undo = move |traffic: &mut Traffic| {
+                let rest = traffic.set_class(ifindex, &before);
+                match former {
+                    Some(former) => traffic.set_class(ifindex, &former)?,
+                    None => traffic.delete_class(ifindex, id.0)?,
+                }
+                rest
+            };
+            // The first error says more.
+            let _ = self.qos.transmit.traffic.ensure(undo);
             return Err(of_kernel(&error));
         }
         if let Some(known) = self.qos.transmit.ledger_mut(ifindex) {
@@ -417,9 +418,10 @@ impl Server {
     }
 }
 
-fn of_kernel(error: &TrafficError) -> portolan_proto::qos::Refusal {
+pub(super) fn of_kernel(error: &TrafficError) -> portolan_proto::qos::Refusal {
     let errno = match error {
         TrafficError::Open(errno) | TrafficError::Kernel { errno, .. } => errno.raw_os_error(),
+        TrafficError::Held => libc::EAGAIN,
         TrafficError::InTheWay { .. } | TrafficError::NotRestorable { .. } => libc::EBUSY,
     };
     portolan_proto::qos::Refusal {

@@ -28,6 +28,9 @@ impl Server {
 
     pub(crate) fn look_at_leaving_classes(&mut self) {
         let now = self.now;
+        if !self.catch_up() {
+            return self.look_at_leaving_classes_again();
+        }
         let transmit = &mut self.qos.transmit;
         let leaving = std::mem::take(&mut transmit.leaving);
         for class in leaving {
@@ -38,9 +41,13 @@ impl Server {
         self.restore_idle_links();
         let transmit = &self.qos.transmit;
         if !transmit.leaving.is_empty() || !transmit.idle.is_empty() {
-            let timers = &mut self.control.timers;
-            timers.arm(Timer::LeavingClasses, now + LOOK_AGAIN);
+            self.look_at_leaving_classes_again();
         }
+    }
+
+    fn look_at_leaving_classes_again(&mut self) {
+        let again = self.now + LOOK_AGAIN;
+        self.control.timers.arm(Timer::LeavingClasses, again);
     }
 
     /// Restores the former queueing disciplines of devices without classes.
