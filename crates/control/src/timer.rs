@@ -19,14 +19,16 @@ pub enum Timer {
     /// Relays that wait for room in their user's budget.
     RelayMemory,
     Neighbour(NextHop),
+    /// Neighbours that have not answered.
+    Unanswered,
     ChannelPool,
     Floods,
     /// Local sessions whose bytes the server relays.
     LocalSessions,
-    LeavingClasses,
-    Cpu,
     /// Processes to be told of local peers that have ended.
     EndedPeers,
+    LeavingClasses,
+    Cpu,
     Extensions,
     Cgroups,
     /// Rows to be moved to another receive budget.

@@ -225,6 +225,8 @@ pub struct Server {
     pub(crate) hooks: HookWatch,
     /// Neighbours being resolved, and since when.
     pub(crate) resolving: HashMap<NextHop, Resolving>,
+    /// Neighbours that have not answered, until the sessions that wait for them are told.
+    pub(crate) unanswered: Vec<NextHop>,
     pub(crate) programs_resolve: Budget,
     reserved: Option<ReservedPorts>,
 
@@ -368,9 +370,10 @@ impl Server {
             managed,
             hooks,
             resolving: HashMap::new(),
+            unanswered: Vec::new(),
+            lists: Budget::new(LISTS),
             programs_resolve: Budget::new(RESOLVING),
             reserved,
-            lists: Budget::new(LISTS),
             pending_closes: Vec::new(),
             foreign_ends: Vec::new(),
             driver_refusals: HashMap::new(),
