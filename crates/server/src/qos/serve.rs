@@ -21,7 +21,7 @@ use crate::user_threads::WaitsFor;
 const NAME_MAX: usize = 64;
 
 /// Each try makes the main thread wait for a moment.
-const BETWEEN_TRIES: Duration = Duration::from_millis(50);
+const BETWEEN_TRIES: Duration = Duration::from_millis(200);
 
 /// Returns the device or class that the request names.
 fn name_in(request: &QosRequest) -> Option<&str> {
@@ -118,6 +118,37 @@ impl Server {
         }))
     }
 
+    /// Replies when the kernel has all that was decided.
+    fn qos_when_settled(
+        &mut self,
+        client: ClientId,
+        reply: QosReply,
+        not_before: Duration,
+    ) -> Answer {
+        let is_settled = !self.qos.transmit.traffic.is_behind();
+        let uid = self.clients.get(&client).map(|it| it.credentials.uid);
+        let waiting = uid.filter(|uid| self.calls.check(*uid, WaitsFor::Network).is_ok());
+        let Some(uid) = waiting.filter(|_| !is_settled) else {
+            return ReplyBody::Qos(reply).into();
+        };
+        let done = self.qos.transmit.traffic.when_done();
+        let make = move || {
+            // It says so, or the server ends.
+            let _ = done.recv();
+            thread::sleep(not_before);
+            let sequel = move |server: &mut Server| {
+                server.look_at_leaving_classes();
+                Ok(server.qos_when_settled(client, reply, BETWEEN_TRIES))
+            };
+            Box::new(sequel) as Sequel
+        };
+        Answer::Call(Call {
+            uid,
+            waits_for: WaitsFor::Network,
+            make: Box::new(make),
+        })
+    }
+
     fn qos(&mut self, id: ClientId, request: QosRequest, counts: &LinkCounts) -> Answer {
         let Some(client) = self.clients.get(&id) else {
             return Answer::Silence;
@@ -135,11 +166,16 @@ impl Server {
             let later = self.qos_when_free(id, request, BETWEEN_TRIES);
             return later.unwrap_or_else(|Errno(errno)| ReplyBody::Error { errno }.into());
         }
-        let reply = decided.unwrap_or_else(|refusal| {
-            self.control.counters.guarantees_refused += 1;
-            QosReply::Refused(refusal)
-        });
-        ReplyBody::Qos(reply).into()
+        match decided {
+            Ok(reply) if takes_traffic(&request) => {
+                self.qos_when_settled(id, reply, Duration::ZERO)
+            }
+            Ok(reply) => ReplyBody::Qos(reply).into(),
+            Err(refusal) => {
+                self.control.counters.guarantees_refused += 1;
+                ReplyBody::Qos(QosReply::Refused(refusal)).into()
+            }
+        }
     }
 
     pub fn decide(&mut self, requester: Requester, request: QosRequest) -> Outcome<QosReply> {

@@ -25,6 +25,7 @@ use rustix::process::Pid;
 use rustix::process::PidfdFlags;
 use rustix::process::pidfd_open;
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use traffic_thread::TrafficThread;
@@ -35,6 +36,9 @@ pub struct Reservations {
     held: BTreeMap<ClassId, ClassEntry>,
     by_scope: HashMap<Scope, ClassId>,
     pub(super) traffic: TrafficThread,
+    /// Classes, and classes' queues, that could not be set while somebody had the lock of the network's configuration.
+    late_classes: BTreeSet<ClassId>,
+    late_queues: BTreeSet<ClassId>,
     journal: Option<Journal>,
     leaving: Vec<Leaving>,
     idle: Vec<Idle>,

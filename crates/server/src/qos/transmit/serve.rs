@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use portolan_control::SessionEntry;
 use portolan_control::qos::transmit::{ClassId, ClassRates, Link as Ledger};
 use portolan_proto::qos::text::show_rate;
-use portolan_proto::qos::{QosReport, Scope, Transmit, TransmitReport};
+use portolan_proto::qos::{QosReport, RateKept, Scope, Transmit, TransmitReport};
 use portolan_sys::traffic;
 use portolan_sys::traffic::{Traffic, TrafficError};
 use portolan_types::{ChannelId, SessionId};
@@ -407,11 +407,12 @@ impl Server {
                 ceiling: held.terms.ceiling,
                 burst: held.terms.burst,
                 group: held.group.map(|(key, _)| key),
-                kept: kept(
-                    self.qos.transmit.link(held.ifindex),
-                    &held.terms,
-                    &held.kept,
-                ),
+                kept: if self.qos.transmit.late_classes.contains(id) {
+                    RateKept::Suspended
+                } else {
+                    let link = self.qos.transmit.link(held.ifindex);
+                    kept(link, &held.terms, &held.kept)
+                },
                 traffic: counts.of(held.ifindex, id.0),
             })
             .collect();

@@ -10,7 +10,7 @@ use portolan_sys::traffic::{Traffic, TrafficError};
 use crate::user_threads::{UserThreads, WaitsFor};
 
 /// The kernel takes less than a millisecond, unless somebody has the lock.
-const PATIENCE: Duration = Duration::from_millis(5);
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// When nobody is served yet, or any more.
 const OUTSIDE_SERVICE: Duration = Duration::from_secs(10);
@@ -60,6 +60,11 @@ impl TrafficThread {
         }
         self.is_free = None;
         false
+    }
+
+    /// Has anything been left out that was not made up for?
+    pub(in crate::qos) fn is_behind(&self) -> bool {
+        self.is_behind
     }
 
     /// Has anything been left out since the last call? Not known before the thread has caught up.

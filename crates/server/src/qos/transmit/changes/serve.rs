@@ -6,7 +6,7 @@ use portolan_control::Timer;
 use portolan_control::qos::transmit::{ClassId, LEAST_RATE, Link as Ledger};
 use portolan_proto::qos::text::show_rate;
 use portolan_sys::device;
-use portolan_sys::traffic::{self, Traffic};
+use portolan_sys::traffic::{self, Traffic, TrafficError};
 use tracing::{error, info, warn};
 
 use super::super::links::{Link, Presence, rest_of, whole_of};
@@ -211,6 +211,7 @@ impl Server {
                 let links = self.qos.transmit.links.keys();
                 let scheduled = links.filter(|&&link| self.qos.transmit.is_scheduled(link));
                 for ifindex in scheduled.copied().collect::<Vec<_>>() {
+                    self.put_late(ifindex);
                     self.settle_whole(ifindex);
                 }
                 !self.qos.transmit.traffic.is_late()
@@ -234,11 +235,7 @@ impl Server {
         }
         for change in &promises {
             self.put_class(ifindex, change);
-            let class = change.id.0;
-            let queue = move |traffic: &mut Traffic| traffic.set_queue(ifindex, class);
-            if let Err(error) = self.qos.transmit.traffic.ask(queue) {
-                warn!(%error, class, "a class has a short queue");
-            }
+            self.put_queue(ifindex, change.id);
         }
         self.control.counters.guarantees_restored += promises.len() as u64;
         self.settle_rest(ifindex);
@@ -304,7 +301,34 @@ impl Server {
                 self.qos.transmit.set_kept(change.id, change.after);
                 self.qos.groups.set_kept(change.id, change.after);
             }
-            Err(error) => warn!(%error, class = change.id.0, "a guarantee is not kept"),
+            Err(error) => {
+                if matches!(error, TrafficError::Held) {
+                    self.qos.transmit.late_classes.insert(change.id);
+                }
+                warn!(%error, class = change.id.0, "a guarantee is not kept")
+            }
+        }
+    }
+
+    fn put_queue(&mut self, ifindex: u32, id: ClassId) {
+        let queue = move |traffic: &mut Traffic| traffic.set_queue(ifindex, id.0);
+        if let Err(error) = self.qos.transmit.traffic.ask(queue) {
+            if matches!(error, TrafficError::Held) {
+                self.qos.transmit.late_queues.insert(id);
+            }
+            warn!(%error, class = id.0, "a class has a short queue");
+        }
+    }
+
+    /// Sets what could not be set before.
+    fn put_late(&mut self, ifindex: u32) {
+        for change in self.promises_of(ifindex) {
+            if self.qos.transmit.late_classes.remove(&change.id) {
+                self.put_class(ifindex, &change);
+            }
+            if self.qos.transmit.late_queues.remove(&change.id) {
+                self.put_queue(ifindex, change.id);
+            }
         }
     }
 
