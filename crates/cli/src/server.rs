@@ -1,15 +1,14 @@
-//! Client of the server: one request, one reply, over the SEQPACKET control socket.
+//! Client of the server: one request, and its reply or the parts of a list, over the SEQPACKET control socket.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use portolan_proto::control::{Blob, Reply, ReplyBody, Request, RequestBody};
+use portolan_proto::control::{ListPart, Reply, ReplyBody, Request, RequestBody};
 use portolan_proto::qos::{QosReply, QosReport, QosRequest};
 use portolan_proto::report::{CounterReport, RawReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
-use portolan_sys::shm::unpack as unpack_blob;
 use portolan_sys::unix::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -67,14 +66,25 @@ impl ServerAddress {
         })
     }
 
-    /// Sends a request for a long answer, which `blob` takes from the reply.
+    /// Sends a request for a list, of which each reply brings the part that `part` takes from it.
     pub fn ask_for<T: DeserializeOwned>(
         &self,
         body: RequestBody,
-        blob: impl FnOnce(ReplyBody) -> Option<Blob>,
+        part: impl Fn(ReplyBody) -> Option<ListPart>,
     ) -> Result<T, Failure> {
-        let (reply, mut fds) = self.ask_with_fds(body)?;
-        unpack(blob(reply).ok_or_else(unexpected)?, &mut fds)
+        let path = self.path()?;
+        let failed =
+            |error: anyhow::Error| Failure::NoServer(error.context(path.display().to_string()));
+        let connection = send(&path, body, &[]).map_err(failed)?;
+        let mut bytes = Vec::new();
+        loop {
+            let (reply, _) = receive(&connection).map_err(failed)?;
+            let part = part(reply).ok_or_else(unexpected)?;
+            bytes.extend(part.bytes);
+            if part.is_last {
+                return decode(&bytes).map_err(|_| unexpected());
+            }
+        }
     }
 
     /// Returns all guarantees.
@@ -110,16 +120,15 @@ impl ServerAddress {
     }
 }
 
-fn unpack<T: DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> Result<T, Failure> {
-    let bytes = unpack_blob(list, fds.pop()).map_err(|error| Failure::NoServer(error.into()))?;
-    decode(&bytes).map_err(|_| unexpected())
-}
-
 fn exchange(
     path: &Path,
     body: RequestBody,
     fds: &[BorrowedFd<'_>],
 ) -> anyhow::Result<(ReplyBody, Vec<OwnedFd>)> {
+    receive(&send(path, body, fds)?)
+}
+
+fn send(path: &Path, body: RequestBody, fds: &[BorrowedFd<'_>]) -> anyhow::Result<Connection> {
     let connection = Connection::connect(path)?;
     connection.send(
         &encode(&Request {
@@ -128,9 +137,13 @@ fn exchange(
         }),
         fds,
     )?;
+    Ok(connection)
+}
+
+fn receive(connection: &Connection) -> anyhow::Result<(ReplyBody, Vec<OwnedFd>)> {
     let patience = Timespec::try_from(PATIENCE)?;
     if poll(
-        &mut [PollFd::new(&connection, PollFlags::IN)],
+        &mut [PollFd::new(connection, PollFlags::IN)],
         Some(&patience),
     )? == 0
     {

@@ -204,6 +204,19 @@ impl Charge {
 }
 
 impl Charge {
+    /// Charges the user for what is to be in use. Refusals are counted.
+    pub fn grow_to(&mut self, amount: u64) -> Result<(), Exhausted> {
+        let mut ledger = self.budget.0.borrow_mut();
+        let more = amount.saturating_sub(self.amount);
+        if let Err(exhausted) = ledger.check(self.uid, more) {
+            ledger.refused += 1;
+            return Err(exhausted);
+        }
+        ledger.add(self.uid, more);
+        self.amount += more;
+        Ok(())
+    }
+
     /// Sets the charge to what is in use. Use that exists already is charged even above the limit; then there is no
     /// room for more ([`Budget::room`]).
     pub fn set(&mut self, amount: u64) {

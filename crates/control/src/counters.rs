@@ -35,7 +35,7 @@ counters! {
     bindings_refused = "budget_bindings_refused",
     shared_ports_refused = "budget_shared_ports_refused",
     groups_refused = "budget_groups_refused",
-    /// Lists that were not given, since the answer before was not read yet.
+    /// Lists that were not given, since the answer before was not read yet, or those of the user take too many bytes.
     lists_refused = "budget_lists_refused",
     /// Times that requests of a user waited for the next turn.
     slices_spent = "budget_turns_spent",

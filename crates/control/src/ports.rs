@@ -27,6 +27,24 @@ pub struct PortClaim {
     pub uid: u32,
 }
 
+impl PortClaim {
+    /// Whether whoever may have this may have `other`, too: the same port and protocol, at the same address or one that
+    /// this one includes.
+    pub fn covers(&self, other: &PortClaim) -> bool {
+        let (own, other_local) = (canonical(self.local), canonical(other.local));
+        let is_included = match (own.ip(), other_local.ip()) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => own.is_unspecified() || own == other,
+            (IpAddr::V6(own), IpAddr::V6(address)) if own.is_unspecified() => {
+                !(self.v6_only && address.is_unspecified()) || other.v6_only
+            }
+            (IpAddr::V6(own), IpAddr::V6(other)) => own == other,
+            (IpAddr::V6(own), IpAddr::V4(_)) => own.is_unspecified() && !self.v6_only,
+            (IpAddr::V4(_), IpAddr::V6(_)) => false,
+        };
+        is_included && own.port() == other_local.port() && self.protocol == other.protocol
+    }
+}
+
 /// Identifies a granted claim until it is released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ClaimId(u64);
@@ -292,6 +310,17 @@ impl PortTable {
 
     pub fn claim(&self, id: ClaimId) -> Option<PortClaim> {
         self.entry(id).map(|entry| entry.claim)
+    }
+
+    /// Whether the user has `wanted` already.
+    pub fn has(&self, wanted: &PortClaim) -> bool {
+        let key = (wanted.protocol, wanted.local.port());
+        let known = self.ports.get(&key);
+        known.is_some_and(|entries| {
+            let claims = entries.values().map(|entry| &entry.claim);
+            let mut own = claims.filter(|claim| claim.uid == wanted.uid);
+            own.any(|claim| claim.covers(wanted))
+        })
     }
 
     pub fn len(&self) -> usize {

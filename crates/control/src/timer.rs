@@ -19,10 +19,14 @@ pub enum Timer {
     /// Relays that wait for room in their user's budget.
     RelayMemory,
     Neighbour(NextHop),
+    /// Neighbours that have not answered.
+    Unanswered,
     ChannelPool,
     Floods,
     /// Local sessions whose bytes the server relays.
     LocalSessions,
+    /// Processes to be told of local peers that have ended.
+    EndedPeers,
     LeavingClasses,
     Cpu,
     Extensions,

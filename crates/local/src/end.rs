@@ -277,6 +277,18 @@ impl Local {
         events | self.look_for_room() | self.look_at_flags(before.flags)
     }
 
+    /// The peer has ended, as the server says. Whoever shares the memory can write the peer's flags back: if they do not show
+    /// the end, this end is reset.
+    pub fn note_peer_end(&mut self, now: Instant) -> Events {
+        const ENDED: u32 = flags::FIN | flags::CLOSED;
+        let events = self.look(now);
+        if self.is_closed() || self.peer.flags & ENDED == ENDED {
+            return events;
+        }
+        self.own.flags |= flags::RESET;
+        events | self.fail(self.reset_error())
+    }
+
     fn look_for_room(&mut self) -> Events {
         if !(self.is_blocked && self.is_unblocked()) {
             return Events::NONE;

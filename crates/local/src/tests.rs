@@ -9,7 +9,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
 
 use portolan_fuzz::check;
-use portolan_proto::local::{RING_MIN, Side, holder};
+use portolan_proto::local::{RING_MIN, Side, flags, holder};
 use portolan_sys::shm::Rings;
 use portolan_sys::word;
 use portolan_tcp::{Error, Events, OrphanWait, OutOfBand, StateName};
@@ -606,6 +606,35 @@ fn a_hostile_peer_harms_only_the_stream() {
                 );
             }
         });
+}
+
+/// Whoever shares the memory writes over what a peer's last holder, or the server for it, has shown there.
+#[test]
+fn a_peer_that_the_server_knows_to_have_ended_does_not_come_back() {
+    for shown in [0, flags::CLOSED, flags::FIN, flags::ACTIVE | flags::FIN] {
+        let rings = memory(RING_MIN);
+        let mut a = Local::new(Arc::clone(&rings), Side::Opener);
+        let mut b = Local::new(Arc::clone(&rings), Side::Accepter);
+        a.send(NOW, b"last words");
+        a.close(NOW);
+        let _ = a.publish(NOW);
+        rings.ends().opener.sent.0.flags.store(shown, Relaxed);
+        b.look(NOW);
+        assert!(!b.is_closed(), "{shown}");
+        let events = b.note_peer_end(NOW);
+        assert!(events.contains(Events::ERROR), "{shown}");
+        assert!(b.is_closed() && b.is_receive_shut() && b.error().is_some());
+        assert_eq!(b.send(NOW, b"x"), 0);
+        assert_eq!(b.note_peer_end(NOW), Events::NONE);
+    }
+    let (mut a, mut b) = pair();
+    a.send(NOW, b"last words");
+    a.close(NOW);
+    let _ = a.publish(NOW);
+    b.note_peer_end(NOW);
+    assert_eq!(b.error(), None, "an end that shows is an end as any other");
+    assert_eq!(read_all(&mut b), b"last words");
+    assert!(b.has_read_end());
 }
 
 #[test]

@@ -10,7 +10,6 @@ mod recalls;
 mod report;
 pub(crate) mod vfork;
 
-use std::net::SocketAddr;
 use std::ops::{Deref, DerefMut};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -19,15 +18,16 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use portolan_proto::PROTOCOL;
-use portolan_proto::control::{Delivery, MappingChoice, Parameters, ReplyBody, RequestBody};
+use portolan_proto::control::{Delivery, MappingChoice, Parameters, ReplyBody, RequestBody, Reuse};
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::pi::{PiGuard, PiMutex};
+use portolan_sys::port_right::{self, BoundPort};
 use portolan_sys::ring::Ring;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::wait::WakeReceiver;
-use portolan_sys::{clock, namespace, owner, port_right};
+use portolan_sys::{clock, namespace, owner};
 use portolan_tcp::CongestionKind;
 use portolan_types::{SessionId, Slot};
 use rustix::io::Errno;
@@ -320,10 +320,10 @@ impl Process {
         })
     }
 
-    /// Shows the server that this program may bind `local`'s port. The socket that proves it is
-    /// closed on both sides when this returns, so that the port is free.
-    pub(crate) fn show_right_to(&self, local: SocketAddr) -> Result<(), Errno> {
-        let right = descriptors::InternalFd::new(port_right::show(local)?);
+    /// Shows the server that this program may bind `wanted`. The socket that proves it is closed on both sides when this
+    /// returns, so that the port is free.
+    pub(crate) fn show_right_to(&self, wanted: BoundPort, reuse: Reuse) -> Result<(), Errno> {
+        let right = descriptors::InternalFd::new(port_right::show(wanted, reuse)?);
         self.show_right_by(right.as_fd());
         Ok(())
     }

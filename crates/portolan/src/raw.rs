@@ -13,12 +13,13 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use portolan_proto::control::{ReplyBody, RequestBody};
+use portolan_proto::control::{ReplyBody, RequestBody, Reuse};
 use portolan_proto::extension::{self, Event};
 pub use portolan_proto::raw::Guard;
 use portolan_proto::report::RawRow;
 use portolan_stack::{Frame, NextHop};
 use portolan_sys::clock;
+use portolan_sys::port_right::BoundPort;
 use portolan_types::{Instant, MacAddr, Slot};
 pub use rustix::io::Errno;
 
@@ -89,7 +90,7 @@ impl RawFlow {
         let request = || RequestBody::ClaimProtocol { guard, slot };
         let mut answer = process.control.call(request(), &[]);
         if let (
-            Guard::Port { local, .. },
+            Guard::Port { protocol, local },
             Ok((
                 ReplyBody::Error {
                     errno: libc::EACCES,
@@ -99,7 +100,12 @@ impl RawFlow {
         ) = (guard, &answer)
         {
             // A privileged port: the kernel decides who may bind it.
-            process.show_right_to(local)?;
+            let wanted = BoundPort {
+                protocol,
+                local,
+                v6_only: false,
+            };
+            process.show_right_to(wanted, Reuse::default())?;
             answer = process.control.call(request(), &[]);
         }
         match answer {

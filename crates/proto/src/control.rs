@@ -448,6 +448,14 @@ impl core::fmt::Debug for Blob {
     }
 }
 
+/// A piece of a list's bytes. Each comes with a reply of its own to the one request, in order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ListPart {
+    #[serde(with = "crate::bytes")]
+    pub bytes: Vec<u8>,
+    pub is_last: bool,
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ReplyBody {
     /// Fds, in this order: tap, receive ring map, doorbell map, metastate memfd (read-only),
@@ -530,6 +538,9 @@ pub enum ReplyBody {
     Relayed,
     Recalled {
         sessions: Vec<SessionId>,
+        /// Local sessions of this process whose peers have ended, whatever their memory says: who shares it could take
+        /// that back.
+        ended: Vec<SessionId>,
         /// The transmit queues have changed.
         has_tx_queues: bool,
     },
@@ -548,11 +559,11 @@ pub enum ReplyBody {
     Done,
     Probed(Option<Probed>),
     /// An encoded list of [`SessionReport`](crate::report::SessionReport).
-    Sessions(Blob),
+    Sessions(ListPart),
     /// An encoded list of [`RawReport`](crate::report::RawReport).
-    RawFlows(Blob),
+    RawFlows(ListPart),
     /// An encoded list of [`CounterReport`](crate::report::CounterReport).
-    Counters(Blob),
+    Counters(ListPart),
     Status(StatusReport),
     Reloaded(Reloaded),
     Qos(QosReply),

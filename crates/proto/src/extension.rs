@@ -7,7 +7,7 @@ pub mod layout;
 use portolan_types::{Protocol, SessionId};
 use serde::{Deserialize, Serialize};
 
-use crate::control::Blob;
+use crate::control::ListPart;
 use crate::qos::Refusal;
 use crate::raw;
 
@@ -48,7 +48,7 @@ pub enum ExtensionReply {
     },
     Removed,
     /// An encoded list of [`ExtensionReport`].
-    List(Blob),
+    List(ListPart),
     Refused(Refusal),
 }
 

@@ -210,7 +210,7 @@ pub enum Algorithm {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum QosReply {
     /// An encoded [`QosReport`].
-    State(crate::control::Blob),
+    State(crate::control::ListPart),
     Done,
     /// Identifies the flow's membership.
     Joined {

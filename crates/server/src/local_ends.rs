@@ -10,7 +10,7 @@ use portolan_local::Local;
 use portolan_proto::local::{Side, holder};
 use portolan_sys::shm::Rings;
 use portolan_sys::wait::{WakeAddress, WakeReceiver, WakeSender, wake_receiver};
-use portolan_types::SessionId;
+use portolan_types::{ChannelId, Instant, SessionId};
 
 use crate::handles::HandleTable;
 use crate::random::random_u64;
@@ -34,6 +34,12 @@ pub struct LocalEnd {
     pub(crate) awaited_by: Option<ClaimId>,
     /// Set once the server has closed or reset it. The flags in the memory are unreliable: its holder writes them.
     pub(crate) has_ended: bool,
+    /// Set once the server has closed or reset the other one.
+    pub(crate) peer_has_ended: bool,
+    /// Whether it is in [`Locals::untold`].
+    pub(crate) is_untold: bool,
+    /// The process with it in [`Channel::ended`](crate::channels::channel::Channel::ended).
+    pub(crate) told: Option<ChannelId>,
 }
 
 /// The memory shared by both ends.
@@ -86,6 +92,8 @@ pub struct Locals {
     pub(crate) unread: usize,
     /// Ends to process, in this order.
     pub(crate) due: VecDeque<SessionId>,
+    /// Ends whose peers have ended, and when their holders are told so.
+    pub(crate) untold: VecDeque<(Instant, SessionId)>,
     pub(crate) address: WakeAddress,
 }
 
@@ -100,6 +108,7 @@ impl Locals {
             round: VecDeque::new(),
             unread: 0,
             due: VecDeque::new(),
+            untold: VecDeque::new(),
         })
     }
 

@@ -34,6 +34,13 @@ const RING: usize = 8 << 20;
 /// Linux's `TCP_TIMEWAIT_LEN`.
 const TIME_WAIT: Duration = Duration::from_secs(60);
 
+/// When a process that still has an end hears from the server, too, that the other one has ended. Most have closed theirs
+/// by then.
+const TOLD_AFTER: Duration = Duration::from_secs(1);
+
+/// Ends whose holders are told of in one turn.
+const TOLD_AT_ONCE: usize = 4096;
+
 /// Rounds of moving bytes before others have their turn.
 const ROUNDS: usize = 8;
 
@@ -111,6 +118,9 @@ impl Server {
                 is_due: false,
                 awaited_by: None,
                 has_ended: false,
+                peer_has_ended: false,
+                is_untold: false,
+                told: None,
             })
         };
         let early = match target.early {
@@ -150,6 +160,7 @@ impl Server {
         let memory = Arc::clone(&end.memory);
         let event = DescriptorEvent::EstablishedLocal;
         let is_sent = self.send_event(opener, &event, &[memory.fd.as_fd()]);
+        self.tell_of_end_later(opener);
         is_sent.then_some(())
     }
 
@@ -182,6 +193,7 @@ impl Server {
             .steer(id, Holder::Process(channel, slot));
         self.control.counters.handoffs += 1;
         self.note_migration(id);
+        self.tell_of_end_later(id);
         let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         let options_blob = session.options_blob.clone();
         let body = ReplyBody::CachedLocal { side, options_blob };
@@ -260,19 +272,57 @@ impl Server {
             }
         }
         self.leave_behind(id, peer, local.remains());
-        match self
-            .control
-            .registry
-            .session(peer)
-            .map(|session| session.holder)
-        {
+        if let Some(other) = self.handles.local_mut(peer) {
+            other.peer_has_ended = true;
+        }
+        match self.holder(peer) {
             Some(Holder::Process(channel, _)) => {
                 if let Some(channel) = self.channels.get(&channel) {
                     channel.notifier.wake_sender.wake();
                 }
+                self.tell_of_end_later(peer);
             }
             Some(_) => self.attend_later(peer),
             None => {}
+        }
+    }
+
+    /// If the peer of this end has ended: whoever shares the memory can write its flags back before the holder of this
+    /// one reads them, so the holder is told by a message.
+    fn tell_of_end_later(&mut self, id: SessionId) {
+        let due = self.now + TOLD_AFTER;
+        if let Some(end) = self.handles.local_mut(id)
+            && end.peer_has_ended
+            && !std::mem::replace(&mut end.is_untold, true)
+        {
+            self.locals.untold.push_back((due, id));
+            self.control.timers.arm_once(Timer::EndedPeers, due);
+        }
+    }
+
+    /// Tells processes of the ended peers of the ends that they still have.
+    pub fn tell_of_ended_peers(&mut self) {
+        for _ in 0..TOLD_AT_ONCE {
+            let next = self.locals.untold.front().copied();
+            let Some((_, id)) = next.filter(|(due, _)| *due <= self.now) else {
+                break;
+            };
+            self.locals.untold.pop_front();
+            let holder = self.holder(id);
+            let Some(end) = self.handles.local_mut(id) else {
+                continue;
+            };
+            end.is_untold = false;
+            if let Some(Holder::Process(holder, _)) = holder
+                && let Some(channel) = self.channels.get_mut(&holder)
+            {
+                end.told = Some(holder);
+                channel.ended.insert(id);
+                channel.recall_event.wake();
+            }
+        }
+        if let Some(&(due, _)) = self.locals.untold.front() {
+            self.control.timers.arm_once(Timer::EndedPeers, due);
         }
     }
 
@@ -297,7 +347,10 @@ impl Server {
     pub fn drop_local_end(&mut self, id: SessionId) {
         let now = self.now;
         self.end_local(id, |end| end.abort(now));
-        self.handles.of(id).local = None;
+        let end = self.handles.of(id).local.take();
+        if let Some(channel) = end.and_then(|end| self.channels.get_mut(&end.told?)) {
+            channel.ended.remove(&id);
+        }
     }
 
     /// Makes the server relay the end, or wait for its bytes.
@@ -348,10 +401,16 @@ impl Server {
     }
 
     pub fn attend_local(&mut self, id: SessionId) {
+        let now = self.now;
+        if let Some(end) = self.handles.local_mut(id)
+            && end.peer_has_ended
+            && let Some(watched) = &mut end.watched
+        {
+            watched.note_peer_end(now);
+        }
         match self.phase(id) {
             Some(SessionPhase::Relayed) => self.pump(id),
             Some(SessionPhase::Handshake) => {
-                let now = self.now;
                 let Some(end) = self.handles.watched(id) else {
                     return;
                 };

@@ -120,9 +120,11 @@ impl Server {
                     self.carry_out(effects);
                 }
                 Timer::Neighbour(next_hop) => self.ask_again_for(next_hop),
+                Timer::Unanswered => self.give_up_on_unanswered(),
                 Timer::ChannelPool => self.shrink_channel_pool(),
                 Timer::Floods => self.look_at_floods(),
                 Timer::LocalSessions => self.attend_locals(),
+                Timer::EndedPeers => self.tell_of_ended_peers(),
                 Timer::LeavingClasses => self.look_at_leaving_classes(),
                 Timer::Cpu => self.look_at_cpu(),
                 Timer::Extensions => self.look_for_stopped_extensions(),

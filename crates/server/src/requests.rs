@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
-use portolan_control::{Charge, ClientId, Errno, RequestedState};
+use portolan_control::{Charge, ClientId, RequestedState};
 use portolan_proto::control::{
-    Blob, FastOpenMode, HandshakeOptions, ReplyBody, RequestBody, Reuse, SocketOptionsBlob,
+    FastOpenMode, HandshakeOptions, ListPart, ReplyBody, RequestBody, Reuse, SocketOptionsBlob,
 };
 use portolan_types::{Instant, Protocol, SessionId, Slot};
 
@@ -14,6 +14,8 @@ use crate::calls::Call;
 /// What a request leads to.
 pub enum Answer {
     Reply(ReplyBody, Vec<OwnedFd>),
+    /// The bytes of a list, and the reply that brings a part of them.
+    List(Vec<u8>, fn(ListPart) -> ReplyBody),
     Silence,
     /// The reply is sent when the session's holder has given it back.
     Recall(SessionId, RequestedState),
@@ -100,9 +102,4 @@ pub struct Claimed {
     pub local: SocketAddr,
     pub remote: SocketAddr,
     pub slot: Slot,
-}
-
-/// Packs a capsule or a list for sending.
-pub fn pack(bytes: Vec<u8>) -> Result<(Blob, Option<OwnedFd>), Errno> {
-    portolan_sys::shm::pack(bytes).map_err(|_| Errno::NOBUFS)
 }

@@ -53,6 +53,7 @@ use crate::poll::{Poller, Ready, Token};
 use crate::qos::{PolicyError, Qos};
 use crate::random::{random_bytes, random_u64};
 use crate::raw::RawFlows;
+use crate::report::listings::LISTS;
 use crate::requests::PendingClose;
 use crate::supervisor::Supervisor;
 use crate::udp::sharing::{GROUPS, Sharing};
@@ -174,6 +175,8 @@ pub struct Server {
     /// Connections that are not read until their user may take more time.
     pub(crate) throttled: Vec<ClientId>,
     pub(crate) listings: Listings,
+    /// Bytes of lists that clients have not read.
+    pub(crate) lists: Budget,
     pub(crate) next_client: u64,
     pub(crate) channels: HashMap<ChannelId, Channel>,
     pub(crate) leaving_taps: LeavingTaps,
@@ -222,6 +225,8 @@ pub struct Server {
     pub(crate) hooks: HookWatch,
     /// Neighbours being resolved, and since when.
     pub(crate) resolving: HashMap<NextHop, Resolving>,
+    /// Neighbours that have not answered, until the sessions that wait for them are told.
+    pub(crate) unanswered: Vec<NextHop>,
     pub(crate) programs_resolve: Budget,
     reserved: Option<ReservedPorts>,
 
@@ -365,6 +370,8 @@ impl Server {
             managed,
             hooks,
             resolving: HashMap::new(),
+            unanswered: Vec::new(),
+            lists: Budget::new(LISTS),
             programs_resolve: Budget::new(RESOLVING),
             reserved,
             pending_closes: Vec::new(),

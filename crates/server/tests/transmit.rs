@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use common::cgroup::Cgroup;
-use common::{Client, Library, Near, await_some, control_path, start_server_with, unpack};
+use common::{Client, Library, Near, await_some, control_path, start_server_with};
 use portolan_netns::{Bed, Daemon, Namespace};
 use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody, TxQueue, TxQueueState};
 use portolan_proto::qos::{
@@ -145,11 +145,7 @@ fn done(client: &mut Client, request: QosRequest) {
 }
 
 fn show(client: &mut Client) -> QosReport {
-    let (reply, mut fds) = client.ask_with(RequestBody::Qos(QosRequest::Show), &[]);
-    let ReplyBody::Qos(QosReply::State(blob)) = reply else {
-        panic!("{reply:?}");
-    };
-    unpack(blob, &mut fds)
+    client.guarantees()
 }
 
 fn transmit(scope: &Scope, rate: Rate) -> QosRequest {

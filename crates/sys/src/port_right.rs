@@ -5,48 +5,68 @@
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
+use portolan_proto::control::Reuse;
+use portolan_types::Protocol;
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, Protocol, SocketFlags, SocketType, bind, getsockname, ipproto, listen,
-    socket_with, sockopt,
+    AddressFamily, SocketFlags, SocketType, bind, getsockname, ipproto, listen, socket_with,
+    sockopt,
 };
 
 use crate::{descriptor, socket_filter};
 
-/// Returns a socket that proves the right to bind `local`'s port. `ACCES`: there is no such right.
+/// What a socket is bound to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BoundPort {
+    pub protocol: Protocol,
+    pub local: SocketAddr,
+    /// The unspecified IPv6 address does not include those of IPv4.
+    pub v6_only: bool,
+}
+
+/// Returns a socket that proves the right to bind `wanted`. `ACCES`: there is no such right.
 ///
-/// Tries a datagram socket first. If that port is taken, returns a listening stream socket that drops everything it
-/// receives: the address of a stream socket that does not listen may be that of an accepted connection.
-pub fn show(local: SocketAddr) -> Result<OwnedFd, Errno> {
-    match show_by(local, SocketType::DGRAM, ipproto::UDP) {
+/// If the port is taken, returns one of the other protocol. A user who has a port shares it with nobody but himself: the
+/// server, whose socket takes it, accepts that as well.
+pub fn show(wanted: BoundPort, reuse: Reuse) -> Result<OwnedFd, Errno> {
+    match show_by(wanted, reuse) {
         Err(Errno::ADDRINUSE) => {
-            let socket = show_by(local, SocketType::STREAM, ipproto::TCP)?;
-            socket_filter::nothing(&socket)?;
-            listen(&socket, 0)?;
-            Ok(socket)
+            let protocol = match wanted.protocol {
+                Protocol::Tcp => Protocol::Udp,
+                Protocol::Udp => Protocol::Tcp,
+            };
+            show_by(BoundPort { protocol, ..wanted }, reuse)
         }
         shown => shown,
     }
 }
 
-fn show_by(local: SocketAddr, kind: SocketType, protocol: Protocol) -> Result<OwnedFd, Errno> {
+fn show_by(wanted: BoundPort, reuse: Reuse) -> Result<OwnedFd, Errno> {
+    let local = wanted.local;
     let family = match local {
         SocketAddr::V4(_) => AddressFamily::INET,
         SocketAddr::V6(_) => AddressFamily::INET6,
     };
+    let (kind, protocol) = match wanted.protocol {
+        Protocol::Tcp => (SocketType::STREAM, ipproto::TCP),
+        Protocol::Udp => (SocketType::DGRAM, ipproto::UDP),
+    };
     let socket = socket_with(family, kind, SocketFlags::CLOEXEC, Some(protocol))?;
     sockopt::set_socket_reuseaddr(&socket, true)?;
     if local.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED) {
-        sockopt::set_ipv6_v6only(&socket, true)?;
+        sockopt::set_ipv6_v6only(&socket, wanted.v6_only)?;
+    }
+    if wanted.protocol == Protocol::Tcp {
+        // Processes that share the port may show it at the same time.
+        sockopt::set_socket_reuseport(&socket, reuse.port)?;
     }
     bind(&socket, &local)?;
+    if wanted.protocol == Protocol::Tcp {
+        // The address of a stream socket that does not listen may be that of an accepted connection.
+        socket_filter::nothing(&socket)?;
+        listen(&socket, 0)?;
+    }
     Ok(socket)
-}
-
-/// Whether the right to bind `shown` covers `local`: the same port, at this or the unspecified address.
-pub fn covers(shown: SocketAddr, local: SocketAddr) -> bool {
-    let ip = shown.ip().to_canonical();
-    shown.port() == local.port() && (ip.is_unspecified() || ip == local.ip().to_canonical())
 }
 
 /// Whether it is an internet socket.
@@ -57,21 +77,24 @@ pub fn could_be(socket: impl AsFd) -> bool {
     )
 }
 
-/// The address that `socket` proves the right to bind. May block while another thread sends on the socket from
-/// memory that must first be fetched.
-pub fn shown_address(socket: impl AsFd) -> Result<Option<SocketAddr>, Errno> {
+/// The port that `socket` proves the right to bind. May block while another thread sends on the socket from memory that
+/// must first be fetched.
+pub fn shown_by(socket: impl AsFd) -> Result<Option<BoundPort>, Errno> {
     if !could_be(&socket) || network_of(&socket)? != own_network()? {
         return Ok(None);
     }
-    let is_bound = match sockopt::socket_protocol(&socket)? {
-        Some(ipproto::UDP) => true,
-        Some(ipproto::TCP) => sockopt::socket_acceptconn(&socket)?,
-        _ => false,
+    let protocol = match sockopt::socket_protocol(&socket)? {
+        Some(ipproto::UDP) => Protocol::Udp,
+        Some(ipproto::TCP) if sockopt::socket_acceptconn(&socket)? => Protocol::Tcp,
+        _ => return Ok(None),
     };
-    if !is_bound {
-        return Ok(None);
-    }
-    Ok(Some(SocketAddr::try_from(getsockname(&socket)?)?))
+    let local = SocketAddr::try_from(getsockname(&socket)?)?;
+    let v6_only = local.is_ipv6() && sockopt::ipv6_v6only(&socket)?;
+    Ok(Some(BoundPort {
+        protocol,
+        local,
+        v6_only,
+    }))
 }
 
 /// The cookie of a socket's network namespace (`SO_NETNS_COOKIE`).
@@ -96,60 +119,77 @@ mod tests {
 
     const LOW: u16 = 1021;
 
-    fn is_shown(socket: impl AsFd, local: SocketAddr) -> bool {
-        let shown = shown_address(socket).ok().flatten();
-        shown.is_some_and(|shown| covers(shown, local))
-    }
-
-    fn at(port: u16) -> SocketAddr {
-        SocketAddr::from(([127, 0, 0, 1], port))
-    }
-
-    #[test]
-    fn who_may_bind_a_low_port_shows_it() {
-        assert!(is_shown(show(at(LOW)).unwrap(), at(LOW)));
-        let taken = UdpSocket::bind(at(LOW - 1)).unwrap();
-        assert!(
-            is_shown(show(at(LOW - 1)).unwrap(), at(LOW - 1)),
-            "by a listener"
-        );
-        assert!(!is_shown(&taken, at(LOW)));
-    }
-
-    #[test]
-    fn an_address_is_no_right_to_others() {
-        let socket = show(at(LOW - 4)).unwrap();
-        assert!(is_shown(&socket, at(LOW - 4)));
-        for other in ["0.0.0.0", "127.0.0.2", "::"] {
-            let other = SocketAddr::new(other.parse().unwrap(), LOW - 4);
-            assert!(!is_shown(&socket, other), "{other}");
+    fn at(protocol: Protocol, local: &str, port: u16) -> BoundPort {
+        BoundPort {
+            protocol,
+            local: SocketAddr::new(local.parse().unwrap(), port),
+            v6_only: false,
         }
-        let any = show(SocketAddr::from(([0, 0, 0, 0], LOW - 5))).unwrap();
-        assert!(is_shown(any, at(LOW - 5)));
+    }
+
+    fn alone(wanted: BoundPort) -> Result<OwnedFd, Errno> {
+        show(wanted, Reuse::default())
+    }
+
+    #[test]
+    fn a_socket_shows_protocol_address_and_port() {
+        for protocol in [Protocol::Tcp, Protocol::Udp] {
+            for local in ["127.0.0.1", "0.0.0.0", "::1", "::"] {
+                for v6_only in [false, true] {
+                    let wanted = at(protocol, local, LOW);
+                    let v6_only = v6_only && local == "::";
+                    let wanted = BoundPort { v6_only, ..wanted };
+                    let shown = shown_by(alone(wanted).unwrap()).unwrap();
+                    assert_eq!(shown, Some(wanted));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn one_of_the_other_protocol_is_shown_where_the_port_is_taken() {
+        let wanted = at(Protocol::Udp, "127.0.0.1", LOW - 1);
+        let _taken = UdpSocket::bind(wanted.local).unwrap();
+        let protocol = Protocol::Tcp;
+        let shown = shown_by(alone(wanted).unwrap()).unwrap();
+        assert_eq!(shown, Some(BoundPort { protocol, ..wanted }));
+    }
+
+    #[test]
+    fn processes_that_share_a_port_may_show_it_at_the_same_time() {
+        let wanted = at(Protocol::Tcp, "127.0.0.1", LOW - 4);
+        let reuse = Reuse {
+            port: true,
+            ..Reuse::default()
+        };
+        let both = [show(wanted, reuse).unwrap(), show(wanted, reuse).unwrap()];
+        for socket in both {
+            assert_eq!(shown_by(socket).unwrap(), Some(wanted));
+        }
     }
 
     #[test]
     fn who_may_not_cannot() {
-        let refused = as_nobody(|| show(at(LOW - 2)));
+        let refused = as_nobody(|| alone(at(Protocol::Tcp, "127.0.0.1", LOW - 2)));
         assert_eq!(refused.map(|_| ()), Err(Errno::ACCESS));
     }
 
     #[test]
     fn a_connection_at_a_low_port_shows_nothing() {
-        let listener = TcpListener::bind(at(LOW - 3)).unwrap();
-        let client = TcpStream::connect(at(LOW - 3)).unwrap();
+        let wanted = at(Protocol::Tcp, "127.0.0.1", LOW - 3);
+        let listener = TcpListener::bind(wanted.local).unwrap();
+        let client = TcpStream::connect(wanted.local).unwrap();
         let (accepted, _) = listener.accept().unwrap();
-        assert!(is_shown(&listener, at(LOW - 3)));
-        assert!(!is_shown(&accepted, at(LOW - 3)));
+        assert_eq!(shown_by(&listener).unwrap(), Some(wanted));
+        assert_eq!(shown_by(&accepted).unwrap(), None);
         drop(client);
-        assert!(
-            !is_shown(&accepted, at(LOW - 3)),
-            "nor when its peer has gone"
-        );
+        let shown = shown_by(&accepted).unwrap();
+        assert_eq!(shown, None, "nor when its peer has gone");
     }
 
     #[test]
     fn what_is_no_socket_shows_nothing() {
-        assert!(!is_shown(std::fs::File::open("/dev/null").unwrap(), at(0)));
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(shown_by(file).unwrap(), None);
     }
 }

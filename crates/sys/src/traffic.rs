@@ -96,6 +96,8 @@ pub enum TrafficError {
     Open(Errno),
     #[error("cannot {what}: {errno}")]
     Kernel { what: &'static str, errno: Errno },
+    #[error("somebody else has the lock of the network's configuration")]
+    Held,
     #[error(
         "the queueing discipline {kind} {handle:x}: is there; `replace = true` of the link would take its place"
     )]

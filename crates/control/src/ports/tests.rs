@@ -300,3 +300,54 @@ fn release_is_idempotent_and_leaves_nothing() {
     ports.release(id);
     assert!(ports.is_empty() && ports.ports.is_empty() && ports.flows.is_empty());
 }
+
+fn only_v6(local: &str) -> PortClaim {
+    PortClaim {
+        v6_only: true,
+        ..claim(local)
+    }
+}
+
+#[test]
+fn a_claim_covers_its_own_protocol_address_and_port() {
+    let covers = |own: &str, other: &str| claim(own).covers(&claim(other));
+    assert!(covers("10.0.0.1:80", "10.0.0.1:80"));
+    assert!(covers("10.0.0.1:80", "[::ffff:10.0.0.1]:80"));
+    assert!(covers("0.0.0.0:80", "10.0.0.1:80"));
+    assert!(covers("[::]:80", "[::1]:80"));
+    assert!(covers("[::]:80", "0.0.0.0:80"));
+    for (own, other) in [
+        ("10.0.0.1:80", "10.0.0.1:81"),
+        ("10.0.0.1:80", "10.0.0.2:80"),
+        ("10.0.0.1:80", "0.0.0.0:80"),
+        ("10.0.0.1:80", "[::]:80"),
+        ("0.0.0.0:80", "[::]:80"),
+        ("0.0.0.0:80", "[::1]:80"),
+        ("[::1]:80", "[::]:80"),
+    ] {
+        assert!(!covers(own, other), "{own} {other}");
+    }
+    let udp = PortClaim {
+        protocol: Protocol::Udp,
+        ..claim("10.0.0.1:80")
+    };
+    assert!(!udp.covers(&claim("10.0.0.1:80")));
+    assert!(only_v6("[::]:80").covers(&only_v6("[::]:80")));
+    assert!(!only_v6("[::]:80").covers(&claim("[::]:80")));
+    assert!(!only_v6("[::]:80").covers(&claim("10.0.0.1:80")));
+}
+
+#[test]
+fn a_user_has_what_its_claims_cover() {
+    let mut ports = table();
+    let (id, _) = ports.bind(claim("10.0.0.1:80"), 0).unwrap();
+    assert!(ports.has(&claim("10.0.0.1:80")));
+    assert!(!ports.has(&claim("0.0.0.0:80")));
+    let other = PortClaim {
+        uid: 1001,
+        ..claim("10.0.0.1:80")
+    };
+    assert!(!ports.has(&other));
+    ports.release(id);
+    assert!(!ports.has(&claim("10.0.0.1:80")));
+}

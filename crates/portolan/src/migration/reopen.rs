@@ -11,6 +11,7 @@ use portolan_proto::control::{
     RequestBody, SessionRef,
 };
 use portolan_proto::encode;
+use portolan_sys::port_right::BoundPort;
 use portolan_sys::unix::{self, PairKind, socket_pair};
 use portolan_sys::{descriptor, socket_filter};
 use portolan_types::{Generation, Protocol, SessionId};
@@ -298,7 +299,12 @@ fn bind_again(
     };
     let answer = match ask() {
         Ok((ReplyBody::Error { errno }, _)) if errno == libc::EACCES => {
-            process.show_right_to(local)?;
+            let wanted = BoundPort {
+                protocol: socket.protocol,
+                local,
+                v6_only,
+            };
+            process.show_right_to(wanted, reuse)?;
             ask()
         }
         answer => answer,

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_stack::{Session, UdpSession};
 use portolan_sys::clock;
+use portolan_sys::port_right::BoundPort;
 use portolan_sys::unix::PairKind;
 use portolan_types::Protocol;
 use rustix::io::Errno;
@@ -108,8 +109,17 @@ fn bind_session(
     let answer = match ask(process, fd, socket, known, request) {
         // A privileged port: the kernel decides who may bind it.
         Err(CallError::Errno(Errno::ACCESS)) => {
-            process.show_right_to(local)?;
-            ask(process, fd, socket, known, request)
+            let wanted = BoundPort {
+                protocol,
+                local,
+                v6_only,
+            };
+            process.show_right_to(wanted, reuse)?;
+            match ask(process, fd, socket, known, request) {
+                // The kernel lets this program bind it, and somebody else has it.
+                Err(CallError::Errno(Errno::ACCESS)) => Err(Errno::ADDRINUSE.into()),
+                answer => answer,
+            }
         }
         answer => answer,
     };

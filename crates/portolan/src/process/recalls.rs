@@ -1,4 +1,5 @@
-//! What the server asks of a process by its recall event: sessions that others need, and transmit queues.
+//! What the server asks of a process by its recall event: sessions that others need, and transmit queues; and which peers
+//! within the host have ended.
 
 use std::sync::PoisonError;
 
@@ -10,7 +11,7 @@ use crate::process::Process;
 
 impl Process {
     /// Returns the sessions that the server recalls for other processes. Fetches the list of transmit queues, if that has
-    /// changed.
+    /// changed, and ends the local sessions whose peers have ended.
     pub(crate) fn fetch_recalls(&self) -> Vec<SessionId> {
         let recall_lock = self
             .recall_lock
@@ -22,6 +23,7 @@ impl Process {
         let Ok((
             ReplyBody::Recalled {
                 sessions,
+                ended,
                 has_tx_queues,
             },
             _,
@@ -33,6 +35,9 @@ impl Process {
             self.fetch_tx_queues();
         }
         drop(recall_lock);
+        if !ended.is_empty() {
+            self.lock().end_peers(&ended, clock::now());
+        }
         sessions
     }
 

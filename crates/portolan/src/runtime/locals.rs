@@ -2,7 +2,7 @@
 //! was used since the last sleep is *active*: it is checked at each poll, and armed before the next
 //! sleep. The others are armed already: their peers wake this process.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -300,6 +300,12 @@ impl Locals {
         std::mem::take(&mut self.unknown_peers)
     }
 
+    fn slots_of(&self, ids: &[SessionId]) -> Vec<Slot> {
+        let ids: HashSet<&SessionId> = ids.iter().collect();
+        let theirs = self.iter().filter(|(_, id, _)| ids.contains(id));
+        theirs.map(|(slot, ..)| slot).collect()
+    }
+
     /// Returns the ends to check now: the active ones, or all.
     fn due(&mut self, now: Instant) -> Vec<Slot> {
         if self.ignored_until.is_some_and(|until| until <= now) {
@@ -445,11 +451,23 @@ impl Core {
         both.into_iter().flatten().min()
     }
 
+    /// The server says that the peers of these sessions have ended, whatever is in their memory.
+    pub(crate) fn end_peers(&mut self, ended: &[SessionId], now: Instant) {
+        for slot in self.locals.slots_of(ended) {
+            self.look_by(slot, |end| end.note_peer_end(now));
+        }
+        self.tell_of_locals();
+    }
+
     fn look_at(&mut self, slot: Slot, now: Instant) {
+        self.look_by(slot, |end| end.look(now));
+    }
+
+    fn look_by(&mut self, slot: Slot, look: impl FnOnce(&mut Local) -> Events) {
         let Some(held) = self.locals.mark_active(slot) else {
             return;
         };
-        let events = held.end.look(now);
+        let events = look(&mut held.end);
         if events != Events::NONE {
             let arose = held.end.news_at();
             self.locals.news += 1;

@@ -1,5 +1,7 @@
 //! The server's record of a process's channel.
 
+use std::collections::BTreeSet;
+
 use portolan_control::ClientId;
 use portolan_sys::shm::StatisticsReader;
 use portolan_sys::tap::Tap;
@@ -26,11 +28,13 @@ pub struct Channel {
     /// Holds a copy of the tap's descriptor: if the process had the only one, its exit would destroy the device,
     /// which is slow, before its connections are closed.
     pub tap: Tap,
-    /// Becomes readable when `recalled` is not empty, or transmit queues have changed.
+    /// Becomes readable when `recalled` or `ended` is not empty, or transmit queues have changed.
     pub recall_event: WakeSender,
     pub notifier: ProcessNotifier,
     /// Sessions that the process is to give back, until it fetches the list.
     pub recalled: Vec<SessionId>,
+    /// Local sessions whose peers have ended, until it fetches the list.
+    pub ended: BTreeSet<SessionId>,
     pub tx_queues: TxQueueSet,
 }
 
@@ -51,6 +55,7 @@ impl Channel {
             recall_event: ends.recall_event,
             notifier: ends.notifier,
             recalled: Vec::new(),
+            ended: BTreeSet::new(),
             tx_queues: TxQueueSet::default(),
         }
     }

@@ -12,7 +12,6 @@ use portolan_control::{
 use portolan_proto::control::{DescriptorEvent, ReplyBody, Reuse, SessionRef};
 use portolan_stack::passive::{tune_config, tune_connection};
 use portolan_stack::{Path, TcpSession};
-use portolan_sys::port_right::covers;
 use portolan_tcp::Connection;
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, canonical};
 use tracing::debug;
@@ -45,7 +44,7 @@ impl Server {
         if let SessionRef::Known(id) = session {
             self.control.registry.admit(channel, Command::Bind, id)?;
         }
-        self.check_port(channel, request.local)?;
+        self.check_port(channel, self.claim_of(channel, request)?)?;
         let number = match session {
             SessionRef::Known(id) => return self.bind_again(channel, id, request),
             SessionRef::Again(id) => Some(id),
@@ -120,32 +119,50 @@ impl Server {
         request: BindRequest,
         (is_v6, taking): (bool, Taking),
     ) -> Result<(ClaimId, SocketAddr, PortReservation), Errno> {
+        let claim = self.claim_of(channel, request)?;
+        self.reserve_as(taking, claim, is_v6)
+    }
+
+    fn claim_of(&self, channel: ChannelId, request: BindRequest) -> Result<PortClaim, Errno> {
         let process = self.control.registry.process(channel).ok_or(Errno::PERM)?;
-        let claim = PortClaim {
+        Ok(PortClaim {
             protocol: request.protocol,
             local: request.local,
             reuse: request.reuse,
             v6_only: request.v6_only,
             uid: process.uid,
-        };
-        self.reserve_as(taking, claim, is_v6)
+        })
     }
 
-    /// Checks whether the process may bind the port, by the kernel's rules for this namespace. A right
-    /// that it has shown is valid for this bind only.
-    pub fn check_port(&mut self, channel: ChannelId, local: SocketAddr) -> Result<(), Errno> {
+    /// Checks whether the process may bind the port, by the kernel's rules for this namespace. A right that it has shown
+    /// is valid for this bind only. One of the other protocol counts where the user has the port already: the server's own
+    /// socket then keeps the process from showing a better one.
+    pub fn check_port(&mut self, channel: ChannelId, wanted: PortClaim) -> Result<(), Errno> {
         let client = self.client_of(channel);
         let client = client.and_then(|id| self.clients.get_mut(&id));
         let right = client.map(|client| std::mem::replace(&mut client.right, PortRight::Nothing));
         self.sysctls.refresh(self.now);
         let first = self.sysctls.values().first_unprivileged_port;
-        let is_privileged = local.port() != 0 && u32::from(local.port()) < first;
-        let is_shown = matches!(right, Some(PortRight::To(shown)) if covers(shown, local));
-        if is_privileged && !is_shown {
-            Err(Errno::ACCES)
-        } else {
-            Ok(())
+        let port = wanted.local.port();
+        if port == 0 || u32::from(port) >= first {
+            return Ok(());
         }
+        let Some(PortRight::To(shown)) = right else {
+            return Err(Errno::ACCES);
+        };
+        let shown = PortClaim {
+            protocol: shown.protocol,
+            local: shown.local,
+            v6_only: shown.v6_only,
+            ..wanted
+        };
+        let of_its_protocol = PortClaim {
+            protocol: shown.protocol,
+            ..wanted
+        };
+        let is_shown = shown.covers(&wanted)
+            || shown.covers(&of_its_protocol) && self.control.ports.has(&wanted);
+        is_shown.then_some(()).ok_or(Errno::ACCES)
     }
 
     fn bind_new(

@@ -1,6 +1,6 @@
 //! Rights to low ports, which sockets of programs show.
 
-use std::net::SocketAddr;
+use portolan_sys::port_right::BoundPort;
 
 /// The right that a connection has shown for its next bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,6 +8,6 @@ pub enum PortRight {
     Nothing,
     /// A thread is querying.
     Asking,
-    /// The right to this address and port.
-    To(SocketAddr),
+    /// The right to bind this.
+    To(BoundPort),
 }

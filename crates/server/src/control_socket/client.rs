@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_control::{Charge, ClientId};
+use portolan_proto::control::{ListPart, Reply, ReplyBody};
+use portolan_proto::encode;
 use portolan_sys::unix::{Connection, Credentials};
 use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
@@ -27,6 +29,10 @@ pub struct Client {
     pub is_throttled: bool,
     /// Replies that it has not read.
     pub waiting: VecDeque<PendingReply>,
+    /// Lists whose next part follows when those are read.
+    pub lists: VecDeque<OutgoingList>,
+    /// As the poller has it.
+    pub watched: EventFlags,
     pub _charge: Charge,
 }
 
@@ -39,7 +45,53 @@ pub struct PendingReply {
     pub may_be_last: bool,
 }
 
+/// Bytes of a list in one reply: several fit into a socket's buffer.
+const PART: usize = 32 << 10;
+
+/// A list that goes to its client in parts.
+#[derive(Debug)]
+pub struct OutgoingList {
+    pub request: u32,
+    pub bytes: Vec<u8>,
+    pub sent: usize,
+    pub body: fn(ListPart) -> ReplyBody,
+    pub _charge: Charge,
+}
+
+impl OutgoingList {
+    /// Returns the reply with the next part, and whether it is the last.
+    fn next(&mut self) -> (PendingReply, bool) {
+        let rest = &self.bytes[self.sent..];
+        let bytes = rest[..rest.len().min(PART)].to_vec();
+        self.sent += bytes.len();
+        let is_last = self.sent == self.bytes.len();
+        let body = (self.body)(ListPart { bytes, is_last });
+        let reply = PendingReply {
+            message: encode(&Reply {
+                id: self.request,
+                body,
+            }),
+            fds: Vec::new(),
+            may_be_last: false,
+        };
+        (reply, is_last)
+    }
+}
+
 impl Client {
+    /// Queues the next part of a list, if nothing else is queued.
+    pub fn continue_list(&mut self) {
+        if self.waiting.is_empty()
+            && let Some(list) = self.lists.front_mut()
+        {
+            let (part, is_last) = list.next();
+            self.waiting.push_back(part);
+            if is_last {
+                self.lists.pop_front();
+            }
+        }
+    }
+
     /// A client that does not read its replies is not read either.
     pub fn interest(&self) -> EventFlags {
         match (self.waiting.is_empty(), self.is_throttled) {
@@ -67,6 +119,15 @@ pub struct Listing {
     pub ids: Vec<SessionId>,
     pub count: usize,
     pub bytes: Vec<u8>,
+    pub charge: Charge,
+}
+
+impl Listing {
+    /// Returns the bytes that it takes.
+    pub fn size(&self) -> u64 {
+        let ids = self.ids.len() * size_of::<SessionId>();
+        (ids + self.bytes.len()) as u64
+    }
 }
 
 /// At most one per connection.

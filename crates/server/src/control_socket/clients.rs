@@ -4,8 +4,9 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use portolan_control::{ClientId, Command, Errno, Input, Requester, Timer};
-use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody, SessionRef};
+use portolan_control::{Charge, ClientId, Command, Errno, Input, Requester, Timer};
+use portolan_proto::control::{ListPart, Reply, ReplyBody, Request, RequestBody, SessionRef};
+use portolan_proto::extension::ExtensionRequest;
 use portolan_proto::qos::QosRequest;
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::NextHop;
@@ -18,13 +19,16 @@ use tracing::{debug, info};
 use crate::calls::{Asker, Call, Sequel};
 use crate::channels::pool::PendingHello;
 use crate::connections::rights::PortRight;
-use crate::control_socket::client::{Client, PendingReply};
+use crate::control_socket::client::{Client, OutgoingList, PendingReply};
 use crate::requests::{Answer, AwaitedClose, BindRequest, Claimed, Listening, Target};
 use crate::server::{Server, Source};
 use crate::user_threads::WaitsFor;
 
 /// Replies queued for a client that does not read; above it the client is disconnected.
 const WAITING_MAX: usize = 512;
+
+/// Replies that are sent to one client before others have their turn.
+const SENT_AT_ONCE: usize = 64;
 
 /// Requests of one client before others have their turn.
 const REQUESTS_PER_TURN: usize = 64;
@@ -84,6 +88,8 @@ impl Server {
                 is_registering: false,
                 is_throttled: false,
                 waiting: VecDeque::new(),
+                lists: VecDeque::new(),
+                watched: EventFlags::IN,
                 _charge: charge,
             },
         );
@@ -124,11 +130,13 @@ impl Server {
         true
     }
 
-    fn watch_client(&self, id: ClientId) {
-        if let Some(client) = self.clients.get(&id) {
+    fn watch_client(&mut self, id: ClientId) {
+        if let Some(client) = self.clients.get_mut(&id) {
             let interest = client.interest();
-            // Fails only for a descriptor that is not in the set; this one is.
-            let _ = self.poll.modify(&client.connection, client.token, interest);
+            if std::mem::replace(&mut client.watched, interest) != interest {
+                // Fails only for a descriptor that is not in the set; this one is.
+                let _ = self.poll.modify(&client.connection, client.token, interest);
+            }
         }
     }
 
@@ -213,6 +221,7 @@ impl Server {
     pub fn answer(&mut self, (id, number): Asker, answer: Result<Answer, Errno>) {
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
+            Ok(Answer::List(bytes, body)) => return self.send_list((id, number), bytes, body),
             Ok(Answer::Silence) => return,
             Ok(Answer::Recall(session, want)) => {
                 let requester = Requester {
@@ -263,6 +272,45 @@ impl Server {
         }
     }
 
+    fn send_list(&mut self, asker: Asker, bytes: Vec<u8>, body: fn(ListPart) -> ReplyBody) {
+        let Some(client) = self.clients.get(&asker.0) else {
+            return;
+        };
+        let uid = client.credentials.uid;
+        match self.lists.charge(uid, bytes.len() as u64) {
+            Ok(charge) => self.send_charged_list(asker, (bytes, charge), body),
+            Err(_) => self.refuse_list(asker),
+        }
+    }
+
+    /// Sends what fits; the rest follows as it is read.
+    pub fn send_charged_list(
+        &mut self,
+        (id, request): Asker,
+        (bytes, charge): (Vec<u8>, Charge),
+        body: fn(ListPart) -> ReplyBody,
+    ) {
+        self.tell_of_left();
+        if request == NO_REPLY {
+            return;
+        }
+        if let Some(client) = self.clients.get_mut(&id) {
+            client.lists.push_back(OutgoingList {
+                request,
+                bytes,
+                sent: 0,
+                body,
+                _charge: charge,
+            });
+            self.send_waiting(id);
+        }
+    }
+
+    pub fn refuse_list(&mut self, (id, request): Asker) {
+        self.control.counters.lists_refused += 1;
+        self.refuse(id, request, Errno::AGAIN);
+    }
+
     fn perform(
         &mut self,
         id: ClientId,
@@ -299,11 +347,11 @@ impl Server {
             } => self.share(id, (session, is_v6), unread, fds),
             RequestBody::Probe => self.probe(id, fds.first()),
             RequestBody::ListSessions => {
-                self.begin_listing(id, number);
+                self.begin_listing((id, number));
                 Ok(Answer::Silence)
             }
-            RequestBody::ListRawFlows => self.list_raw_flows(),
-            RequestBody::ReadCounters => self.read_counters(),
+            RequestBody::ListRawFlows => Ok(self.list_raw_flows()),
+            RequestBody::ReadCounters => Ok(self.read_counters()),
             RequestBody::ReadStatus => Ok(self.read_status()),
             RequestBody::Reload { text } => self.reload_text(id, (text, fds)),
             RequestBody::Qos(request) => self.qos_when_asked(id, request),
@@ -321,6 +369,7 @@ impl Server {
         if self.listings.has(id) {
             return true;
         }
+        // While parts of a list are left, one of them waits.
         let client = self.clients.get(&id);
         client.is_some_and(|client| !client.waiting.is_empty() || client.connection.has_unread())
     }
@@ -340,7 +389,7 @@ impl Server {
         // The thread's is to be the last close, so that the port is free.
         self.sink.drop_copies_of(&socket);
         let make = move || {
-            let shown = port_right::shown_address(&socket).ok().flatten();
+            let shown = port_right::shown_by(&socket).ok().flatten();
             drop(socket);
             let right = shown.map_or(PortRight::Nothing, PortRight::To);
             let sequel = move |server: &mut Server| {
@@ -538,8 +587,11 @@ impl Server {
         let Some(client) = self.clients.get_mut(&id) else {
             return;
         };
-        let was_waiting = client.waiting.len() > 1;
-        while let Some(PendingReply { message, fds, .. }) = client.waiting.front() {
+        for _ in 0..SENT_AT_ONCE {
+            client.continue_list();
+            let Some(PendingReply { message, fds, .. }) = client.waiting.front() else {
+                break;
+            };
             let borrowed: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
             match client.connection.send(message, &borrowed) {
                 Ok(()) => {
@@ -551,18 +603,18 @@ impl Server {
                 Err(SendError::Blocked) => break,
                 // Its hang-up will be reported.
                 Err(_) => {
+                    client.lists.clear();
                     let lost = client.waiting.drain(..);
                     self.sink.drop_replies(client.credentials.uid, lost);
                     break;
                 }
             }
         }
+        client.continue_list();
         for late in &mut client.waiting {
             late.may_be_last = true;
         }
-        if was_waiting || !client.waiting.is_empty() {
-            self.watch_client(id);
-        }
+        self.watch_client(id);
     }
 
     /// Disconnects a client that violates the protocol.
@@ -608,6 +660,7 @@ fn is_list(body: &RequestBody) -> bool {
             | RequestBody::ListRawFlows
             | RequestBody::ReadCounters
             | RequestBody::Qos(QosRequest::Show)
+            | RequestBody::Extension(ExtensionRequest::List)
     )
 }
 

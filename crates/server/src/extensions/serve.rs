@@ -19,7 +19,7 @@ use tracing::{info, warn};
 
 use super::loader::{Done, Order, Ready};
 use super::{InstallPoint, Installed, LoadRequest, Outcome, refuse};
-use crate::requests::{Answer, pack};
+use crate::requests::Answer;
 use crate::server::Server;
 
 /// Interval at which stopped extensions are removed.
@@ -571,13 +571,8 @@ impl Server {
             .filter(|(_, one)| shows(one.uid))
             .map(|(number, one)| self.report_threaded(number, one));
         let reports: Vec<ExtensionReport> = in_filter.chain(in_threads).collect();
-        match pack(encode(&reports)) {
-            Ok((blob, fd)) => Answer::Reply(
-                ReplyBody::Extension(ExtensionReply::List(blob)),
-                fd.into_iter().collect(),
-            ),
-            Err(errno) => ReplyBody::Error { errno: errno.0 }.into(),
-        }
+        let list = |part| ReplyBody::Extension(ExtensionReply::List(part));
+        Answer::List(encode(&reports), list)
     }
 
     fn report_extension(&self, number: u16, entry: &TableEntry) -> Option<ExtensionReport> {

@@ -20,6 +20,9 @@ use crate::requests::{Answer, AwaitedClose, ShownSession};
 use crate::server::Server;
 use crate::user_threads::WaitsFor;
 
+/// Ended peers named in one reply.
+const ENDED_AT_ONCE: usize = 1024;
+
 impl Server {
     /// `Cache`: moves a session to the process.
     pub fn cache(
@@ -249,8 +252,15 @@ impl Server {
         let Some(channel) = self.channels.get_mut(&channel) else {
             return Answer::Silence;
         };
+        let ended = &mut channel.ended;
+        let told = std::iter::from_fn(|| ended.pop_first()).take(ENDED_AT_ONCE);
+        let told = told.collect();
+        if !channel.ended.is_empty() {
+            channel.recall_event.wake();
+        }
         ReplyBody::Recalled {
             sessions: std::mem::take(&mut channel.recalled),
+            ended: told,
             has_tx_queues: channel.tx_queues.has_news(),
         }
         .into()

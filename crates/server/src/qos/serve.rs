@@ -1,5 +1,8 @@
 //! Requests for guarantees: who may send them, and which part answers.
 
+use std::thread;
+use std::time::Duration;
+
 use portolan_control::{ClientId, Errno};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
@@ -7,14 +10,18 @@ use portolan_proto::qos::{GroupAction, Kind, QosReply, QosReport, QosRequest, Sc
 use portolan_types::FlowKey;
 
 use crate::calls::{Call, Sequel};
+use crate::control_socket::client::Client;
 use crate::qos::request::{Outcome, Requester, refuse};
 use crate::qos::transmit::{LinkAnswer, LinkCounts};
-use crate::requests::{Answer, pack};
+use crate::requests::Answer;
 use crate::server::Server;
 use crate::user_threads::WaitsFor;
 
 /// Maximum length of the name of a device or service class; refusals repeat it.
 const NAME_MAX: usize = 64;
+
+/// Each try makes the main thread wait for a moment.
+const BETWEEN_TRIES: Duration = Duration::from_millis(200);
 
 /// Returns the device or class that the request names.
 fn name_in(request: &QosRequest) -> Option<&str> {
@@ -40,6 +47,15 @@ fn is_short(name: Option<&str>) -> Outcome {
     }
 }
 
+/// Whether the request changes the traffic control of a link.
+fn takes_traffic(request: &QosRequest) -> bool {
+    match request {
+        QosRequest::Transmit { .. } | QosRequest::Link { .. } | QosRequest::Group { .. } => true,
+        QosRequest::Delete { kind, .. } => *kind == Kind::Transmit,
+        QosRequest::Show | QosRequest::Receive { .. } | QosRequest::Cpu { .. } => false,
+    }
+}
+
 impl Server {
     /// Answers a request when all is known of the links that it takes.
     pub fn qos_when_asked(
@@ -47,6 +63,9 @@ impl Server {
         client: ClientId,
         request: QosRequest,
     ) -> Result<Answer, Errno> {
+        if takes_traffic(&request) && self.qos.transmit.traffic.is_late() {
+            return self.qos_when_free(client, request, Duration::ZERO);
+        }
         let is_report = request == QosRequest::Show;
         let Some(question) = self.qos.transmit.question(is_report) else {
             return Ok(self.qos(client, request, &LinkCounts::default()));
@@ -73,8 +92,65 @@ impl Server {
         }))
     }
 
-    fn qos(&mut self, client: ClientId, request: QosRequest, counts: &LinkCounts) -> Answer {
-        let Some(client) = self.clients.get(&client) else {
+    /// Answers a request about transmit rates when the thread that asks the kernel can take it.
+    fn qos_when_free(
+        &mut self,
+        client: ClientId,
+        request: QosRequest,
+        not_before: Duration,
+    ) -> Result<Answer, Errno> {
+        let client_uid = |client: &Client| client.credentials.uid;
+        let uid = self.clients.get(&client).map(client_uid);
+        let uid = uid.ok_or(Errno::BADF)?;
+        self.calls.check(uid, WaitsFor::Network)?;
+        let done = self.qos.transmit.traffic.when_done();
+        let make = move || {
+            // It says so, or the server ends.
+            let _ = done.recv();
+            thread::sleep(not_before);
+            let sequel = move |server: &mut Server| server.qos_when_asked(client, request);
+            Box::new(sequel) as Sequel
+        };
+        Ok(Answer::Call(Call {
+            uid,
+            waits_for: WaitsFor::Network,
+            make: Box::new(make),
+        }))
+    }
+
+    /// Replies when the kernel has all that was decided.
+    fn qos_when_settled(
+        &mut self,
+        client: ClientId,
+        reply: QosReply,
+        not_before: Duration,
+    ) -> Answer {
+        let is_settled = !self.qos.transmit.traffic.is_behind();
+        let uid = self.clients.get(&client).map(|it| it.credentials.uid);
+        let waiting = uid.filter(|uid| self.calls.check(*uid, WaitsFor::Network).is_ok());
+        let Some(uid) = waiting.filter(|_| !is_settled) else {
+            return ReplyBody::Qos(reply).into();
+        };
+        let done = self.qos.transmit.traffic.when_done();
+        let make = move || {
+            // It says so, or the server ends.
+            let _ = done.recv();
+            thread::sleep(not_before);
+            let sequel = move |server: &mut Server| {
+                server.look_at_leaving_classes();
+                Ok(server.qos_when_settled(client, reply, BETWEEN_TRIES))
+            };
+            Box::new(sequel) as Sequel
+        };
+        Answer::Call(Call {
+            uid,
+            waits_for: WaitsFor::Network,
+            make: Box::new(make),
+        })
+    }
+
+    fn qos(&mut self, id: ClientId, request: QosRequest, counts: &LinkCounts) -> Answer {
+        let Some(client) = self.clients.get(&id) else {
             return Answer::Silence;
         };
         let requester = Requester {
@@ -83,12 +159,23 @@ impl Server {
         if request == QosRequest::Show {
             return self.show_qos(requester, counts);
         }
-        let reply = self.decide(requester, request).unwrap_or_else(|refusal| {
-            self.control.counters.guarantees_refused += 1;
-            QosReply::Refused(refusal)
-        });
+        let decided = self.decide(requester, request.clone());
         self.look_at_leaving_classes_soon();
-        ReplyBody::Qos(reply).into()
+        let is_held = matches!(&decided, Err(refusal) if refusal.errno == libc::EAGAIN);
+        if is_held && takes_traffic(&request) {
+            let later = self.qos_when_free(id, request, BETWEEN_TRIES);
+            return later.unwrap_or_else(|Errno(errno)| ReplyBody::Error { errno }.into());
+        }
+        match decided {
+            Ok(reply) if takes_traffic(&request) => {
+                self.qos_when_settled(id, reply, Duration::ZERO)
+            }
+            Ok(reply) => ReplyBody::Qos(reply).into(),
+            Err(refusal) => {
+                self.control.counters.guarantees_refused += 1;
+                ReplyBody::Qos(QosReply::Refused(refusal)).into()
+            }
+        }
     }
 
     pub fn decide(&mut self, requester: Requester, request: QosRequest) -> Outcome<QosReply> {
@@ -137,13 +224,8 @@ impl Server {
         self.report_budgets(&mut report);
         self.report_cpu(&mut report);
         self.redact(&mut report, requester);
-        match pack(encode(&report)) {
-            Ok((blob, fd)) => {
-                let body = ReplyBody::Qos(QosReply::State(blob));
-                Answer::Reply(body, fd.into_iter().collect())
-            }
-            Err(errno) => ReplyBody::Error { errno: errno.0 }.into(),
-        }
+        let state = |part| ReplyBody::Qos(QosReply::State(part));
+        Answer::List(encode(&report), state)
     }
 
     /// Reduces a report to what the user may see: its own requests, promises to it by name, and sums of the rest. To

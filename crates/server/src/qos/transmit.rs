@@ -5,6 +5,7 @@ mod leaving;
 mod links;
 mod serve;
 mod sessions;
+mod traffic_thread;
 
 use crate::instance::Journal;
 use crate::poll::Token;
@@ -20,21 +21,24 @@ use portolan_control::qos::transmit::ClassRates;
 use portolan_control::qos::transmit::Refused;
 use portolan_proto::qos::Scope;
 use portolan_sys::traffic;
-use portolan_sys::traffic::Traffic;
 use rustix::process::Pid;
 use rustix::process::PidfdFlags;
 use rustix::process::pidfd_open;
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
+use traffic_thread::TrafficThread;
 
 #[derive(Debug, Default)]
 pub struct Reservations {
     links: BTreeMap<u32, Link>,
     held: BTreeMap<ClassId, ClassEntry>,
     by_scope: HashMap<Scope, ClassId>,
-    /// Opened when the first link needs it.
-    traffic: Option<Traffic>,
+    pub(super) traffic: TrafficThread,
+    /// Classes, and classes' queues, that could not be set while somebody had the lock of the network's configuration.
+    late_classes: BTreeSet<ClassId>,
+    late_queues: BTreeSet<ClassId>,
     journal: Option<Journal>,
     leaving: Vec<Leaving>,
     idle: Vec<Idle>,

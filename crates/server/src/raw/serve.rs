@@ -12,7 +12,7 @@ use tracing::{error, info};
 
 use super::{Owner, Port};
 use crate::report::reported;
-use crate::requests::{Answer, pack};
+use crate::requests::Answer;
 use crate::server::Server;
 
 /// Protocols that one process may have.
@@ -76,7 +76,6 @@ impl Server {
         if !address.is_unspecified() && !is_managed {
             return Err(Errno::ADDRNOTAVAIL);
         }
-        self.check_port(channel, local)?;
         let process = self.control.registry.process(channel).ok_or(Errno::BADF)?;
         let claim = PortClaim {
             protocol,
@@ -85,6 +84,7 @@ impl Server {
             v6_only: false,
             uid: process.uid,
         };
+        self.check_port(channel, claim)?;
         let (claim, local, reservation) = self.reserve(claim, local.is_ipv6())?;
         reservation.shrink();
         let port = Port {
@@ -171,14 +171,12 @@ impl Server {
     }
 
     /// Returns all raw flows, for `portolan ss`.
-    pub fn list_raw_flows(&self) -> Result<Answer, Errno> {
+    pub fn list_raw_flows(&self) -> Answer {
         let flows = self.raw_flows.0.iter();
         let reports: Vec<RawReport> = flows
             .filter_map(|(guard, owner)| self.report_raw(*guard, owner))
             .collect();
-        let (list, fd) = pack(encode(&reports))?;
-        let fds = fd.into_iter().collect();
-        Ok(Answer::Reply(ReplyBody::RawFlows(list), fds))
+        Answer::List(encode(&reports), ReplyBody::RawFlows)
     }
 
     fn report_raw(&self, guard: Guard, owner: &Owner) -> Option<RawReport> {

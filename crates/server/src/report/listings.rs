@@ -2,15 +2,22 @@
 
 use std::time::Duration;
 
-use portolan_control::{ClientId, Errno, Timer};
+use portolan_control::{Limit, Timer};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::report::SessionReport;
 use portolan_sys::clock;
 use portolan_types::SessionId;
 
+use crate::calls::Asker;
 use crate::control_socket::client::Listing;
-use crate::requests::pack;
 use crate::server::Server;
+
+/// Bytes of lists of all kinds, until they are sent: more than one user's of all sessions that there may be.
+pub const LISTS: Limit = Limit {
+    total: 128 << 20,
+    per_user: 32 << 20,
+    reserve: 32 << 20,
+};
 
 /// Time per turn, for all lists together.
 const PER_TURN: Duration = Duration::from_millis(2);
@@ -20,19 +27,24 @@ const AT_ONCE: usize = 16;
 
 impl Server {
     /// Begins a list; a short one is answered at once.
-    pub fn begin_listing(&mut self, client: ClientId, request: u32) {
+    pub fn begin_listing(&mut self, (client, request): Asker) {
+        let Some(uid) = self.clients.get(&client).map(|c| c.credentials.uid) else {
+            return;
+        };
         let ids: Vec<SessionId> = self
             .control
             .registry
             .sessions()
             .map(|session| session.id)
             .collect();
+        let charge = self.lists.open(uid);
         self.listings.0.push_back(Listing {
             client,
             request,
             ids,
             count: 0,
             bytes: Vec::new(),
+            charge,
         });
         if self.listings.0.len() == 1 {
             self.go_on_listing();
@@ -57,8 +69,14 @@ impl Server {
                     listing.bytes.append(&mut portolan_proto::encode(&report));
                 }
             }
-            if listing.ids.is_empty() {
-                self.answer_listing(listing)
+            let asker = (listing.client, listing.request);
+            if listing.charge.grow_to(listing.size()).is_err() {
+                self.refuse_list(asker);
+            } else if listing.ids.is_empty() {
+                // A list is encoded as its length and its elements.
+                let mut bytes = portolan_proto::encode(&listing.count);
+                bytes.append(&mut listing.bytes);
+                self.send_charged_list(asker, (bytes, listing.charge), ReplyBody::Sessions);
             } else {
                 self.listings.0.push_front(listing)
             }
@@ -90,16 +108,5 @@ impl Server {
             report.figures.send_queue = listener.opens.queue.limit();
         }
         Some(report)
-    }
-
-    fn answer_listing(&mut self, listing: Listing) {
-        // A list is encoded as its length and its elements.
-        let mut bytes = portolan_proto::encode(&listing.count);
-        bytes.extend(listing.bytes);
-        let (body, fds) = match pack(bytes) {
-            Ok((list, fd)) => (ReplyBody::Sessions(list), fd.into_iter().collect()),
-            Err(Errno(errno)) => (ReplyBody::Error { errno }, Vec::new()),
-        };
-        self.reply(listing.client, listing.request, body, fds);
     }
 }

@@ -1,7 +1,7 @@
 //! Answers for commands: sessions, counters, status. Values of cached sessions are the claims of
 //! their libraries.
 
-use portolan_control::{Errno, Holder, SessionEntry, SessionPhase};
+use portolan_control::{Holder, SessionEntry, SessionPhase};
 use portolan_local::Stream;
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
@@ -16,7 +16,6 @@ use portolan_types::{ChannelId, Protocol};
 use crate::local_ends::LocalEnd;
 use crate::report::reported;
 use crate::requests::Answer;
-use crate::requests::pack;
 use crate::server::Server;
 
 impl Server {
@@ -92,7 +91,7 @@ impl Server {
 
     /// Returns all counters of filters and server, and those of sessions: of all holders together,
     /// then of each. The values of libraries are their claims.
-    pub fn read_counters(&mut self) -> Result<Answer, Errno> {
+    pub fn read_counters(&mut self) -> Answer {
         self.control.counters.wire_overflow = self.wire.lost;
         self.control.counters.reinject_failed = self.inject.lost;
         self.count_refusals();
@@ -113,9 +112,7 @@ impl Server {
                 }),
         );
         self.report_holders(&mut counters);
-        let (list, fd) = pack(encode(&counters))?;
-        let fds = fd.into_iter().collect();
-        Ok(Answer::Reply(ReplyBody::Counters(list), fds))
+        Answer::List(encode(&counters), ReplyBody::Counters)
     }
 
     fn count_refusals(&mut self) {

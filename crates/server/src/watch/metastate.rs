@@ -1,6 +1,7 @@
 //! Routes, neighbours and addresses: from the kernel to all libraries, to the filter and to the
 //! server's own look-ups. Also the resolution of unknown neighbours.
 
+use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
@@ -161,12 +162,15 @@ impl Server {
             return self.ask_for(next_hop);
         }
         self.resolving.remove(&next_hop);
-        self.give_up_on(next_hop);
+        self.unanswered.push(next_hop);
+        self.control.timers.defer(Timer::Unanswered);
     }
 
     /// Linux reports an unreachable neighbour as `EHOSTUNREACH`. A session that had only a reset
     /// left to send is over.
-    fn give_up_on(&mut self, next_hop: NextHop) {
+    pub fn give_up_on_unanswered(&mut self) {
+        // One walk for all: a program may have any of them looked for, many at once.
+        let unanswered: HashSet<NextHop> = self.unanswered.drain(..).collect();
         let is_stuck = |session: &&SessionEntry| {
             matches!(
                 session.phase(),
@@ -175,7 +179,10 @@ impl Server {
                 .remote
                 .and_then(|remote| self.path_of(remote).ok())
                 .is_some_and(|path| {
-                    (path.interface, path.next_hop) == (next_hop.interface, next_hop.address)
+                    unanswered.contains(&NextHop {
+                        interface: path.interface,
+                        address: path.next_hop,
+                    })
                 })
         };
         let stuck: Vec<(SessionId, SessionPhase)> = self
@@ -186,9 +193,9 @@ impl Server {
             .map(|session| (session.id, session.phase()))
             .collect();
         debug!(
-            ?next_hop,
+            ?unanswered,
             sessions = stuck.len(),
-            "neighbour does not answer"
+            "neighbours do not answer"
         );
         for (id, phase) in stuck {
             match phase {

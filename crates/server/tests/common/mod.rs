@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use portolan_netns::{Bed, Daemon, Namespace, Ready};
 use portolan_proto::control::{
-    AfterFlush, Blob, DescriptorEvent, Reply, ReplyBody, Request, RequestBody, Reuse, SessionRef,
+    AfterFlush, Blob, DescriptorEvent, ListPart, Reply, ReplyBody, Request, RequestBody, Reuse,
+    SessionRef,
 };
 use portolan_proto::metastate::Metastate;
 use portolan_proto::qos::{QosReply, QosReport, QosRequest};
@@ -181,30 +182,54 @@ impl Client {
 
     /// Returns all sessions that the server shows to this client.
     pub fn sessions(&mut self) -> Vec<SessionReport> {
-        let (reply, mut fds) = self.ask_with(RequestBody::ListSessions, &[]);
-        let ReplyBody::Sessions(list) = reply else {
-            panic!("{reply:?}");
-        };
-        unpack(list, &mut fds)
+        self.send(RequestBody::ListSessions, &[]);
+        self.receive_list(session_part)
     }
 
     /// Returns all guarantees.
     pub fn guarantees(&mut self) -> QosReport {
-        let show = RequestBody::Qos(QosRequest::Show);
-        let (reply, mut fds) = self.ask_with(show, &[]);
-        let ReplyBody::Qos(QosReply::State(report)) = reply else {
-            panic!("{reply:?}");
-        };
-        unpack(report, &mut fds)
+        self.send(RequestBody::Qos(QosRequest::Show), &[]);
+        self.receive_list(|body| match body {
+            ReplyBody::Qos(QosReply::State(part)) => Some(part),
+            _ => None,
+        })
     }
 
     /// Returns all counters.
     pub fn counters(&mut self) -> Vec<CounterReport> {
-        let (reply, mut fds) = self.ask_with(RequestBody::ReadCounters, &[]);
-        let ReplyBody::Counters(list) = reply else {
-            panic!("{reply:?}");
-        };
-        unpack(list, &mut fds)
+        self.send(RequestBody::ReadCounters, &[]);
+        self.receive_list(|body| match body {
+            ReplyBody::Counters(part) => Some(part),
+            _ => None,
+        })
+    }
+
+    /// Receives the parts of a list, which `part` takes from their replies.
+    pub fn receive_list<T: serde::de::DeserializeOwned>(
+        &mut self,
+        part: impl Fn(ReplyBody) -> Option<ListPart>,
+    ) -> T {
+        let list = self.receive_list_or_errno(part);
+        list.unwrap_or_else(|errno| panic!("{errno}"))
+    }
+
+    pub fn receive_list_or_errno<T: serde::de::DeserializeOwned>(
+        &mut self,
+        part: impl Fn(ReplyBody) -> Option<ListPart>,
+    ) -> Result<T, i32> {
+        let mut bytes = Vec::new();
+        loop {
+            let (reply, fds) = self.receive().expect("the server answers");
+            assert!(fds.is_empty(), "what its program keeps is its own");
+            if let ReplyBody::Error { errno } = reply.body {
+                return Err(errno);
+            }
+            let part = part(reply.body).expect("a part of the list");
+            bytes.extend(part.bytes);
+            if part.is_last {
+                return Ok(decode(&bytes).unwrap());
+            }
+        }
     }
 
     /// Returns a counter of filters or server, or of all holders together.
@@ -597,7 +622,9 @@ pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-pub fn unpack<T: serde::de::DeserializeOwned>(list: Blob, fds: &mut Vec<OwnedFd>) -> T {
-    let bytes = shm::unpack(list, fds.pop()).unwrap();
-    decode(&bytes).unwrap()
+pub fn session_part(body: ReplyBody) -> Option<ListPart> {
+    match body {
+        ReplyBody::Sessions(part) => Some(part),
+        _ => None,
+    }
 }

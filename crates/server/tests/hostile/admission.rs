@@ -9,13 +9,14 @@ use portolan_proto::extension::{
 };
 use portolan_types::SessionId;
 
+use crate::budgets::as_user;
 use crate::common::{Client, Configuration, Library, control_path, start_server};
 use crate::handlers::{
     CONSUME, Owner, PASS, PAYLOAD, REPLY, VIEW, always, answer, ask, assert_silent, call, code,
     exit, list, map, mov, op, peer, refusal, slow,
 };
-use crate::meter::Meter;
-use crate::{Victim, assert_serves_others, counter};
+use crate::meter::{Meter, VICTIM};
+use crate::{Victim, as_nobody, assert_serves_others, counter};
 
 /// Names, code, and a part of the reason.
 pub fn unsafe_code() -> Vec<(&'static str, Code, &'static str)> {
@@ -358,4 +359,37 @@ fn an_administrator_bounds_what_a_handler_may_need() {
     );
     owner.install(always(REPLY));
     meter.finish_but_for_starts();
+}
+
+/// The kernel verifies one after the other.
+#[test]
+fn programs_of_one_user_that_wait_to_be_verified_keep_nobody_elses_out() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let check = || RequestBody::Extension(ExtensionRequest::Check(slow()));
+    let mut hostile = as_nobody(|| Client::connect(&path));
+    let mut honest = as_user(VICTIM, || Client::connect(&path));
+    for _ in 0..60 {
+        hostile.send(check(), &[]);
+    }
+    let reply = honest.ask(check());
+    let is_checked =
+        |body: &ReplyBody| matches!(body, ReplyBody::Extension(ExtensionReply::Checked(_)));
+    assert!(is_checked(&reply), "{reply:?}");
+    let mut refused = 0;
+    for _ in 0..60 {
+        let (reply, _) = hostile.receive().unwrap();
+        match reply.body {
+            body if is_checked(&body) => {}
+            ReplyBody::Extension(reply) => {
+                assert_eq!(refusal(reply).errno, libc::EAGAIN);
+                refused += 1;
+            }
+            body => panic!("{body:?}"),
+        }
+    }
+    assert!(refused > 20, "{refused}");
+    meter.finish();
 }

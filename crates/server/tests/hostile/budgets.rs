@@ -1,6 +1,6 @@
 //! What one user can take of the server: its part, while root can always continue.
 
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::thread::sleep;
@@ -18,10 +18,10 @@ use rustix::net::sockopt;
 use rustix::process::{Resource, Rlimit, Uid, getrlimit, setrlimit};
 
 use crate::common::{
-    Client, Configuration, Library, Near, await_some, control_path, start_server, unpack,
+    Client, Configuration, Library, Near, await_some, control_path, session_part, start_server,
 };
-use crate::meter::{Machine, Meter};
-use crate::{PATIENCE, Victim, as_nobody, assert_serves_others, counter};
+use crate::meter::{Machine, Meter, VICTIM};
+use crate::{PATIENCE, Victim, as_nobody, assert_serves_others, counter, hostile_library};
 
 /// Subordinate users of one real user.
 const SUBORDINATES: std::ops::Range<u32> = 100_000..100_012;
@@ -271,11 +271,13 @@ fn an_orphan_without_progress_ends_in_time() {
     let limits = format!("{LARGE_BUFFERS}\n[limits]\norphan_seconds = 1");
     let _server = Configuration::new(&bed.a, &limits).start(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut peers = leave_orphans(&bed, &path, 1);
     await_some("reset of an orphan", || {
         (counter(&path, "server", "orphans_reset") == 1).then_some(())
     });
     assert_reset(&mut peers[0]);
+    meter.finish_but_for_starts();
 }
 
 const SHARED: Reuse = Reuse {
@@ -437,9 +439,89 @@ fn lists_that_nobody_reads_are_not_made() {
     assert!(more < 8 << 10, "{more} KiB for one client");
     assert!(counter(&path, "server", "budget_lists_refused") > 50);
     // A client that reads is served.
-    let is_list = |body: &ReplyBody| matches!(body, ReplyBody::Sessions(_));
-    let lists = (0..100).filter(|_| is_list(&client.receive().unwrap().0.body));
+    let lists = (0..100).filter(|_| list_of(&mut client).is_ok());
     assert!((1..10).contains(&lists.count()));
+    meter.finish();
+}
+
+fn list_of(client: &mut Client) -> Result<Vec<SessionReport>, i32> {
+    client.receive_list_or_errno(session_part)
+}
+
+/// Returns the addresses of 10.77.0.0/24 that the kernel of `a` looks for, or has looked for.
+fn looked_for(bed: &Bed) -> Vec<Ipv4Addr> {
+    let command = ["neigh", "show", "dev", Bed::DEVICE];
+    let output = bed.a.exec("ip").args(command).output().unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    let addresses = shown
+        .lines()
+        .filter_map(|line| line.split(' ').next()?.parse().ok());
+    addresses.collect()
+}
+
+/// Nobody answers for any of them.
+#[test]
+fn who_looks_for_many_neighbours_keeps_nobody_from_looking_for_one() {
+    const LIMIT: usize = 128;
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let mut hostile = hostile_library(&path);
+    let mut honest = as_user(VICTIM, || Library::start(&path));
+    let command = ["-o", "link", "show", Bed::DEVICE];
+    let output = bed.a.exec("ip").args(command).output().unwrap();
+    let shown = String::from_utf8(output.stdout).unwrap();
+    let interface: u32 = shown.split(':').next().unwrap().parse().unwrap();
+    let address = |number| Ipv4Addr::new(10, 77, 0, number);
+    let look_for = |library: &mut Library, number| {
+        let address = address(number).into();
+        let resolve = RequestBody::Resolve { interface, address };
+        library.client.send(resolve, &[]);
+    };
+    for number in 10..210 {
+        look_for(&mut hostile, number);
+    }
+    look_for(&mut honest, 250);
+    await_some("its turn", || {
+        looked_for(&bed).contains(&address(250)).then_some(())
+    });
+    let known = looked_for(&bed);
+    let by_hostile = known
+        .iter()
+        .filter(|ip| (10..210).contains(&ip.octets()[3]));
+    assert_eq!(by_hostile.count(), LIMIT);
+    meter.finish();
+}
+
+/// Each connection may have one.
+#[test]
+fn lists_of_all_connections_of_a_user_take_so_much_and_no_more() {
+    const SESSIONS: u32 = 4000;
+    const MOST_KIB: u64 = 64 << 10;
+    allow_descriptors();
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let _many = many_sessions(&path, SESSIONS);
+    let mut clients: Vec<Client> = as_nobody(|| (0..185).map(|_| Client::connect(&path)).collect());
+    let before = resident_kib(&server);
+    for client in &mut clients {
+        client.send(RequestBody::ListSessions, &[]);
+    }
+    await_some("a refusal", || {
+        (counter(&path, "server", "budget_lists_refused") > 0).then_some(())
+    });
+    let more = resident_kib(&server).saturating_sub(before);
+    assert!(more < MOST_KIB, "{more} KiB for one user");
+    assert!(Client::connect(&path).sessions().len() >= SESSIONS as usize);
+    let lists: Vec<_> = clients.iter_mut().map(list_of).collect();
+    let whole = lists.iter().flatten();
+    assert!(whole.clone().all(|list| list.len() >= SESSIONS as usize));
+    assert!(whole.count() > 20);
+    let refused = |list: &Result<_, i32>| *list.as_ref().err().unwrap_or(&libc::EAGAIN);
+    assert!(lists.iter().all(|list| refused(list) == libc::EAGAIN));
     meter.finish();
 }
 
@@ -463,7 +545,7 @@ fn lists_in_a_loop_take_no_more_than_a_part_of_each_turn() {
                     client.send(RequestBody::ListSessions, &[]);
                 }
                 for client in &mut clients {
-                    client.receive().unwrap();
+                    list_of(client).unwrap();
                 }
             }
         });
@@ -519,11 +601,7 @@ fn a_process_with_thousands_of_sessions_is_listed_and_dies_in_parts() {
     let (hostile, near) = many_sessions(&path, COUNT);
     requester.send(RequestBody::ListSessions, &[]);
     let listing = Waits::sample(&mut victim, 20);
-    let (reply, mut fds) = requester.receive().unwrap();
-    let ReplyBody::Sessions(list) = reply.body else {
-        panic!("{reply:?}");
-    };
-    let sessions: Vec<SessionReport> = unpack(list, &mut fds);
+    let sessions = list_of(&mut requester).unwrap();
     let datagram_sockets = sessions.iter().filter(|s| s.protocol == Protocol::Udp);
     assert_eq!(datagram_sockets.count(), COUNT as usize);
     let connection = hostile.client;
@@ -628,6 +706,7 @@ fn relayed_bytes_that_nobody_takes_are_limited_and_the_rest_waits() {
 fn the_servers_table_of_descriptors_does_not_grow_while_others_fill_it() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
+    let meter = Meter::start(&bed);
     let size = || {
         let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with("FDSize:"));
@@ -638,6 +717,7 @@ fn the_servers_table_of_descriptors_does_not_grow_while_others_fill_it() {
     assert!(before >= 1 << 14, "{before}");
     let _open = idle(&control_path(&bed.a), 400);
     assert_eq!(size(), before);
+    meter.finish_but_for_starts();
 }
 
 /// How many UDP ports a user gets before he is refused.

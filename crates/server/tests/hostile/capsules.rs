@@ -161,6 +161,7 @@ fn unread_bytes_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it()
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut library = hostile_library(&path);
     let bytes: Vec<u8> = (0..600_000).map(|index| (index % 251) as u8).collect();
     let (id, genuine, near) = session(&bed, &mut library);
@@ -192,6 +193,7 @@ fn unread_bytes_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it()
     assert_eq!((unread.start, unread.length), (1007, 598_990));
     let memory = SetAside::open(fds.into_iter().next_back().unwrap()).unwrap();
     assert!(*memory.into_bytes() == bytes, "the same memory");
+    meter.finish_but_for_starts();
 }
 
 /// Flushes a session with changed bits, different in each round.

@@ -236,6 +236,7 @@ fn a_listeners_extension_goes_where_its_handshakes_go() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut library = hostile_library(&path);
     let (session, _near, is_delegated) = listen(&mut library, 4003, None);
     assert!(!is_delegated);
@@ -267,4 +268,5 @@ fn a_listeners_extension_goes_where_its_handshakes_go() {
         .ask(RequestBody::EndDelegation { listener: session });
     assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
     assert_screened();
+    meter.finish_but_for_starts();
 }

@@ -27,6 +27,7 @@ fn a_handler_answers_in_its_owners_stead() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     for address in [Bed::A4, Bed::A6] {
         let mut owner = Owner::of(hostile_library(&path), SocketAddr::new(address, 0));
         owner.install(always(REPLY));
@@ -40,6 +41,7 @@ fn a_handler_answers_in_its_owners_stead() {
         assert_eq!(owner.frames(), 0);
     }
     assert_eq!(filter_counter(&path, "replied"), 18);
+    meter.finish_but_for_starts();
 }
 
 #[test]
@@ -54,6 +56,7 @@ fn a_handlers_edits_are_sent_with_the_right_sums() {
     });
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     for address in [Bed::A4, Bed::A6] {
         let mut owner = Owner::of(hostile_library(&path), SocketAddr::new(address, 0));
         // Five bytes, "XX" first; the sixth is written, too, but not part of the answer.
@@ -69,6 +72,7 @@ fn a_handlers_edits_are_sent_with_the_right_sums() {
         assert_eq!(answer(&peer, b"a"), b"XX\0\0\0");
     }
     assert_eq!(filter_counter(&path, "bad_checksum"), 0);
+    meter.finish_but_for_starts();
 }
 
 #[test]
@@ -76,6 +80,7 @@ fn handlers_are_called_in_their_order_until_one_decides() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut owner = Owner::start(&path);
     let peer = peer(&bed, owner.port);
     // Each handler adds its letter at the byte counted by `mark`.
@@ -104,6 +109,7 @@ fn handlers_are_called_in_their_order_until_one_decides() {
     let record = owner.library.ring.next().expect("the frame");
     assert!(record.frame.ends_with(b"-"), "{:?}", record.frame);
     assert_eq!(filter_counter(&path, "passed"), 1);
+    meter.finish_but_for_starts();
 }
 
 #[test]
@@ -111,6 +117,7 @@ fn a_predicate_chooses_and_a_handler_may_end_or_deliver() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut owner = Owner::start(&path);
     let peer = peer(&bed, owner.port);
     // Selects packets that begin with 'c' and consumes them.
@@ -145,6 +152,7 @@ fn a_predicate_chooses_and_a_handler_may_end_or_deliver() {
     assert_eq!((counted.consumed, counted.skipped, counted.runs), (1, 1, 1));
     assert_eq!(filter_counter(&path, "consumed"), 1);
     assert_eq!(filter_counter(&path, "delivered"), 1);
+    meter.finish_but_for_starts();
 }
 
 #[test]
@@ -187,6 +195,7 @@ fn extensions_go_with_their_owner_and_with_its_socket() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut observer = Client::connect(&path);
 
     let mut owner = Owner::start(&path);
@@ -205,6 +214,7 @@ fn extensions_go_with_their_owner_and_with_its_socket() {
     let released = owner.library.client.ask(RequestBody::Release { session });
     assert!(matches!(released, ReplyBody::Done), "{released:?}");
     assert_eq!(list(&mut observer), []);
+    meter.finish_but_for_starts();
 }
 
 #[test]
@@ -212,6 +222,7 @@ fn a_view_shows_nothing_of_other_packets() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut secret = Owner::of(Library::start(&path), SocketAddr::new(Bed::A4, 0));
     secret.install(always(CONSUME));
     let mut spy = Owner::start(&path);
@@ -224,6 +235,7 @@ fn a_view_shows_nothing_of_other_packets() {
         assert_eq!(seen[0], b'?');
         assert!(seen[1..].iter().all(|byte| *byte == 0), "{seen:?}");
     }
+    meter.finish_but_for_starts();
 }
 
 #[test]
@@ -231,6 +243,7 @@ fn an_answer_of_no_length_that_there_is_is_dropped_and_counted() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut owner = Owner::start(&path);
     owner.install(code([op(0x62, 1, 0, LENGTH, 513), mov(0, REPLY), exit()]));
     let peer = peer(&bed, owner.port);
@@ -241,6 +254,7 @@ fn an_answer_of_no_length_that_there_is_is_dropped_and_counted() {
     owner.install(always(77));
     assert_silent(&peer, b"what");
     assert_eq!(filter_counter(&path, "refused"), 2);
+    meter.finish_but_for_starts();
 }
 
 /// Sends a datagram with a wrong checksum.
@@ -263,6 +277,7 @@ fn a_datagram_with_a_wrong_sum_is_shown_to_nobody() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut owner = Owner::start(&path);
     owner.install(always(CONSUME));
     bed.b.enter(|| send_spoilt(owner.port));
@@ -270,6 +285,7 @@ fn a_datagram_with_a_wrong_sum_is_shown_to_nobody() {
         (filter_counter(&path, "bad_checksum") == 1).then_some(())
     });
     assert_eq!(owner.frames(), 1);
+    meter.finish_but_for_starts();
 }
 
 /// Forwards everything to one endpoint.
@@ -294,6 +310,7 @@ fn packets_are_forwarded_only_from_ports_of_their_handler_and_to_others() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut owner = Owner::start(&path);
     let other = Owner::of(Library::start(&path), SocketAddr::new(Bed::A4, 0));
     let (asking, hearing) = (peer(&bed, owner.port), peer(&bed, owner.port));
@@ -328,6 +345,7 @@ fn packets_are_forwarded_only_from_ports_of_their_handler_and_to_others() {
     }
     assert_eq!(filter_counter(&path, "forwarded"), 1);
     assert_eq!(owner.frames(), 0);
+    meter.finish_but_for_starts();
 }
 
 #[test]
@@ -390,6 +408,7 @@ fn frames_of_a_protocol_are_its_owners_to_handle_and_nobody_elses() {
     let configuration = Configuration::new(&bed.a, &rule);
     let _server = configuration.start(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut other = Library::start(&path);
     claim(&mut other.client, raw::Guard::EtherType(0x88b6));
     let mut hostile = Owner::start(&path);
@@ -461,4 +480,5 @@ fn frames_of_a_protocol_are_its_owners_to_handle_and_nobody_elses() {
     hostile.library.client.send(request, &[]);
     assert_eq!(list(&mut hostile.library.client), []);
     assert_serves_others(&bed, &path);
+    meter.finish_but_for_starts();
 }

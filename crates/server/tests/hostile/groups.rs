@@ -293,6 +293,7 @@ fn whoever_leaves_a_group_leaves_no_row_behind() {
     const SHARERS: u64 = 5;
     let bed = Bed::veth();
     let server = start_server(&bed.a);
+    let meter = Meter::start(&bed);
     let mut library = Library::start(&control_path(&bed.a));
     let local = SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), 7008);
     let reuse = Reuse {
@@ -318,4 +319,5 @@ fn whoever_leaves_a_group_leaves_no_row_behind() {
         let lists = if left > 1 { 2 } else { left };
         assert_eq!(rows_of_members(&server), lists * left, "{left} left");
     }
+    meter.finish_but_for_starts();
 }

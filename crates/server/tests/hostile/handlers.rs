@@ -15,7 +15,7 @@ use portolan_proto::qos::Refusal;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use crate::common::{Client, Library, Near, unpack};
+use crate::common::{Client, Library, Near};
 use crate::{counter, hostile_library};
 
 pub const PASS: i32 = 0;
@@ -172,10 +172,11 @@ pub fn refusal(reply: ExtensionReply) -> Refusal {
 
 pub fn list(client: &mut Client) -> Vec<ExtensionReport> {
     let request = RequestBody::Extension(ExtensionRequest::List);
-    match client.ask_with(request, &[]) {
-        (ReplyBody::Extension(ExtensionReply::List(blob)), mut fds) => unpack(blob, &mut fds),
-        (other, _) => panic!("{other:?}"),
-    }
+    client.send(request, &[]);
+    client.receive_list(|body| match body {
+        ReplyBody::Extension(ExtensionReply::List(part)) => Some(part),
+        _ => None,
+    })
 }
 
 /// Makes the first processor handle what the calling thread sends; each processor counts a handler's overruns for

@@ -2,6 +2,7 @@
 //! requests, or leaves behind spoils the stream between them, and nothing else.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -215,6 +216,162 @@ fn who_sleeps_on_a_word_hears_of_such_a_peer_too() {
     meter.finish_but_for_starts();
 }
 
+/// Runs `action` while somebody who shares the memory of the session denies that the end of that side has ended.
+fn while_denied<T>(rings: &Rings, side: Side, action: impl FnOnce() -> T) -> T {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Relaxed) {
+                rings.ends().of(side).sent.0.flags.store(0, Relaxed);
+            }
+        });
+        let result = std::panic::catch_unwind(std::panic::AssertUnwindSafe(action));
+        is_over.store(true, Relaxed);
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// What a child of the hostile program does to the memory after its parent's death; the server tells the peer.
+#[test]
+fn an_accomplice_keeps_no_session_open_by_its_memory() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let mut honest = Library::start(&path);
+    let mut hostile = hostile_library(&path);
+    let (opened, mut accepted) = introduce(&mut hostile, &mut honest);
+    let (other, living) = introduce(&mut hostile, &mut honest);
+    let shared = Arc::clone(&opened.rings);
+    while_denied(&shared, Side::Opener, || {
+        drop((opened, other, hostile));
+        await_some("a message", || {
+            match honest.client.ask(RequestBody::FetchRecalls) {
+                ReplyBody::Recalled { ended, .. } => ended.contains(&accepted.id).then_some(()),
+                other => panic!("{other:?}"),
+            }
+        });
+        accepted.local.note_peer_end(clock::now());
+        assert!(accepted.local.is_closed() && accepted.local.error().is_some());
+    });
+    drop(living);
+    meter.finish();
+}
+
+/// The server holds the victim's end.
+#[test]
+fn an_accomplice_keeps_no_relayed_session_open_by_its_memory() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let mut honest = Library::start(&path);
+    // The server may look before the accomplice writes.
+    for _ in 0..20 {
+        let mut hostile = hostile_library(&path);
+        let (opened, accepted) = introduce(&mut hostile, &mut honest);
+        relay(&mut honest, &accepted);
+        let shared = Arc::clone(&opened.rings);
+        while_denied(&shared, Side::Opener, || {
+            drop((opened, hostile));
+            await_some("the end", || {
+                let read = rustix::io::read(&accepted.near.0, &mut [0_u8; 1]);
+                matches!(read, Ok(0) | Err(Errno::CONNRESET)).then_some(())
+            });
+        });
+    }
+    meter.finish_but_for_starts();
+}
+
+/// Nobody holds the victim's end: it is taken from the accept queue later.
+#[test]
+fn nor_a_session_that_is_accepted_after_its_opener_has_died() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let mut honest = Library::start(&path);
+    let mut hostile = hostile_library(&path);
+    let (_, address, listener) = honest.listen(([127, 0, 0, 1], 0).into(), 5);
+    let (_, near, _) = hostile.connect(Protocol::Tcp, address);
+    let (_, fds) = near.event();
+    let shared = Arc::new(Rings::map(&fds[0]).unwrap());
+    while_denied(&shared, Side::Opener, || {
+        drop((near, hostile));
+        let (event, _fds) = listener.event();
+        let DescriptorEvent::Accepted { session, .. } = event else {
+            panic!("{event:?}");
+        };
+        await_some("its opener's end", || {
+            let sessions = Client::connect(&path).sessions();
+            let has_opener = sessions.iter().any(|it| it.remote == Some(address));
+            (!has_opener).then_some(())
+        });
+        let slot = Slot(7);
+        let cache = RequestBody::Cache { session, slot };
+        let (reply, _) = honest.client.ask_with(cache, &[]);
+        assert!(matches!(reply, ReplyBody::CachedLocal { .. }), "{reply:?}");
+        await_some("a message", || {
+            match honest.client.ask(RequestBody::FetchRecalls) {
+                ReplyBody::Recalled { ended, .. } => ended.contains(&session).then_some(()),
+                other => panic!("{other:?}"),
+            }
+        });
+    });
+    meter.finish();
+}
+
+/// Connects to a port, and waits for the end of what comes.
+const CLIENT: &str = r#"
+import socket, sys
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+try:
+    connection.recv(1)
+except ConnectionError:
+    pass
+"#;
+
+/// What the library of a program makes of the server's message.
+#[test]
+fn a_program_hears_of_the_end_that_an_accomplice_of_its_peer_denies() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let server = Path::new(env!("CARGO_BIN_EXE_portoland"));
+    let meter = Meter::start(&bed);
+    let mut hostile = hostile_library(&path);
+    let (_, address, listener) = hostile.listen(([127, 0, 0, 1], 0).into(), 5);
+    let mut program = bed.a.exec(server.with_file_name("portolan"));
+    program.args(["run", "--require", "--", "python3", "-c", CLIENT]);
+    program.arg(address.port().to_string());
+    let mut program = program.spawn().unwrap();
+    let (event, fds) = listener.event();
+    let DescriptorEvent::Accepted { session, .. } = event else {
+        panic!("{event:?}");
+    };
+    let slot = Slot(7);
+    let cache = RequestBody::Cache { session, slot };
+    let (_, memory) = hostile.client.ask_with(cache, &[]);
+    let shared = Rings::map(&memory[0]).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    assert_eq!(program.try_wait().unwrap(), None, "it waits");
+    while_denied(&shared, Side::Accepter, || {
+        drop((fds, listener, hostile));
+        let start = clock::now();
+        let ended = loop {
+            let ended = program.try_wait().unwrap();
+            if ended.is_some() || clock::now().since(start) > Duration::from_secs(10) {
+                break ended;
+            }
+            thread::sleep(Duration::from_millis(5));
+        };
+        let _ = program.kill();
+        assert!(ended.is_some_and(|status| status.success()), "{ended:?}");
+    });
+    let _ = program.wait();
+    meter.finish();
+}
+
 /// Waits for a condition; returns false if it does not come, after waking the thread that sleeps on the end's word.
 fn await_some_or_wake(what: &str, end: &End, mut has_come: impl FnMut() -> bool) -> bool {
     let start = clock::now();
@@ -253,14 +410,7 @@ fn relay_many(
 ) -> (Vec<(End, End)>, WakeSender) {
     let mut relay_one = |_| {
         let (opened, accepted) = introduce(hostile, accepter);
-        let flush = RequestBody::Flush {
-            session: accepted.id,
-            capsule: Blob::Inline(Vec::new()).into(),
-            then: AfterFlush::Relay(Reader::Sender),
-            options_blob: SocketOptionsBlob::default(),
-        };
-        let reply = accepter.client.ask(flush);
-        assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
+        relay(accepter, &accepted);
         (opened, accepted)
     };
     let relayed: Vec<(End, End)> = (0..count).map(&mut relay_one).collect();
@@ -273,6 +423,18 @@ fn relay_many(
     };
     assert_eq!(number, holder::SERVER);
     (relayed, WakeSender::from_fd(fds.remove(0)))
+}
+
+/// The holder of an end gives it to the server, which relays.
+fn relay(holder: &mut Library, end: &End) {
+    let flush = RequestBody::Flush {
+        session: end.id,
+        capsule: Blob::Inline(Vec::new()).into(),
+        then: AfterFlush::Relay(Reader::Sender),
+        options_blob: SocketOptionsBlob::default(),
+    };
+    let reply = holder.client.ask(flush);
+    assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
 }
 
 #[test]

@@ -2,12 +2,12 @@
 //! held by a child while it runs a set-user-id program. A kernel socket bound by the program does.
 
 use std::fs::File;
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_netns::Bed;
 use portolan_proto::control::{ReplyBody, RequestBody, Reuse, SessionRef};
-use portolan_sys::port_right;
+use portolan_sys::port_right::{self, BoundPort};
 use portolan_types::{Protocol, Slot};
 
 use crate::common::{Library, Near, control_path, start_server};
@@ -50,13 +50,7 @@ fn show(library: &mut Library, socket: BorrowedFd<'_>) {
 pub fn assert_refused(library: &mut Library, shown: Option<BorrowedFd<'_>>) {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let (reply, _) = bind(library, protocol, shown);
-        let is_refused = matches!(
-            reply,
-            ReplyBody::Error {
-                errno: libc::EACCES
-            }
-        );
-        assert!(is_refused, "{reply:?}");
+        assert!(is_refused(&reply), "{reply:?}");
     }
 }
 
@@ -122,6 +116,79 @@ fn a_connection_accepted_at_the_port_shows_nothing() {
     meter.finish_but_for_starts();
 }
 
+fn right_to(bed: &Bed, protocol: Protocol, ip: IpAddr, v6_only: bool) -> OwnedFd {
+    let wanted = BoundPort {
+        protocol,
+        local: SocketAddr::new(ip, PORT),
+        v6_only,
+    };
+    let shown = || port_right::show(wanted, Reuse::default());
+    bed.a.enter(shown).unwrap()
+}
+
+fn is_refused(reply: &ReplyBody) -> bool {
+    let errno = libc::EACCES;
+    matches!(reply, ReplyBody::Error { errno: is } if *is == errno)
+}
+
+/// What a program was given by whoever started it: the socket of one service at one address.
+#[test]
+fn a_right_is_one_to_its_own_protocol_and_address() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let meter = Meter::start(&bed);
+    let mut hostile = hostile_library(&control_path(&bed.a));
+    let any = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+    let any_v6 = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let (tcp, udp) = (Protocol::Tcp, Protocol::Udp);
+    for ((shown, at, v6_only), (protocol, ip)) in [
+        ((udp, Bed::A4, false), (tcp, Bed::A4)),
+        ((tcp, Bed::A4, false), (udp, Bed::A4)),
+        ((udp, Bed::A4, false), (udp, any)),
+        ((tcp, Bed::A4, false), (tcp, any)),
+        ((udp, any, false), (udp, any_v6)),
+        ((udp, any_v6, true), (udp, Bed::A4)),
+        ((udp, Bed::A6, false), (udp, any_v6)),
+    ] {
+        let shown = right_to(&bed, shown, at, v6_only);
+        show(&mut hostile, shown.as_fd());
+        drop(shown);
+        let (reply, _) = hostile.bind(protocol, SocketAddr::new(ip, PORT), Slot(0));
+        assert!(is_refused(&reply), "{protocol} {ip}: {reply:?}");
+    }
+    meter.finish_but_for_starts();
+}
+
+/// While the server's socket has the port, nobody can show a right of the same protocol.
+#[test]
+fn who_has_a_port_shares_it_by_a_right_of_the_other_protocol_and_nobody_else_does() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let local = SocketAddr::new(Bed::A4, PORT);
+    let reuse = Reuse {
+        address: false,
+        port: true,
+    };
+    let mut first = Library::start(&path);
+    let tcp = Protocol::Tcp;
+    show(&mut first, right_to(&bed, tcp, Bed::A4, false).as_fd());
+    let (reply, _near) = first.bind_with(tcp, local, Slot(0), reuse);
+    assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    let bind_by_other = |library: &mut Library| {
+        let right = right_to(&bed, Protocol::Udp, Bed::A4, false);
+        show(library, right.as_fd());
+        drop(right);
+        library.bind_with(tcp, local, Slot(0), reuse)
+    };
+    let (reply, _) = bind_by_other(&mut hostile_library(&path));
+    assert!(is_refused(&reply), "{reply:?}");
+    let (reply, _near) = bind_by_other(&mut Library::start(&path));
+    assert!(matches!(reply, ReplyBody::Bound { .. }), "{reply:?}");
+    meter.finish_but_for_starts();
+}
+
 #[test]
 fn a_socket_bound_to_the_port_shows_the_right_to_it() {
     let bed = Bed::veth();
@@ -130,7 +197,7 @@ fn a_socket_bound_to_the_port_shows_the_right_to_it() {
     let mut kept = Vec::new();
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let local = SocketAddr::new(Bed::A4, PORT);
-        let right = bed.a.enter(|| port_right::show(local)).unwrap();
+        let right = right_to(&bed, protocol, local.ip(), false);
         show(&mut library, right.as_fd());
         // The server has closed its copy.
         drop(right);

@@ -424,6 +424,7 @@ fn the_configuration_says_who_may_install_what_where() {
     let configuration = Configuration::new(&bed.a, &rule);
     let _server = configuration.start(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let at = |port| SocketAddr::new(Bed::A4, port);
     let mut owner = Owner::of(hostile_library(&path), at(7009));
     owner.install(sending(always(PASS)));
@@ -445,6 +446,7 @@ fn the_configuration_says_who_may_install_what_where() {
         matches!(reply, ExtensionReply::Installed { .. }),
         "{reply:?}"
     );
+    meter.finish_but_for_starts();
 }
 
 /// Installs a handler for what a connection of this process sends.
@@ -497,6 +499,7 @@ fn the_segments_of_a_live_connection_are_its_owners_to_handle() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut owner = Victim::unmetered(&bed, &path);
     let mut bystander = Victim::unmetered(&bed, &path);
     // What passes is counted and arrives.
@@ -527,4 +530,5 @@ fn the_segments_of_a_live_connection_are_its_owners_to_handle() {
     let _number = install_on_connection(&mut owner, always(CONSUME));
     bystander.assert_unharmed();
     assert_eq!(filter_counter(&path, "consumed"), consumed);
+    meter.finish_but_for_starts();
 }

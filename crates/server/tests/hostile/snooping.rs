@@ -90,3 +90,25 @@ fn numbers_of_sessions_are_shown_to_their_owner_only() {
     let shown = Client::connect(&path).sessions();
     assert!(shown.iter().any(|report| report.session == victim.id));
 }
+
+/// Who could open the lock's file could wait for the lock, and would have it when the server ends.
+#[test]
+fn the_servers_files_are_its_own() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let mut seen = Vec::new();
+    for entry in fs::read_dir(path.parent().unwrap()).unwrap() {
+        let file = entry.unwrap().path();
+        seen.push(file.clone());
+        // Of a socket it would be refused to root, too.
+        if file != path {
+            let opened = as_nobody(|| fs::File::open(&file));
+            let error = opened.expect_err(&file.display().to_string());
+            assert_eq!(error.kind(), std::io::ErrorKind::PermissionDenied);
+        }
+    }
+    assert!(seen.len() >= 3, "the socket, the lock, names: {seen:?}");
+    meter.finish_but_for_starts();
+}

@@ -8,6 +8,8 @@ use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
@@ -19,7 +21,9 @@ use portolan_proto::control::{
 };
 use portolan_proto::datagram::UnreadDatagram;
 use portolan_proto::encode;
-use portolan_proto::qos::QosRequest;
+use portolan_proto::qos::{
+    Kind, QosReply, QosRequest, Rate, Scope, Slack, Transmit, TransmitReport,
+};
 use portolan_proto::report::SessionReport;
 use portolan_sys::descriptor::set_socket_option;
 use portolan_sys::tap::Tap;
@@ -29,8 +33,8 @@ use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space}
 
 use crate::closing::send;
 use crate::common::{
-    Client, Library, await_closes, await_some, connect_request, control_path, open_files,
-    open_files_at_rest, start_server,
+    Client, Configuration, Library, await_closes, await_some, connect_request, control_path,
+    open_files, open_files_at_rest, start_server,
 };
 use crate::meter::Meter;
 use crate::{
@@ -59,6 +63,7 @@ pub struct StallingFile {
     flushes: Arc<AtomicUsize>,
     reads: Arc<AtomicUsize>,
     is_over: Arc<AtomicBool>,
+    lets_close: Arc<AtomicBool>,
     server: Option<JoinHandle<()>>,
 }
 
@@ -75,9 +80,11 @@ impl StallingFile {
         let flushes = Arc::new(AtomicUsize::new(0));
         let reads = Arc::new(AtomicUsize::new(0));
         let is_over = Arc::new(AtomicBool::new(false));
+        let lets_close = Arc::new(AtomicBool::new(false));
         let counts = (Arc::clone(&flushes), Arc::clone(&reads));
-        let end = Arc::clone(&is_over);
-        let server = thread::spawn(move || serve(device, (&counts.0, &counts.1), &end));
+        let ends = (Arc::clone(&is_over), Arc::clone(&lets_close));
+        let server =
+            thread::spawn(move || serve(device, (&counts.0, &counts.1), (&ends.0, &ends.1)));
         let path = format!("/proc/thread-self/fd/{}", mount.as_raw_fd());
         let file = File::open(path).expect("the file system lets root open its root");
         StallingFile {
@@ -85,8 +92,14 @@ impl StallingFile {
             flushes,
             reads,
             is_over,
+            lets_close,
             server: Some(server),
         }
+    }
+
+    /// From now on only its pages do not come: programs may have it and close it.
+    fn let_close(&self) {
+        self.lets_close.store(true, Ordering::Relaxed);
     }
 
     /// Returns a page of memory that becomes available when this is dropped: any access to it blocks.
@@ -185,7 +198,11 @@ fn file_system_call(number: libc::c_long, words: [usize; 5]) -> std::io::Result<
 
 /// Answers everything but flushes, which close(2) of a file sends and waits for, and reads, which an access to a page
 /// waits for.
-fn serve(mut device: File, (flushes, reads): (&AtomicUsize, &AtomicUsize), is_over: &AtomicBool) {
+fn serve(
+    mut device: File,
+    (flushes, reads): (&AtomicUsize, &AtomicUsize),
+    (is_over, lets_close): (&AtomicBool, &AtomicBool),
+) {
     let mut request = vec![0; LARGEST_REQUEST];
     let mut unanswered = Vec::new();
     loop {
@@ -208,6 +225,7 @@ fn serve(mut device: File, (flushes, reads): (&AtomicUsize, &AtomicUsize), is_ov
             INIT => answer(&mut device, unique, &init_reply()),
             GETATTR => answer(&mut device, unique, &attributes()),
             OPEN => answer(&mut device, unique, &[0; OPEN_OUT]),
+            FLUSH if lets_close.load(Ordering::Relaxed) => answer(&mut device, unique, &[]),
             FLUSH | READ if !is_over.load(Ordering::Relaxed) => {
                 let count = if opcode == FLUSH { flushes } else { reads };
                 count.fetch_add(1, Ordering::Relaxed);
@@ -290,6 +308,8 @@ enum Touch {
     Receive,
     /// Asks a tap for its name: the lock of the network's configuration.
     NameOfTap,
+    /// Lists a directory.
+    List,
 }
 
 impl Touch {
@@ -301,6 +321,7 @@ impl Touch {
                 Touch::Send => libc::send(fd, page, PAGE / 4, 0) as libc::c_int,
                 Touch::Receive => libc::recv(fd, page, PAGE / 4, 0) as libc::c_int,
                 Touch::NameOfTap => libc::ioctl(fd, libc::TUNGETIFF as libc::Ioctl, page),
+                Touch::List => libc::syscall(libc::SYS_getdents64, fd, page, PAGE) as libc::c_int,
             }
         };
     }
@@ -526,6 +547,100 @@ fn whoever_has_the_networks_configuration_stops_nobody() {
     assert_serves_others(&bed, &path);
 }
 
+/// Sockets of new programs get their names in a directory.
+#[test]
+fn who_lists_the_directory_of_the_control_socket_stops_nobody() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    with_own_descriptors(|| {
+        let file = StallingFile::mount();
+        let directory = as_nobody(|| File::open(path.parent().unwrap())).unwrap();
+        while_locked(file, Touch::List, directory.as_fd(), || {
+            let _new: Vec<Library> = (0..3).map(|_| Library::start(&path)).collect();
+            assert_prompt(&path);
+        });
+    });
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+fn reserve(uid: u32) -> QosRequest {
+    let spec = Transmit {
+        device: None,
+        rate: Rate::Bits(10_000_000),
+        burst: None,
+        slack: Slack::None,
+    };
+    let scope = Scope::User { uid };
+    QosRequest::Transmit { scope, spec }
+}
+
+fn is_done(reply: &ReplyBody) -> bool {
+    matches!(reply, ReplyBody::Qos(QosReply::Done))
+}
+
+/// The kernel takes that lock for each class of a link.
+#[test]
+fn nor_does_it_stop_whoever_reserves_rates() {
+    const KEPT: u32 = 60_011;
+    const ENDED: u32 = 60_012;
+    const MORE: u32 = 60_013;
+    let bed = Bed::veth();
+    let link = format!(
+        "[[qos.link]]\ndevice = \"{}\"\nrate = \"1gbit\"",
+        Bed::DEVICE
+    );
+    let server = Configuration::new(&bed.a, &link).start(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    with_own_descriptors(|| {
+        let tap = beside(&server, || Tap::create("tst")).unwrap();
+        let file = StallingFile::mount();
+        let mut root = Client::connect(&path);
+        let mut other = Client::connect(&path);
+        for uid in [KEPT, ENDED] {
+            let reply = root.ask(RequestBody::Qos(reserve(uid)));
+            assert!(is_done(&reply), "{reply:?}");
+        }
+        while_locked(file, Touch::NameOfTap, tap.fd.as_fd(), || {
+            let scope = Scope::User { uid: ENDED };
+            let kind = Kind::Transmit;
+            root.send(RequestBody::Qos(QosRequest::Delete { scope, kind }), &[]);
+            other.send(RequestBody::Qos(reserve(MORE)), &[]);
+            for _ in 0..10 {
+                assert_prompt(&path);
+                thread::sleep(Duration::from_millis(30));
+            }
+        });
+        for client in [&mut root, &mut other] {
+            let (reply, _) = client.receive().expect("an answer");
+            assert!(is_done(&reply.body), "{reply:?}");
+        }
+        let report = root.guarantees();
+        let is_of = |entry: &TransmitReport, uid| entry.scope == Scope::User { uid };
+        let has = |uid| report.transmit.iter().any(|entry| is_of(entry, uid));
+        assert!(has(KEPT) && !has(ENDED) && has(MORE), "{report:?}");
+        await_some("classes as they were promised", || {
+            let classes = beside(&server, classes);
+            (classes == 4).then_some(())
+        });
+    });
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
+/// Returns how many classes the device has: the link's, that of best effort, and those that are reserved.
+fn classes() -> usize {
+    let shown = Command::new("tc")
+        .args(["class", "show", "dev", Bed::DEVICE])
+        .output()
+        .unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    shown.lines().filter(|line| line.contains("htb")).count()
+}
+
 /// Who makes a session's descriptor can keep the end that is the server's.
 #[test]
 fn who_reads_the_servers_end_of_a_relay_holds_nobody_up() {
@@ -558,12 +673,142 @@ fn who_reads_the_servers_end_of_a_relay_holds_nobody_up() {
     assert_serves_others(&bed, &path);
 }
 
+/// A program with one thread, of which the kernel counts no reference while it waits. It registers, shows the descriptor
+/// that is its standard input with a request, and reads from it into memory that does not come, or awaits the answer to a
+/// second request.
+const SHARER: &str = r#"
+import array, mmap, socket, sys
+path, hello, first, second = sys.argv[1], *map(bytes.fromhex, sys.argv[2:])
+shown = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0]))]
+control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+control.connect(path)
+control.send(hello)
+_, welcome, _, _ = control.recvmsg(1 << 17, socket.CMSG_SPACE(64))
+control.sendmsg([first], shown)
+control.recv(1 << 17)
+print("shown", flush=True)
+if second:
+    control.sendmsg([second], shown)
+    control.recv(1 << 17)
+    print("answered", flush=True)
+else:
+    page = mmap.mmap(2, 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    socket.socket(fileno=0).recv_into(page)
+"#;
+
+/// A running one, killed at the end.
+struct Sharer(Child);
+
+impl Sharer {
+    /// `errors` is its standard error, which may be a file to map.
+    fn start(
+        path: &Path,
+        near: &OwnedFd,
+        errors: Stdio,
+        (first, second): (RequestBody, Option<RequestBody>),
+    ) -> Sharer {
+        let hello = RequestBody::Hello {
+            version: portolan_proto::PROTOCOL,
+            program: "sharer".into(),
+        };
+        let requests = [(1, Some(hello)), (2, Some(first)), (3, second)];
+        let requests = requests.map(|(id, body)| {
+            let bytes = body.map(|body| encode(&Request { id, body }));
+            let bytes = bytes.unwrap_or_default();
+            bytes
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect::<String>()
+        });
+        let mut command = Command::new("python3");
+        command.args(["-c", SHARER]).arg(path).args(requests);
+        command.stdin(near.try_clone().unwrap());
+        // As root: the file system is root's alone.
+        command.stdout(Stdio::piped()).stderr(errors);
+        Sharer(command.spawn().unwrap())
+    }
+
+    fn says(&mut self) -> String {
+        let mut line = Vec::new();
+        let output = self.0.stdout.as_mut().unwrap();
+        let mut byte = [0];
+        while output.read_exact(&mut byte).is_ok() && byte != *b"\n" {
+            line.push(byte[0]);
+        }
+        String::from_utf8(line).unwrap()
+    }
+
+    fn has_said_more(&self) -> bool {
+        let output = self.0.stdout.as_ref().unwrap();
+        rustix::io::ioctl_fionread(output).unwrap() > 0
+    }
+}
+
+impl Drop for Sharer {
+    fn drop(&mut self) {
+        // It may wait for the page until the file system goes.
+        let _ = self.0.kill();
+        let _ = self.0.try_wait();
+    }
+}
+
+/// Another process takes the session back, for which the server reads what is left in the descriptor.
+#[test]
+fn who_reads_a_relayed_descriptor_holds_up_its_sharers_only() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let any = SocketAddr::new(Bed::B4, 0);
+    let listener = bed.b.enter(|| TcpListener::bind(any)).unwrap();
+    let address = listener.local_addr().unwrap();
+    let peer = thread::spawn(move || {
+        let (mut peer, _) = listener.accept().unwrap();
+        peer.write_all(b"unread").unwrap();
+        peer
+    });
+    with_own_descriptors(|| {
+        let file = StallingFile::mount();
+        file.let_close();
+        let mut hostile = hostile_library(&path);
+        let (session, near, slot) = hostile.open(address);
+        hostile.flush(session, slot, AfterFlush::Relay(Reader::Sender));
+        await_some("bytes", || {
+            (rustix::io::ioctl_fionread(&near.0).unwrap() > 0).then_some(())
+        });
+        let relay = || RequestBody::Relay {
+            session,
+            reader: Reader::Other,
+        };
+        let errors = Stdio::from(file.as_fd().try_clone_to_owned().unwrap());
+        let mut reader = Sharer::start(&path, &near.0, errors, (relay(), None));
+        assert_eq!(reader.says(), "shown");
+        file.await_reader();
+        let slot = Slot(0);
+        let cache = RequestBody::Cache { session, slot };
+        let mut asker = Sharer::start(&path, &near.0, Stdio::inherit(), (relay(), Some(cache)));
+        drop(near);
+        assert_eq!(asker.says(), "shown");
+        for _ in 0..10 {
+            assert_prompt(&path);
+            thread::sleep(Duration::from_millis(20));
+        }
+        assert!(!asker.has_said_more(), "nobody waits for the descriptor");
+        drop(file);
+        assert_eq!(asker.says(), "answered");
+    });
+    drop(peer.join().unwrap());
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+}
+
 /// The last close of a member leaves its groups, for which it waits; who binds the port next waits for it.
 #[test]
 fn the_port_of_a_member_is_free_when_its_close_has_come() {
     let bed = Bed::veth();
     let server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let local = SocketAddr::new(Bed::A4, 7010);
     with_own_descriptors(|| {
         let tap = beside(&server, || Tap::create("tst")).unwrap();
@@ -595,4 +840,5 @@ fn the_port_of_a_member_is_free_when_its_close_has_come() {
         let is_bound = matches!(reply.body, ReplyBody::Bound { .. });
         assert!(is_bound, "{reply:?}");
     });
+    meter.finish_but_for_starts();
 }

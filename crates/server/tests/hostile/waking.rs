@@ -89,6 +89,7 @@ fn a_peer_that_ends_its_side_of_a_notifier_does_not_silence_it_for_others() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
     let mut accepter = Library::start(&path);
     let (mut hostile, mut honest) = (hostile_library(&path), Library::start(&path));
     let (spoiled, _first) = introduce(&mut hostile, &mut accepter);
@@ -100,6 +101,7 @@ fn a_peer_that_ends_its_side_of_a_notifier_does_not_silence_it_for_others() {
     accepter.wake_receiver.drain();
     rustix::net::send(&notifier, &[], SendFlags::DONTWAIT).unwrap();
     assert!(accepter.wake_receiver.is_notified());
+    meter.finish_but_for_starts();
 }
 
 /// Both programs are user nobody's: one makes its own notifier block, the other notifies it.

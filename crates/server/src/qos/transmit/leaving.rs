@@ -3,10 +3,11 @@
 
 mod serve;
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use portolan_control::qos::transmit::ClassId;
-use portolan_sys::traffic::TrafficError;
+use portolan_sys::traffic::{Counts, Traffic, TrafficError};
 use portolan_types::Instant;
 use rustix::io::Errno;
 use tracing::warn;
@@ -50,9 +51,10 @@ impl Reservations {
         all.filter(|&ifindex| self.is_unused(ifindex)).collect()
     }
 
+    /// Until the kernel says that there is none.
     fn has_backlog(&mut self, ifindex: u32) -> bool {
         let counts = self.counts(ifindex);
-        counts.values().any(|counts| counts.backlog > 0)
+        counts.is_none_or(|counts| counts.values().any(|counts| counts.backlog > 0))
     }
 
     pub(super) fn is_leaving(&self, id: ClassId) -> bool {
@@ -61,15 +63,18 @@ impl Reservations {
 
     fn has_left(&mut self, class: Leaving, now: Instant) -> bool {
         let Leaving { ifindex, id, until } = class;
-        let waits = |counts: &portolan_sys::traffic::Counts| counts.backlog > 0;
-        if now < until && self.counts(ifindex).get(&id.0).is_some_and(waits) {
+        let waits = |counts: HashMap<u16, Counts>| {
+            let of_it = counts.get(&id.0);
+            of_it.is_some_and(|counts| counts.backlog > 0)
+        };
+        if now < until && self.counts(ifindex).is_none_or(waits) {
             return false;
         }
-        let deleted = self
-            .traffic()
-            .and_then(|traffic| traffic.delete_class(ifindex, id.0));
+        let delete = move |traffic: &mut Traffic| traffic.delete_class(ifindex, id.0);
+        let deleted = self.traffic.ask(delete);
         match deleted {
             Ok(()) => true,
+            Err(TrafficError::Held) => false,
             // A group's class, whose members have not left.
             Err(TrafficError::Kernel {
                 errno: Errno::BUSY, ..

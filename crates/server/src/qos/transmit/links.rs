@@ -153,13 +153,6 @@ impl Reservations {
         links.collect()
     }
 
-    pub(super) fn traffic(&mut self) -> Result<&mut Traffic, TrafficError> {
-        match &mut self.traffic {
-            Some(traffic) => Ok(traffic),
-            none => Ok(none.insert(Traffic::open()?)),
-        }
-    }
-
     fn note(&self, device: &str, before: &Before) {
         let noted = self
             .journal
@@ -199,17 +192,25 @@ impl Reservations {
         self.links.get(&ifindex)
     }
 
-    pub(super) fn counts(&mut self, ifindex: u32) -> HashMap<u16, Counts> {
+    /// None if the kernel does not say now.
+    pub(super) fn counts(&mut self, ifindex: u32) -> Option<HashMap<u16, Counts>> {
         if !self.is_scheduled(ifindex) {
-            return HashMap::new();
+            return Some(HashMap::new());
         }
-        match self.traffic().and_then(|traffic| traffic.counts(ifindex)) {
-            Ok(counts) => counts.into_iter().collect(),
+        match self.traffic.ask(move |traffic| traffic.counts(ifindex)) {
+            Ok(counts) => Some(counts.into_iter().collect()),
+            Err(TrafficError::Held) => None,
             Err(error) => {
                 warn!(%error, "cannot count what classes have sent");
-                HashMap::new()
+                Some(HashMap::new())
             }
         }
+    }
+
+    /// Returns the rate that the device reports.
+    pub(super) fn rate_of(&mut self, device: &str) -> Result<Option<u64>, TrafficError> {
+        let name = device.to_owned();
+        self.traffic.ask(move |_| Ok(device::rate(&name)))
     }
 }
 

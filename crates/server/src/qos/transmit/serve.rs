@@ -5,9 +5,9 @@ use std::os::fd::OwnedFd;
 use portolan_control::SessionEntry;
 use portolan_control::qos::transmit::{ClassId, ClassRates, Link as Ledger};
 use portolan_proto::qos::text::show_rate;
-use portolan_proto::qos::{QosReport, Scope, Transmit, TransmitReport};
+use portolan_proto::qos::{QosReport, RateKept, Scope, Transmit, TransmitReport};
 use portolan_sys::traffic;
-use portolan_sys::traffic::TrafficError;
+use portolan_sys::traffic::{Traffic, TrafficError};
 use portolan_types::{ChannelId, SessionId};
 use rustix::event::epoll::EventFlags;
 use tracing::{info, warn};
@@ -115,26 +115,27 @@ impl Server {
         let after = rest_of(&ledger);
         let is_new = !self.ledger(ifindex)?.has(id);
         let wanted = class(id.0, parent, terms, RESERVED_FIRST);
-        let traffic = self
-            .qos
-            .transmit
-            .traffic()
-            .map_err(|error| of_kernel(&error))?;
-        let done = traffic
-            .set_class(ifindex, &after)
-            .and_then(|()| traffic.set_class(ifindex, &wanted))
-            .and_then(|()| {
-                if is_new {
-                    traffic.set_queue(ifindex, id.0)
-                } else {
-                    Ok(())
-                }
-            });
-        if let Err(error) = done {
-            let _ = traffic.set_class(ifindex, &before);
+        let traffic = &mut self.qos.transmit.traffic;
+        let done = traffic.ask(move |traffic| {
+            traffic.set_class(ifindex, &after)?;
+            traffic.set_class(ifindex, &wanted)?;
             if is_new {
-                let _ = traffic.delete_class(ifindex, id.0);
+                traffic.set_queue(ifindex, id.0)?;
             }
+            Ok(())
+        });
+        if let Err(error) = done {
+            let former = self.class_as_kept(ifindex, id);
+            let undo = move |traffic: &mut Traffic| {
+                let rest = traffic.set_class(ifindex, &before);
+                match former {
+                    Some(former) => traffic.set_class(ifindex, &former)?,
+                    None => traffic.delete_class(ifindex, id.0)?,
+                }
+                rest
+            };
+            // The first error says more.
+            let _ = self.qos.transmit.traffic.ensure(undo);
             return Err(of_kernel(&error));
         }
         if let Some(known) = self.qos.transmit.ledger_mut(ifindex) {
@@ -406,20 +407,22 @@ impl Server {
                 ceiling: held.terms.ceiling,
                 burst: held.terms.burst,
                 group: held.group.map(|(key, _)| key),
-                kept: kept(
-                    self.qos.transmit.link(held.ifindex),
-                    &held.terms,
-                    &held.kept,
-                ),
+                kept: if self.qos.transmit.late_classes.contains(id) {
+                    RateKept::Suspended
+                } else {
+                    let link = self.qos.transmit.link(held.ifindex);
+                    kept(link, &held.terms, &held.kept)
+                },
                 traffic: counts.of(held.ifindex, id.0),
             })
             .collect();
     }
 }
 
-fn of_kernel(error: &TrafficError) -> portolan_proto::qos::Refusal {
+pub(super) fn of_kernel(error: &TrafficError) -> portolan_proto::qos::Refusal {
     let errno = match error {
         TrafficError::Open(errno) | TrafficError::Kernel { errno, .. } => errno.raw_os_error(),
+        TrafficError::Held => libc::EAGAIN,
         TrafficError::InTheWay { .. } | TrafficError::NotRestorable { .. } => libc::EBUSY,
     };
     portolan_proto::qos::Refusal {

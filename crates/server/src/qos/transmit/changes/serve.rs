@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use portolan_control::Timer;
-use portolan_control::qos::transmit::{LEAST_RATE, Link as Ledger};
+use portolan_control::qos::transmit::{ClassId, LEAST_RATE, Link as Ledger};
 use portolan_proto::qos::text::show_rate;
-use portolan_sys::{device, traffic};
+use portolan_sys::device;
+use portolan_sys::traffic::{self, Traffic, TrafficError};
 use tracing::{error, info, warn};
 
 use super::super::links::{Link, Presence, rest_of, whole_of};
+use super::super::serve::of_kernel;
 use super::super::{RESERVED_FIRST, class};
 use super::Change;
 use crate::qos::request::{Outcome, Requester, refuse};
@@ -28,14 +30,17 @@ impl Server {
         if requester.credentials.uid != 0 {
             return refuse(libc::EPERM, "links are root's");
         }
-        let links = &mut self.qos.transmit.links;
-        let known = links
-            .iter_mut()
-            .find(|(_, link)| link.config.device == name);
-        let Some((&ifindex, link)) = known else {
+        let transmit = &mut self.qos.transmit;
+        let mut links = transmit.links.iter();
+        let known = links.find(|(_, link)| link.config.device == name);
+        let Some((&ifindex, _)) = known else {
             return refuse(libc::ENODEV, format!("{name:?} is not a managed device"));
         };
-        let rate = match bits.or_else(|| device::rate(name)) {
+        let rate = match bits {
+            Some(bits) => Some(bits),
+            None => transmit.rate_of(name).map_err(|error| of_kernel(&error))?,
+        };
+        let rate = match rate {
             None => return refuse(libc::ENODEV, format!("{name} does not tell its rate")),
             Some(rate) if rate < LEAST_RATE => {
                 let least = show_rate(LEAST_RATE);
@@ -43,10 +48,12 @@ impl Server {
             }
             Some(rate) => rate,
         };
-        link.config.rate = bits;
-        let portions = link.config.portions();
-        link.ledger
-            .get_or_insert_with(|| Ledger::new(rate, portions));
+        if let Some(link) = transmit.links.get_mut(&ifindex) {
+            link.config.rate = bits;
+            let portions = link.config.portions();
+            link.ledger
+                .get_or_insert_with(|| Ledger::new(rate, portions));
+        }
         self.change_rate(ifindex, rate);
         Ok(())
     }
@@ -55,6 +62,7 @@ impl Server {
     pub(crate) fn look_at_links_again(&mut self) {
         if !self.qos.transmit.held.is_empty() || self.qos.groups.count() > 0 {
             self.look_at_links();
+            self.look_at_leaving_classes_soon();
             self.control.timers.arm(Timer::Links, self.now + LOOK_EVERY);
         }
     }
@@ -127,10 +135,9 @@ impl Server {
         };
         let known = link.ledger.as_ref().map(Ledger::rate);
         // A device without a carrier reports nothing, and has its former speed when it comes up again.
-        let told = match link.config.rate {
-            Some(_) => None,
-            None => known.and_then(|_| device::rate(&link.config.device)),
-        };
+        let asked =
+            (link.config.rate.is_none() && known.is_some()).then(|| link.config.device.clone());
+        let told = asked.and_then(|device| self.qos.transmit.rate_of(&device).ok()?);
         if let Some(told) = told.filter(|told| Some(*told) != known) {
             self.change_rate(ifindex, told);
         } else {
@@ -170,20 +177,45 @@ impl Server {
             return;
         }
         ledger.set_rate(rate);
-        let ledger = ledger.clone();
         let (device, rate) = (self.qos.transmit.device(ifindex), show_rate(rate));
         info!(device, rate, "a link has another rate");
         self.control.counters.links_changed += 1;
         self.raise_classes(ifindex);
         if self.qos.transmit.is_scheduled(ifindex) {
-            let traffic = self.qos.transmit.traffic();
-            let done = traffic.and_then(|traffic| traffic.set_class(ifindex, &whole_of(&ledger)));
-            if let Err(error) = done {
-                warn!(%error, "a link's scheduler has its former rate");
-            }
-            self.settle_link(ifindex);
-            self.settle_rest(ifindex);
+            self.settle_whole(ifindex);
             self.tell_all_channels();
+        }
+    }
+
+    /// Has the kernel give the link its rate, and its classes what they can have of it.
+    fn settle_whole(&mut self, ifindex: u32) {
+        let Ok(ledger) = self.ledger(ifindex) else {
+            return;
+        };
+        let whole = whole_of(ledger);
+        let set = move |traffic: &mut Traffic| traffic.set_class(ifindex, &whole);
+        if let Err(error) = self.qos.transmit.traffic.ask(set) {
+            warn!(%error, "a link's scheduler has its former rate");
+        }
+        self.settle_link(ifindex);
+        self.settle_rest(ifindex);
+    }
+
+    /// Does what was left out while somebody had the lock of the network's configuration. Returns false if somebody has
+    /// it still.
+    pub(in crate::qos) fn catch_up(&mut self) -> bool {
+        match self.qos.transmit.traffic.was_behind() {
+            None => false,
+            Some(false) => true,
+            Some(true) => {
+                let links = self.qos.transmit.links.keys();
+                let scheduled = links.filter(|&&link| self.qos.transmit.is_scheduled(link));
+                for ifindex in scheduled.copied().collect::<Vec<_>>() {
+                    self.put_late(ifindex);
+                    self.settle_whole(ifindex);
+                }
+                !self.qos.transmit.traffic.is_late()
+            }
         }
     }
 
@@ -203,10 +235,7 @@ impl Server {
         }
         for change in &promises {
             self.put_class(ifindex, change);
-            let queue = self.qos.transmit.traffic();
-            if let Err(error) = queue.and_then(|traffic| traffic.set_queue(ifindex, change.id.0)) {
-                warn!(%error, class = change.id.0, "a class has a short queue");
-            }
+            self.put_queue(ifindex, change.id);
         }
         self.control.counters.guarantees_restored += promises.len() as u64;
         self.settle_rest(ifindex);
@@ -251,8 +280,8 @@ impl Server {
             return;
         };
         let rest = rest_of(ledger);
-        let traffic = self.qos.transmit.traffic();
-        if let Err(error) = traffic.and_then(|traffic| traffic.set_class(ifindex, &rest)) {
+        let set = move |traffic: &mut Traffic| traffic.set_class(ifindex, &rest);
+        if let Err(error) = self.qos.transmit.traffic.ask(set) {
             warn!(%error, "best effort has another rate than is left");
         }
     }
@@ -266,14 +295,52 @@ impl Server {
 
     fn put_class(&mut self, ifindex: u32, change: &Change) {
         let wanted = class(change.id.0, change.parent, &change.after, RESERVED_FIRST);
-        let traffic = self.qos.transmit.traffic();
-        match traffic.and_then(|traffic| traffic.set_class(ifindex, &wanted)) {
+        let set = move |traffic: &mut Traffic| traffic.set_class(ifindex, &wanted);
+        match self.qos.transmit.traffic.ask(set) {
             Ok(()) => {
                 self.qos.transmit.set_kept(change.id, change.after);
                 self.qos.groups.set_kept(change.id, change.after);
             }
-            Err(error) => warn!(%error, class = change.id.0, "a guarantee is not kept"),
+            Err(error) => {
+                if matches!(error, TrafficError::Held) {
+                    self.qos.transmit.late_classes.insert(change.id);
+                }
+                warn!(%error, class = change.id.0, "a guarantee is not kept")
+            }
         }
+    }
+
+    fn put_queue(&mut self, ifindex: u32, id: ClassId) {
+        let queue = move |traffic: &mut Traffic| traffic.set_queue(ifindex, id.0);
+        if let Err(error) = self.qos.transmit.traffic.ask(queue) {
+            if matches!(error, TrafficError::Held) {
+                self.qos.transmit.late_queues.insert(id);
+            }
+            warn!(%error, class = id.0, "a class has a short queue");
+        }
+    }
+
+    /// Sets what could not be set before.
+    fn put_late(&mut self, ifindex: u32) {
+        for change in self.promises_of(ifindex) {
+            if self.qos.transmit.late_classes.remove(&change.id) {
+                self.put_class(ifindex, &change);
+            }
+            if self.qos.transmit.late_queues.remove(&change.id) {
+                self.put_queue(ifindex, change.id);
+            }
+        }
+    }
+
+    /// Returns a class of the link as the kernel has it; none if it has not.
+    pub(in crate::qos) fn class_as_kept(
+        &self,
+        ifindex: u32,
+        id: ClassId,
+    ) -> Option<traffic::Class> {
+        let mut promises = self.promises_of(ifindex).into_iter();
+        let known = promises.find(|promise| promise.id == id)?;
+        Some(class(id.0, known.parent, &known.before, RESERVED_FIRST))
     }
 
     /// Returns all promises of a link, groups before their members, and what the link can keep of each.

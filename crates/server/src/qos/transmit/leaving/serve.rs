@@ -10,6 +10,9 @@ use crate::server::Server;
 
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
+/// While somebody takes the lock of the network's configuration again and again: each try makes the main thread wait.
+const NOT_AGAIN_BEFORE: Duration = Duration::from_millis(200);
+
 impl Server {
     /// Removes a class, at once or, if frames are queued, soon.
     pub(crate) fn remove_class(&mut self, ifindex: u32, id: ClassId) {
@@ -28,6 +31,12 @@ impl Server {
 
     pub(crate) fn look_at_leaving_classes(&mut self) {
         let now = self.now;
+        if !self.catch_up() {
+            return self
+                .control
+                .timers
+                .arm(Timer::LeavingClasses, now + NOT_AGAIN_BEFORE);
+        }
         let transmit = &mut self.qos.transmit;
         let leaving = std::mem::take(&mut transmit.leaving);
         for class in leaving {
@@ -38,9 +47,13 @@ impl Server {
         self.restore_idle_links();
         let transmit = &self.qos.transmit;
         if !transmit.leaving.is_empty() || !transmit.idle.is_empty() {
-            let timers = &mut self.control.timers;
-            timers.arm(Timer::LeavingClasses, now + LOOK_AGAIN);
+            self.look_at_leaving_classes_again();
         }
+    }
+
+    fn look_at_leaving_classes_again(&mut self) {
+        let again = self.now + LOOK_AGAIN;
+        self.control.timers.arm(Timer::LeavingClasses, again);
     }
 
     /// Restores the former queueing disciplines of devices without classes.

@@ -44,11 +44,12 @@ impl Server {
                 warn!(%error, device = name, "the link's rate is not kept yet");
             }
         }
+        self.qos.transmit.traffic.begin_service();
     }
 
     fn undo_leftover(&mut self, ifindex: u32, before: Option<&str>) {
         let before = before.map(Before::parse).unwrap_or_default();
-        let undone = self.qos.transmit.traffic().and_then(|traffic| {
+        let undone = self.qos.transmit.traffic.ask(move |traffic| {
             if traffic.is_ours(ifindex)? {
                 traffic.restore(ifindex, &before)
             } else {
@@ -62,6 +63,7 @@ impl Server {
 
     /// Restores the devices' former state.
     pub(crate) fn stop_links(&mut self) {
+        self.qos.transmit.traffic.end_service();
         let links: Vec<(u32, Before)> = self
             .qos
             .transmit
@@ -70,11 +72,8 @@ impl Server {
             .filter_map(|(ifindex, link)| Some((*ifindex, link.scheduler.take()?)))
             .collect();
         for (ifindex, before) in links {
-            let restored = self
-                .qos
-                .transmit
-                .traffic()
-                .and_then(|traffic| traffic.restore(ifindex, &before));
+            let traffic = &mut self.qos.transmit.traffic;
+            let restored = traffic.ensure(move |traffic| traffic.restore(ifindex, &before));
             if let Err(error) = restored {
                 warn!(%error, "a device is not left as it was");
             }
@@ -98,21 +97,24 @@ impl Server {
         };
         let classes = [whole_of(ledger), rest_of(ledger)];
         let device = link.config.device.clone();
-        let traffic = transmit.traffic()?;
-        let before = traffic.look(ifindex, foreign)?;
+        let looked = transmit
+            .traffic
+            .ask(move |traffic| traffic.look(ifindex, foreign));
+        let before = looked?;
         // Recorded before it is done: if the server dies in between, the record claims too much rather than too little.
         transmit.note(&device, &before);
-        let traffic = transmit.traffic()?;
-        let put = traffic
-            .put(ifindex)
-            .and_then(|()| {
-                classes
-                    .iter()
-                    .try_for_each(|class| traffic.set_class(ifindex, class))
-            })
-            .and_then(|()| traffic.set_queue(ifindex, traffic::BEST_EFFORT));
+        let put = transmit.traffic.ask(move |traffic| {
+            traffic.put(ifindex)?;
+            for class in &classes {
+                traffic.set_class(ifindex, class)?;
+            }
+            traffic.set_queue(ifindex, traffic::BEST_EFFORT)
+        });
         if let Err(error) = put {
-            let _ = traffic.restore(ifindex, &before);
+            // The first error says more.
+            let _ = transmit
+                .traffic
+                .ensure(move |traffic| traffic.restore(ifindex, &before));
             return Err(error);
         }
         info!(device, "the link has a scheduler");
@@ -136,10 +138,13 @@ impl Server {
         };
         let device = link.config.device.clone();
         let restored = transmit
-            .traffic()
-            .and_then(|traffic| traffic.restore(ifindex, &before));
+            .traffic
+            .ensure(move |traffic| traffic.restore(ifindex, &before));
         match restored {
             Ok(()) => info!(device, "the link has its former queueing discipline"),
+            Err(TrafficError::Held) => {
+                info!(device, "the link is to have its former queueing discipline")
+            }
             Err(error) => warn!(%error, device, "a device is not left as it was"),
         }
         if self.qos.transmit.best_effort().is_none() {
