@@ -51,7 +51,8 @@ enum Command {
     /// Sets LD_PRELOAD to the socket proxy, libportolan_preload.so, and executes the program. Its TCP and UDP
     /// sockets are Portolan's where a server manages the device, and the kernel's everywhere else. No privilege is
     /// needed. Programs that are statically linked, linked to a C library other than glibc, or set-user-ID do not
-    /// load the proxy; they keep the kernel's sockets.
+    /// load the proxy, and Go programs call the kernel themselves; they keep the kernel's sockets, and the command
+    /// reports this.
     ///
     /// The proxy reads its variables once, when it is loaded: the program may clear its environment. An invalid
     /// value is reported on standard error and ignored.

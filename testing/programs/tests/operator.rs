@@ -200,7 +200,7 @@ fn what_keeps_a_program_from_portolan_is_told() {
         .output();
     let said = String::from_utf8_lossy(&said.expect("it runs").stderr).into_owned();
     assert!(
-        said.contains("is statically linked; ") && said.contains("build it dynamically"),
+        said.contains("is statically linked; ") && said.contains("link it dynamically to glibc"),
         "{said}"
     );
 }
