@@ -164,7 +164,7 @@ impl Process {
             ticks = ticks.wrapping_add(1);
             if ticks.is_multiple_of(PUBLISH_EVERY) {
                 self.look_for_server();
-                self.publish(&self.lock());
+                self.publish(&mut self.lock());
             }
             self.take_outcomes();
             self.look_for_unseen_waits(&mut looks);
@@ -173,7 +173,7 @@ impl Process {
             match core.watch.after_tick(since) {
                 HelperStep::Rest => self.rest(core),
                 HelperStep::StandIn => {
-                    self.publish(&core);
+                    self.publish(&mut core);
                     seen = self.stand_in(core, &mut looks);
                 }
                 HelperStep::Tick => {
@@ -382,8 +382,8 @@ impl Process {
         }
     }
 
-    fn rest(&self, core: CoreGuard<'_>) {
-        self.publish(&core);
+    fn rest(&self, mut core: CoreGuard<'_>) {
+        self.publish(&mut core);
         self.helper.is_resting.store(true, Ordering::Release);
         drop(core);
         // `poll` reports hang-ups unasked.
@@ -395,7 +395,8 @@ impl Process {
     }
 
     /// Publishes the statistics of all sessions to the server.
-    pub(crate) fn publish(&self, core: &Core) {
+    pub(crate) fn publish(&self, core: &mut Core) {
+        core.stack.observe_round_trips();
         for (slot, session) in core.stack.iter() {
             let spent = core.channel.accounts.spent(slot);
             core.statistics.publish(slot, &report::row(session, spent));

@@ -8,7 +8,7 @@ use portolan_control::{Command, Errno, Holder, Input, Life, Progress, SessionPha
 use portolan_proto::control::{AfterFlush, Capsule, Reader, ReplyBody, SocketOptionsBlob};
 use portolan_stack::passive::Segment;
 use portolan_stack::{IpOptions, Packet, Session, TcpSession, send_segment};
-use portolan_sys::shm;
+use portolan_sys::{clock, shm};
 use portolan_tcp::{HandoffBuffer, StateName};
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
@@ -27,7 +27,7 @@ impl Server {
         }
         if session.awaited.is_none() {
             let slot = self.stack.reserve();
-            self.control.registry.depart(id, slot);
+            self.control.registry.depart(id, slot, self.now);
             self.renew_rows(id);
         }
         Ok(ReplyBody::Done.into())
@@ -83,7 +83,7 @@ impl Server {
             self.input(Input::Orphaned(id));
             return Err(Errno::PROTO);
         };
-        let at = self.control.registry.arrive(id).unwrap_or_else(|| {
+        let at = self.end_of_flush(id).unwrap_or_else(|| {
             let slot = self.stack.reserve();
             (slot, self.steer(id, Holder::Server(slot)))
         });
@@ -104,6 +104,16 @@ impl Server {
         }
         self.input(Input::Returned(id));
         Ok(ReplyBody::Done.into())
+    }
+
+    /// Returns where the server waited for a session; None if it did not.
+    fn end_of_flush(&mut self, id: SessionId) -> Option<(Slot, Generation)> {
+        let at = self.control.registry.arrive(id)?;
+        let since = self.control.registry.session(id)?.awaited_since;
+        // Not the time of this turn, in which the announcement may have been read, too.
+        let took = clock::now().since(since);
+        self.control.migration_times.flushed.observe(took);
+        Some(at)
     }
 
     /// Datagrams have no state worth keeping; only the port stays as long as a descriptor is open.
@@ -218,12 +228,16 @@ impl Server {
         to: (ChannelId, Slot),
     ) -> Option<(TcpSession, Generation)> {
         let held = self.server_slot(id)?;
+        let before = clock::now();
         self.set_life(id, Life::Connected);
         let generation = self.steer(id, Holder::Process(to.0, to.1));
         self.drain();
         self.control.counters.handoffs += 1;
         self.note_migration(id);
-        match self.stack.remove(held)? {
+        let removed = self.stack.remove(held)?;
+        let took = clock::now().since(before);
+        self.control.migration_times.cached.observe(took);
+        match removed {
             Session::Tcp(mut session) => {
                 self.give_handle(&mut session);
                 Some((*session, generation))
