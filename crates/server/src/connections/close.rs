@@ -8,7 +8,7 @@ use portolan_control::{Command, Errno, Holder, Input, Life, Progress, SessionPha
 use portolan_proto::control::{AfterFlush, Capsule, Reader, ReplyBody, SocketOptionsBlob};
 use portolan_stack::passive::Segment;
 use portolan_stack::{IpOptions, Packet, Session, TcpSession, send_segment};
-use portolan_sys::{clock, shm};
+use portolan_sys::{clock, probes, shm};
 use portolan_tcp::{HandoffBuffer, StateName};
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
@@ -78,7 +78,7 @@ impl Server {
         if self.handles.local(id).is_some() {
             return Ok(self.flush_local(channel, id, then, options_blob));
         }
-        let Some(session) = self.unpack(id, capsule, fds) else {
+        let Some(session) = self.unpack((channel, id), capsule, fds) else {
             self.control.counters.bad_capsules += 1;
             self.input(Input::Orphaned(id));
             return Err(Errno::PROTO);
@@ -128,7 +128,12 @@ impl Server {
     }
 
     /// Decodes a capsule; only one of this session is accepted.
-    fn unpack(&mut self, id: SessionId, capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
+    fn unpack(
+        &mut self,
+        (channel, id): (ChannelId, SessionId),
+        capsule: Capsule,
+        fds: Vec<OwnedFd>,
+    ) -> Option<TcpSession> {
         let (bytes, unread) = shm::unpack_capsule(capsule, fds).ok()?;
         // Unread bytes stay in the memory of the last holder.
         let unread = match unread {
@@ -143,7 +148,9 @@ impl Server {
             None => None,
         };
         let beside = unread.as_ref().map_or(0, HandoffBuffer::bytes_aside);
-        self.control.counters.capsule_bytes += (bytes.len() + beside) as u64;
+        let length = (bytes.len() + beside) as u64;
+        self.control.counters.capsule_bytes += length;
+        probes::flushed(id.0, channel.0.into(), length);
         let capsule = TcpSession::from_parts(&bytes, unread).ok()?;
         let session = self.control.registry.session(id)?;
         let is_same = capsule.id == id && Some(capsule.flow) == session.flow();
@@ -237,6 +244,7 @@ impl Server {
         let removed = self.stack.remove(held)?;
         let took = clock::now().since(before);
         self.control.migration_times.cached.observe(took);
+        probes::cached(id.0, to.0.0.into(), to.1.0.into());
         match removed {
             Session::Tcp(mut session) => {
                 self.give_handle(&mut session);
