@@ -1,6 +1,6 @@
 //! Exit codes of `portolan` and of the program that it executes; the end of `portolan --help` lists them.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -24,19 +24,35 @@ pub enum Failure {
 impl Failure {
     /// Prints the error and returns the exit code.
     pub fn report(self) -> ExitCode {
-        let (code, error) = match self {
-            Failure::General(error) => (1, error),
+        let code = match self {
+            Failure::General(_) => 1,
             Failure::Shown => return ExitCode::from(1),
             Failure::Unread => return ExitCode::SUCCESS,
-            Failure::Usage(error) => (2, error),
-            Failure::NoServer(error) => (3, error),
-            Failure::Refused(reason) => (4, anyhow::anyhow!(reason)),
-            Failure::NotTried(error) => (125, error),
-            Failure::NotExecutable(error) => (126, error),
-            Failure::NotFound(error) => (127, error),
+            Failure::Usage(_) => 2,
+            Failure::NoServer(_) => 3,
+            Failure::Refused(_) => 4,
+            Failure::NotTried(_) => 125,
+            Failure::NotExecutable(_) => 126,
+            Failure::NotFound(_) => 127,
         };
-        eprintln!("portolan: {error:#}");
+        eprintln!("portolan: {self}");
         ExitCode::from(code)
+    }
+}
+
+/// Formats as the reason, with its causes; empty if there is nothing to say.
+impl Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Failure::Shown | Failure::Unread => Ok(()),
+            Failure::Refused(reason) => f.write_str(reason),
+            Failure::General(error)
+            | Failure::Usage(error)
+            | Failure::NoServer(error)
+            | Failure::NotTried(error)
+            | Failure::NotExecutable(error)
+            | Failure::NotFound(error) => write!(f, "{error:#}"),
+        }
     }
 }
 

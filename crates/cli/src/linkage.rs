@@ -3,8 +3,13 @@
 
 use std::env;
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::File;
 use std::path::{Path, PathBuf};
+
+use object::Endianness;
+use object::elf::{FileHeader64, PT_LOAD, ProgramHeader64};
+use object::read::elf::{FileHeader as _, ProgramHeader as _};
+use object::read::{ReadCache, ReadRef};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Linkage {
@@ -13,13 +18,14 @@ pub enum Linkage {
     /// Another loader, which lacks glibc's symbols and would refuse to start the program with the proxy.
     Other,
     Static,
+    /// A Go program calls the kernel itself, even if it is linked to glibc.
+    Go,
 }
 
 /// Returns how the program is linked that the shell would run by this name.
 pub fn of_program(name: &OsStr) -> Linkage {
-    let path = find(name);
-    let bytes = path.and_then(|path| fs::read(path).ok());
-    bytes.map_or(Linkage::Glibc, |bytes| of_image(&bytes))
+    let file = find(name).and_then(|path| File::open(path).ok());
+    file.map_or(Linkage::Glibc, |file| of_image(&ReadCache::new(file)))
 }
 
 pub fn find(name: &OsStr) -> Option<PathBuf> {
@@ -32,42 +38,41 @@ pub fn find(name: &OsStr) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// Decides by the interpreter that a 64-bit ELF image requests (elf(5)).
-fn of_image(image: &[u8]) -> Linkage {
-    /// Types of program headers (`p_type`).
-    const PT_LOAD: u32 = 1;
-    const PT_INTERP: u32 = 3;
-    let Some(headers) = headers(image) else {
-        return Linkage::Glibc;
-    };
-    let kind = |header: &[u8]| u32::from_ne_bytes([header[0], header[1], header[2], header[3]]);
-    let interpreter = headers
-        .clone()
-        .find(|header| kind(header) == PT_INTERP)
-        .and_then(|header| image.get(number(header, 8)?..)?.get(..number(header, 32)?));
-    match interpreter {
-        Some(name) if contains(name, b"ld-linux") => Linkage::Glibc,
-        Some(_) => Linkage::Other,
-        None if headers.clone().any(|header| kind(header) == PT_LOAD) => Linkage::Static,
-        None => Linkage::Glibc,
-    }
+/// Leaves to the loader what is no 64-bit ELF image (elf(5)), or is cut off.
+fn of_image<'a>(image: impl ReadRef<'a>) -> Linkage {
+    parse(image).unwrap_or(Linkage::Glibc)
 }
 
-fn headers(image: &[u8]) -> Option<impl Iterator<Item = &[u8]> + Clone> {
-    /// Size of a program header in bytes.
-    const HEADER: usize = 56;
-    if !image.starts_with(b"\x7fELF\x02") {
-        return None;
+/// Decides by the notes of the linker, then by the interpreter that the image requests.
+fn parse<'a>(image: impl ReadRef<'a>) -> object::read::Result<Linkage> {
+    let header = FileHeader64::<Endianness>::parse(image)?;
+    let endian = header.endian()?;
+    let segments = header.program_headers(endian, image)?;
+    for segment in segments {
+        let Some(mut notes) = segment.notes(endian, image)? else {
+            continue;
+        };
+        while let Some(note) = notes.next()? {
+            if note.name() == b"Go" {
+                return Ok(Linkage::Go);
+            }
+        }
     }
-    let count = u16::from_ne_bytes([*image.get(56)?, *image.get(57)?]);
-    let table = image.get(number(image, 32)?..)?;
-    let table = table.get(..HEADER * usize::from(count))?;
-    Some(table.chunks_exact(HEADER))
-}
-
-fn number(bytes: &[u8], at: usize) -> Option<usize> {
-    let bytes = bytes.get(at..)?.first_chunk()?;
-    usize::try_from(u64::from_ne_bytes(*bytes)).ok()
+    for segment in segments {
+        if let Some(interpreter) = segment.interpreter(endian, image)? {
+            return Ok(if contains(interpreter, b"ld-linux") {
+                Linkage::Glibc
+            } else {
+                Linkage::Other
+            });
+        }
+    }
+    let is_loaded = |segment: &ProgramHeader64<_>| segment.p_type(endian) == PT_LOAD;
+    Ok(if segments.iter().any(is_loaded) {
+        Linkage::Static
+    } else {
+        Linkage::Glibc
+    })
 }
 
 fn contains(text: &[u8], part: &[u8]) -> bool {
@@ -81,10 +86,12 @@ mod tests {
     /// Makes an image with one program header, followed by `text`.
     fn image(kind: u32, text: &[u8]) -> Vec<u8> {
         let mut image = vec![0; 64 + 56];
-        image[..5].copy_from_slice(b"\x7fELF\x02");
+        // 64 bits, little-endian, version 1.
+        image[..7].copy_from_slice(b"\x7fELF\x02\x01\x01");
         image[32] = 64;
+        image[54] = 56;
         image[56] = 1;
-        image[64..68].copy_from_slice(&kind.to_ne_bytes());
+        image[64..68].copy_from_slice(&kind.to_le_bytes());
         image[72] = 120;
         image[96] = text.len() as u8;
         image.extend_from_slice(text);
@@ -94,15 +101,24 @@ mod tests {
     #[test]
     fn an_interpreter_tells_the_c_library() {
         let glibc = image(3, b"/lib64/ld-linux-x86-64.so.2\0");
-        assert_eq!(of_image(&glibc), Linkage::Glibc);
+        assert_eq!(of_image(glibc.as_slice()), Linkage::Glibc);
         let musl = image(3, b"/lib/ld-musl-x86_64.so.1\0");
-        assert_eq!(of_image(&musl), Linkage::Other);
-        assert_eq!(of_image(&image(1, b"")), Linkage::Static);
+        assert_eq!(of_image(musl.as_slice()), Linkage::Other);
+        assert_eq!(of_image(image(1, b"").as_slice()), Linkage::Static);
+    }
+
+    #[test]
+    fn a_note_of_its_linker_tells_a_go_program() {
+        let note = |name: &[u8]| [b"\x04\0\0\0\x04\0\0\0\x04\0\0\0", name, b"id\0\0"].concat();
+        let go = image(4, &note(b"Go\0\0"));
+        assert_eq!(of_image(go.as_slice()), Linkage::Go);
+        let gnu = image(4, &note(b"GNU\0"));
+        assert_eq!(of_image(gnu.as_slice()), Linkage::Glibc);
     }
 
     #[test]
     fn what_is_no_program_or_cut_off_is_left_to_the_kernel() {
-        assert_eq!(of_image(b"#!/bin/sh\n"), Linkage::Glibc);
+        assert_eq!(of_image(b"#!/bin/sh\n".as_slice()), Linkage::Glibc);
         let musl = image(3, b"/lib/ld-musl-x86_64.so.1\0");
         for length in 0..musl.len() {
             of_image(&musl[..length]);

@@ -51,7 +51,8 @@ enum Command {
     /// Sets LD_PRELOAD to the socket proxy, libportolan_preload.so, and executes the program. Its TCP and UDP
     /// sockets are Portolan's where a server manages the device, and the kernel's everywhere else. No privilege is
     /// needed. Programs that are statically linked, linked to a C library other than glibc, or set-user-ID do not
-    /// load the proxy; they keep the kernel's sockets.
+    /// load the proxy, and Go programs call the kernel themselves; they keep the kernel's sockets, and the command
+    /// reports this.
     ///
     /// The proxy reads its variables once, when it is loaded: the program may clear its environment. An invalid
     /// value is reported on standard error and ignored.
@@ -76,11 +77,14 @@ enum Command {
     /// descriptor. A protocol that a program implements itself is in the state RAW, with what it owns (an EtherType,
     /// an IP protocol, a port) as its local address.
     Ss(ss::Arguments),
-    /// Show live rates of sessions, processes and guarantees.
+    /// Show live rates of processes, sessions, users, links and guarantees.
     ///
-    /// Shows bytes in and out, packets dropped by the packet filter, queues, the CPU time of each process, and
-    /// the use of each guarantee, the busiest first. On a terminal each screen replaces the previous one. No
-    /// privilege is needed. CPU times are read from /proc: processes of other PID namespaces have none.
+    /// Shows rates in and out, packets dropped by the packet filter, queues, the CPU time of each process, and
+    /// the use of links and guarantees as bars, the busiest first. On a terminal each screen replaces the previous
+    /// one, and keys choose the table, its order and its rows: h lists them. A narrow terminal shows fewer columns.
+    /// Colours mark drops and retransmissions, unless NO_COLOR is set. If standard output is not a terminal, or with
+    /// --batch, tables are printed below each other. No privilege is needed. CPU times and the traffic of links are
+    /// read from /proc: processes of other PID namespaces have none.
     ///
     /// The CPU time of a session is that of protocol processing: input, output and their system calls, without
     /// the copies to and from the program. The library measures one in 61 operations and extrapolates; after
@@ -152,7 +156,7 @@ enum Command {
 }
 
 /// How to reach the server.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 struct ServerAddress {
     /// The server's control socket [default: that of this network namespace].
     #[arg(long, value_name = "PATH", env = "PORTOLAN_SOCKET", global = true)]

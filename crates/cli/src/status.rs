@@ -176,6 +176,7 @@ mod tests {
                 driver_hooks: Vec::new(),
             },
             faults: vec!["device eth1 is gone".into()],
+            times: Default::default(),
         };
         assert_eq!(
             describe(&status),

@@ -1,24 +1,30 @@
-//! `portolan top`: live rates of sessions and processes, and the use of guarantees. Rates are differences of two
-//! snapshots; all figures of sessions are as claimed by their holders.
+//! `portolan top`: live rates of sessions, processes, users and links, and the use of guarantees. Rates are differences
+//! of two snapshots; all figures of sessions are as claimed by their holders.
 
-mod show;
+mod app;
+mod screen;
+mod sheet;
+mod tabs;
+mod terminal;
 mod view;
 
+use std::collections::HashMap;
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
+use anyhow::anyhow;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::qos::QosReport;
 use portolan_proto::report::{CounterReport, SessionReport};
 
+use self::app::App;
+use self::sheet::Arrangement;
+use self::tabs::Tab;
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
 use crate::json::print_json_line;
 use crate::server::unexpected;
 pub use crate::top::view::View;
-
-/// Cursor home, and erase below: a terminal shows the new screen in place of the old one.
-const CLEAR: &str = "\x1b[H\x1b[J";
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -31,8 +37,28 @@ pub struct Arguments {
     #[arg(short = 'n', long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     iterations: Option<u64>,
     /// Print the screens below each other and in full, for files and programs.
+    ///
+    /// This is the default if standard output is not a terminal.
     #[arg(short, long)]
     batch: bool,
+    /// The table to start with; with --batch, print it alone [default: processes; with --batch, all].
+    #[arg(long, value_name = "TABLE")]
+    view: Option<Tab>,
+    /// Sort by the first column whose head begins with COLUMN [default: the busiest first].
+    #[arg(short = 'o', long, value_name = "COLUMN")]
+    sort: Option<String>,
+    /// Reverse the order.
+    #[arg(short, long)]
+    reverse: bool,
+    /// Show only rows that contain TEXT, in upper or lower case.
+    #[arg(
+        short,
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true
+    )]
+    filter: String,
     /// Print a line of JSON for each screen.
     #[arg(long)]
     json: bool,
@@ -56,11 +82,32 @@ struct Look {
     server: u32,
     /// CPU time of each process that holds a session, and of the server.
     cpu: Vec<(u32, Duration)>,
+    /// All devices of this network namespace.
+    devices: HashMap<String, DeviceBytes>,
 }
 
 pub fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let is_screen = std::io::stdout().is_terminal() && !arguments.batch && !arguments.json;
-    let mut before = Look::take(&arguments.server)?;
+    let first = Look::take(&arguments.server)?;
+    let start = arguments.view.unwrap_or(Tab::Processes);
+    let arrangement = arguments.arrangement(start);
+    if arguments.sort.is_some() && arrangement.sorted_by.is_none() {
+        let columns = start.heads().join(", ");
+        return Err(Failure::Usage(anyhow!("--sort: the columns are {columns}")));
+    }
+    if arguments.json || arguments.batch || !has_screen() {
+        print_all(arguments, first)
+    } else {
+        terminal::run(arguments, App::new(start, &arrangement), first)
+    }
+}
+
+/// Returns whether screens can replace each other.
+fn has_screen() -> bool {
+    let is_dumb = std::env::var_os("TERM").is_none_or(|name| name == "dumb");
+    std::io::stdout().is_terminal() && !is_dumb
+}
+
+fn print_all(arguments: &Arguments, mut before: Look) -> Result<(), Failure> {
     let mut left = arguments.iterations;
     while left != Some(0) {
         std::thread::sleep(arguments.delay);
@@ -68,13 +115,8 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         let view = View::between(&before, &now);
         if arguments.json {
             print_json_line(&view)?;
-        } else if is_screen {
-            print(format!("{CLEAR}{}", show::screen(&view, rows()).join("\n")))?;
         } else {
-            for line in show::screen(&view, usize::MAX) {
-                print(line)?;
-            }
-            print("")?;
+            arguments.print_batch(&view)?;
         }
         before = now;
         left = left.map(|left| left - 1);
@@ -82,10 +124,46 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the number of the terminal's lines, less the one with the cursor.
-fn rows() -> usize {
-    let size = rustix::termios::tcgetwinsize(std::io::stdout());
-    size.map_or(24, |size| usize::from(size.ws_row)).max(2) - 1
+impl Arguments {
+    /// Returns the order of a table; tables without the column have their own.
+    fn arrangement(&self, tab: Tab) -> Arrangement {
+        Arrangement {
+            sorted_by: self.sort.as_ref().and_then(|column| tab.column(column)),
+            is_reversed: self.reverse,
+            filter: self.filter.clone(),
+        }
+    }
+
+    /// Prints one table, or all that have rows. Processes and guarantees precede sessions, which are many.
+    fn print_batch(&self, view: &View) -> Result<(), Failure> {
+        const ORDER: [Tab; 5] = [
+            Tab::Processes,
+            Tab::Users,
+            Tab::Links,
+            Tab::Guarantees,
+            Tab::Sessions,
+        ];
+        print(format!("portolan: {}", tabs::summary(view).join(", ")))?;
+        let chosen = self.view.as_ref().map(std::slice::from_ref);
+        for &tab in chosen.unwrap_or(&ORDER) {
+            let sheet = tab.sheet(view, &self.arrangement(tab));
+            if self.view.is_none() && sheet.rows.is_empty() {
+                continue;
+            }
+            print("")?;
+            for line in sheet.lines() {
+                print(line)?;
+            }
+        }
+        print("")
+    }
+}
+
+/// Bytes that a device has received and sent.
+#[derive(Clone, Copy, Debug, Default)]
+struct DeviceBytes {
+    received: u64,
+    sent: u64,
 }
 
 impl Look {
@@ -108,8 +186,20 @@ impl Look {
             counters: server.counters()?,
             guarantees: server.guarantees()?,
             server: status.pid,
+            devices: device_bytes(),
         })
     }
+}
+
+/// Empty if /proc is not mounted.
+fn device_bytes() -> HashMap<String, DeviceBytes> {
+    let devices = procfs::net::dev_status().unwrap_or_default();
+    let bytes = |device: procfs::net::DeviceStatus| DeviceBytes {
+        received: device.recv_bytes,
+        sent: device.sent_bytes,
+    };
+    let named = devices.into_iter();
+    named.map(|(name, device)| (name, bytes(device))).collect()
 }
 
 /// Returns the CPU time of all threads of a process. None if it has ended, or is in another PID namespace.

@@ -11,6 +11,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use portolan_proto::filter::{BindingKey, Flood};
+use portolan_proto::report::MigrationTimes;
 use portolan_timers::Queue;
 use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot};
 
@@ -218,6 +219,7 @@ pub struct Control {
     pub listeners: ListenerTable,
     pub timers: Queue<Timer>,
     pub counters: Counters,
+    pub migration_times: MigrationTimes,
     pub(crate) relays: Relays,
     pub(crate) floods: Floods,
     orphans: Orphans,
@@ -234,6 +236,7 @@ impl Control {
             listeners: ListenerTable::default(),
             timers: Queue::new(now),
             counters: Counters::default(),
+            migration_times: MigrationTimes::default(),
             relays: Relays::new(limits.relay_memory),
             floods: Floods::default(),
             orphans: Orphans::new(&limits.orphans),
@@ -665,6 +668,7 @@ impl Control {
             None => {
                 session.recall = Some(Recall {
                     requesters: vec![requester],
+                    since: now,
                 });
                 session.recalls += 1;
                 self.counters.recalls += 1;
@@ -676,22 +680,20 @@ impl Control {
         }
     }
 
-    fn take_recall(&mut self, id: SessionId) -> Vec<Requester> {
+    fn take_recall(&mut self, id: SessionId) -> Option<Recall> {
         let session = self.registry.session_mut(id);
-        let Some(recall) = session.and_then(|session| session.recall.take()) else {
-            return Vec::new();
-        };
+        let recall = session.and_then(|session| session.recall.take())?;
         self.disarm(id, Deadline::Recall);
-        recall.requesters
+        Some(recall)
     }
 
     /// Serves the requesters of a session that is back. From the second recall on the session is relayed, since no
     /// process could keep it for long.
     fn on_returned(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
-        let requesters = self.take_recall(id);
-        if requesters.is_empty() {
+        let Some(Recall { requesters, since }) = self.take_recall(id) else {
             return;
-        }
+        };
+        self.migration_times.recalled.observe(now.since(since));
         let is_first = self.registry.session(id).is_some_and(|s| s.recalls <= 1);
         let may_move = matches!(
             requesters[..],
@@ -714,7 +716,8 @@ impl Control {
 
     /// Refuses the requesters of a session that will not come back.
     fn fail_recall(&mut self, id: SessionId, out: &mut Effects) {
-        for requester in self.take_recall(id) {
+        let recall = self.take_recall(id);
+        for requester in recall.into_iter().flat_map(|recall| recall.requesters) {
             self.refuse(requester, Errno::CONNRESET, out);
         }
     }

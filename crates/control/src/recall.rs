@@ -1,6 +1,6 @@
 //! Sessions that a process is asked to give back, and the requesters that wait for them (ADR 8).
 
-use portolan_types::Slot;
+use portolan_types::{Instant, Slot};
 
 /// How many requests may wait for one session.
 pub(crate) const REQUESTERS_MAX: usize = 64;
@@ -30,4 +30,5 @@ pub struct Requester {
 #[derive(Debug)]
 pub struct Recall {
     pub requesters: Vec<Requester>,
+    pub since: Instant,
 }

@@ -6,7 +6,7 @@ use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 
 use portolan_proto::control::SocketOptionsBlob;
-use portolan_types::{ChannelId, FlowKey, Generation, SessionId, Slot};
+use portolan_types::{ChannelId, FlowKey, Generation, Instant, SessionId, Slot};
 
 use crate::budget::{Budget, Charge, Exhausted, Limit};
 use crate::errno::Errno;
@@ -362,10 +362,11 @@ impl Registry {
     }
 
     /// Notes that the server waits for the session at `slot`; its holder still has it.
-    pub fn depart(&mut self, id: SessionId, slot: Slot) {
+    pub fn depart(&mut self, id: SessionId, slot: Slot, now: Instant) {
         let generation = self.next_generation();
         if let Some(session) = self.sessions.get_mut(&id) {
             session.awaited = Some((slot, generation));
+            session.awaited_since = now;
         }
     }
 

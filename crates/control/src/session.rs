@@ -113,6 +113,8 @@ pub struct SessionEntry {
     pub(crate) row: Option<FlowKey>,
     /// Where the server waits for the session while its holder makes the capsule.
     pub awaited: Option<(Slot, Generation)>,
+    /// Since when, if it is awaited.
+    pub awaited_since: Instant,
     /// Set while the session is recalled from its holder.
     pub recall: Option<Recall>,
     /// The other end, if both are on this host.
@@ -329,6 +331,7 @@ impl Opening {
             generation: Generation(0),
             row: None,
             awaited: None,
+            awaited_since: Instant::ZERO,
             recall: None,
             local_peer: None,
             has_descriptor: false,

@@ -16,6 +16,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Frame, TxQueueId, Wire};
 use portolan_sys::doorbell::Doorbell;
+use portolan_sys::probes;
 use portolan_sys::ring::Loan;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::tap::{TapIo, WriteError};
@@ -347,6 +348,7 @@ impl<F: AsFd> TapQueue<F> {
                 IoSlice::new(first),
                 IoSlice::new(second),
             ];
+            probes::device(frame.head.as_ptr() as u64);
             let device = layers::enter(Layer::Device);
             let written = self.tap.write(&pieces);
             drop(device);

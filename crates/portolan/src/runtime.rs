@@ -18,6 +18,7 @@ use portolan_proto::control::RequestBody;
 use portolan_stack::{NextHop, Routes, Session, Stack};
 use portolan_sys::clock;
 use portolan_sys::owner::IoEvent;
+use portolan_sys::probes;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_tcp::Events;
@@ -154,6 +155,7 @@ impl Core {
         self.channel.accounts.clear(slot);
         match arrival {
             NewSession::Session(session) => {
+                probes::arrived(session.id().0, slot.0.into());
                 if let Session::Tcp(session) = &session {
                     self.migrated_flows.has_come(&session.flow, slot);
                 }
@@ -161,6 +163,7 @@ impl Core {
                 self.choose_tx_queue(slot);
             }
             NewSession::Local(id, mut end) => {
+                probes::arrived(id.0, slot.0.into());
                 end.begin(now);
                 self.locals.insert(slot, id, *end);
                 if self.watch.sleeps_on_words() {

@@ -1,6 +1,8 @@
 //! Data shown by `portolan ss`, `counters` and `doctor`, and the memory in which a library publishes the
 //! figures of the sessions it holds.
 
+mod histogram;
+
 use core::net::SocketAddr;
 
 use portolan_types::{Protocol, SessionId};
@@ -10,6 +12,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use crate::control::Delivery;
 use crate::extension::layout::ExtensionStatistics;
 use crate::raw::Guard;
+
+pub use self::histogram::{
+    BOUNDS_US, BUCKETS, HISTOGRAM_WORDS, Histogram, MigrationTimes, TimesReport,
+};
 
 /// A session as known by the server; the figures come from its holder.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -260,8 +266,8 @@ pub struct StatisticsRow {
     pub figures: SessionFigures,
 }
 
-/// Number of a library's counters, which follow the rows of its sessions.
-pub const COUNTER_SLOTS: usize = 64;
+/// Number of a library's counters, with those of its histogram, which follow the rows of its sessions.
+pub const COUNTER_SLOTS: usize = 96;
 
 /// Offset of the counters in the statistics memfd.
 pub const COUNTERS_AT: usize = STATISTICS_SLOTS * size_of::<StatisticsRow>();
@@ -342,6 +348,7 @@ pub struct StatusReport {
     pub filter: FilterReport,
     /// Current faults, one sentence each.
     pub faults: Vec<String>,
+    pub times: Box<TimesReport>,
 }
 
 /// How the packet filter works, and its run time while the kernel measured it (`kernel.bpf_stats_enabled`).

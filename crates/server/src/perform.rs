@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use portolan_control::{Effect, Effects, Holder, Input, Requester, Timer};
 use portolan_proto::control::ReplyBody;
-use portolan_sys::socket_filter;
+use portolan_sys::{probes, socket_filter};
 use portolan_types::{ChannelId, SessionId, Slot};
 use tracing::warn;
 
@@ -89,10 +89,11 @@ impl Server {
         }
     }
 
-    pub fn ask_back(&mut self, channel: ChannelId, id: SessionId) {
-        if let Some(channel) = self.channels.get_mut(&channel) {
+    pub fn ask_back(&mut self, number: ChannelId, id: SessionId) {
+        if let Some(channel) = self.channels.get_mut(&number) {
             channel.recalled.push(id);
             channel.recall_event.wake();
+            probes::recalled(id.0, number.0.into());
         }
     }
 

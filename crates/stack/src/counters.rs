@@ -1,7 +1,9 @@
 //! The counters of a holder of sessions: the fate of frames, and the events of all its connections,
-//! including former ones. One table names both.
+//! including former ones. One table names both. A histogram of round-trip times follows them.
 
-use portolan_proto::report::COUNTER_SLOTS;
+use core::time::Duration;
+
+use portolan_proto::report::{COUNTER_SLOTS, HISTOGRAM_WORDS, Histogram};
 use portolan_tcp::{EVENTS, EVENTS_MAX};
 
 use crate::packet::Drop;
@@ -108,12 +110,21 @@ const FRAMES: &[(&str, &str)] = &[
 /// The counter for the time that a holder's threads have spun, which the stack does not know.
 pub const SPUN_US: usize = FRAMES.len() - 1;
 
-/// Number of counters of a holder.
-pub const COUNTERS: usize = FRAMES.len() + EVENTS.len();
+/// Counters with a name.
+const NAMED: usize = FRAMES.len() + EVENTS.len();
+
+/// Number of counters of a holder, with those of its histogram.
+pub const COUNTERS: usize = NAMED + HISTOGRAM_WORDS;
 
 const _: () = assert!(COUNTERS <= COUNTER_SLOTS);
 
-/// The group, name and meaning of a holder's counters, in order.
+/// The histogram of round-trip times among a holder's counters, or among sums of them.
+pub fn round_trip_times(counters: &[u64; COUNTERS]) -> Histogram {
+    let words = counters[NAMED..].first_chunk();
+    words.map_or_else(Histogram::default, Histogram::from_words)
+}
+
+/// The group, name and meaning of a holder's counters, in order. Those of the histogram have none.
 pub fn counter_names() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     let frames = FRAMES
         .iter()
@@ -179,6 +190,8 @@ pub(crate) struct Counters {
     frames: [u64; FRAMES.len()],
     /// Event counts of connections that left, less the counts they had when they arrived.
     gone: [u64; EVENTS_MAX],
+    /// Smoothed round-trip times, see [`Counters::observe`].
+    round_trips: Histogram,
 }
 
 impl Counters {
@@ -202,6 +215,15 @@ impl Counters {
         }
     }
 
+    /// Counts a connection's round-trip time, if it has changed since it was last counted.
+    pub(crate) fn observe(&mut self, session: &Session, counted: &mut Option<Duration>) {
+        let time = smoothed_rtt(session);
+        if let Some(time) = time.filter(|_| time != *counted) {
+            self.round_trips.observe(time);
+        }
+        *counted = time;
+    }
+
     /// All counters, in the order of [`counter_names`].
     pub(crate) fn read<'a>(&self, sessions: impl Iterator<Item = &'a Session>) -> [u64; COUNTERS] {
         let mut events = self.gone;
@@ -214,7 +236,16 @@ impl Counters {
         }
         let mut values = [0; COUNTERS];
         values[..FRAMES.len()].copy_from_slice(&self.frames);
-        values[FRAMES.len()..].copy_from_slice(&events[..EVENTS.len()]);
+        values[FRAMES.len()..NAMED].copy_from_slice(&events[..EVENTS.len()]);
+        values[NAMED..].copy_from_slice(&self.round_trips.words());
         values
+    }
+}
+
+/// None for a session without round trips.
+pub(crate) fn smoothed_rtt(session: &Session) -> Option<Duration> {
+    match session {
+        Session::Tcp(session) => session.connection.smoothed_rtt(),
+        Session::Udp(_) => None,
     }
 }

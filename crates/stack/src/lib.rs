@@ -23,7 +23,7 @@ mod session;
 mod stack;
 mod udp;
 
-pub use counters::{COUNTERS, SPUN_US, counter_names};
+pub use counters::{COUNTERS, SPUN_US, counter_names, round_trip_times};
 pub use delegation::{DelegateInput, Delegation, FloodReport};
 pub use flood_detector::FloodDetector;
 pub use fragments::{EarlyFragments, FragmentCounters, Reassembled, Whole};

@@ -9,7 +9,7 @@ use portolan_tcp::Events;
 use portolan_timers::Wheel;
 use portolan_types::{Generation, Instant, Slot};
 
-use crate::counters::{COUNTERS, Counters, Fate};
+use crate::counters::{COUNTERS, Counters, Fate, smoothed_rtt};
 use crate::expected::{Expected, ExpectedDatagram};
 use crate::fragments::{FragmentCounters, Reassembled, Reassembly};
 use crate::frame::TxQueueId;
@@ -104,6 +104,8 @@ struct SessionEntry {
     expected: Option<Box<NextHeaders>>,
     /// When the wheel will check it; never later than its deadline.
     scheduled: Instant,
+    /// The round-trip time that the histogram has counted last.
+    counted_rtt: Option<Duration>,
 }
 
 /// The expected headers of a session's next frame.
@@ -208,6 +210,8 @@ impl Stack {
     pub fn insert_at(&mut self, now: Instant, slot: Slot, session: Session) {
         self.counters.came(&session);
         let place = SlotState::Taken(Box::new(SessionEntry {
+            // Its former holder has counted it.
+            counted_rtt: smoothed_rtt(&session),
             session,
             resolved: None,
             is_pending: false,
@@ -292,9 +296,11 @@ impl Stack {
         self.stalled.retain(|&stalled| stalled != slot.0);
         self.changed.retain(|&(changed, _)| changed != slot);
         match taken {
-            SlotState::Taken(entry) => {
+            SlotState::Taken(mut entry) => {
                 self.count -= 1;
                 self.counters.went(&entry.session);
+                self.counters
+                    .observe(&entry.session, &mut entry.counted_rtt);
                 Some(entry.session)
             }
             SlotState::Free(_) | SlotState::Reserved(_) => None,
@@ -405,7 +411,19 @@ impl Stack {
         self.fragments.counters
     }
 
-    /// All counters, in the order of [`counter_names`](crate::counter_names).
+    /// Counts the round-trip times of all connections that have changed since the last call. Called now and then by the
+    /// holder: no packet's way leads here.
+    pub fn observe_round_trips(&mut self) {
+        for place in &mut self.places {
+            if let SlotState::Taken(entry) = place {
+                self.counters
+                    .observe(&entry.session, &mut entry.counted_rtt);
+            }
+        }
+    }
+
+    /// All counters, in the order of [`counter_names`](crate::counter_names), then the histogram
+    /// ([`round_trip_times`](crate::round_trip_times)).
     pub fn counters(&self) -> [u64; COUNTERS] {
         self.counters.read(self.iter().map(|(_, session)| session))
     }

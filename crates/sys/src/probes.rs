@@ -3,7 +3,8 @@
 //!
 //! A probe is one no-operation and a note in the ELF file with its address (version 3 of SystemTap's `.note.stapsdt`,
 //! which perf, bpftrace and debuggers read). On x86-64 it is the five-byte form, which a kernel can replace by a call
-//! instead of a trap.
+//! instead of a trap; crates for static probes use the form of one byte. Arguments stay where they are: the note names
+//! their registers. Callers pass values that they have at hand, so that nothing is computed for a probe.
 
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -27,15 +28,31 @@ macro_rules! no_operation {
     };
 }
 
+/// What precedes the name of a register in a note.
+#[cfg(target_arch = "x86_64")]
+macro_rules! register {
+    () => {
+        "%"
+    };
+}
+
+#[cfg(target_arch = "aarch64")]
+macro_rules! register {
+    () => {
+        ""
+    };
+}
+
 macro_rules! probes {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
+    ($($(#[$doc:meta])* $name:ident($($first:ident $(, $rest:ident)*)?),)*) => {
         $(
             $(#[$doc])*
             #[inline(always)]
-            pub fn $name() {
+            pub fn $name($($first: u64 $(, $rest: u64)*)?) {
                 #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
                 #[allow(named_asm_labels, reason = "other tools look for the base by its name")]
-                // SAFETY: a no-operation; the rest goes into sections that are not executed.
+                // SAFETY: a no-operation; the rest goes into sections that are not executed. A tracer may read the memory
+                // that arguments point to.
                 unsafe {
                     core::arch::asm!(
                         concat!("990: ", no_operation!()),
@@ -47,7 +64,12 @@ macro_rules! probes {
                         "993: .8byte 990b, _.stapsdt.base, 0",
                         ".asciz \"portolan\"",
                         concat!(".asciz \"", stringify!($name), "\""),
-                        ".asciz \"\"",
+                        concat!(
+                            ".asciz \"",
+                            $("8@", register!(), "{", stringify!($first), "}",
+                            $(" 8@", register!(), "{", stringify!($rest), "}",)*)?
+                            "\"",
+                        ),
                         "994: .balign 4",
                         ".popsection",
                         ".ifndef _.stapsdt.base",
@@ -58,7 +80,8 @@ macro_rules! probes {
                         ".size _.stapsdt.base, 1",
                         ".popsection",
                         ".endif",
-                        options(nomem, nostack, preserves_flags),
+                        $($first = in(reg) $first, $($rest = in(reg) $rest,)*)?
+                        options(readonly, nostack, preserves_flags),
                     );
                 }
             }
@@ -71,20 +94,32 @@ macro_rules! probes {
 
 probes! {
     /// A call of the program begins.
-    call,
+    call(),
+    /// A call has taken bytes from a socket, by its descriptor.
+    received(fd, bytes),
+    /// A call has given bytes to a socket, by its descriptor.
+    sent(fd, bytes),
     /// Bytes move between the program and a session.
-    copy,
+    copy(),
     /// The channel is polled for frames.
-    ring,
-    /// A frame is passed to the stack.
-    input,
+    ring(),
+    /// A frame is passed to the stack: the address of its record's header, in which the slot is at offset 8; its length;
+    /// its address, at which the Ethernet header begins.
+    input(record, length, frame),
     /// Sessions are polled for output.
-    output,
-    /// A frame is passed to the kernel.
-    device,
+    output(),
+    /// A frame is passed to the kernel: the address of its headers, which begin with the virtio-net header.
+    device(headers),
     /// The thread goes to sleep, and wakes up.
-    sleep,
-    wake_up,
+    sleep(),
+    wake_up(),
+    /// A session has arrived in the program.
+    arrived(session, slot),
+    /// The server has moved a session to a process, by its channel; received it from one, with the size of its capsule;
+    /// asked its holder to give it back.
+    cached(session, channel, slot),
+    flushed(session, channel, bytes),
+    recalled(session, channel),
 }
 
 /// Size of a row: nanoseconds and count.
@@ -139,32 +174,58 @@ mod tests {
     #[inline(never)]
     fn fire() {
         call();
+        received(1, 2);
+        sent(1, 2);
         copy();
         ring();
-        input();
+        input(1, 2, 3);
         output();
-        device();
+        device(1);
         sleep();
         wake_up();
+        arrived(1, 2);
+        cached(1, 2, 3);
+        flushed(1, 2, 3);
+        recalled(1, 2);
     }
 
-    /// The notes are laid out as readers expect: provider, name, and no arguments, one after the other.
+    /// Returns the arguments in the note of a probe, whose layout is as readers expect it.
+    #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+    fn arguments(file: &[u8], name: &str) -> String {
+        let names = format!("portolan\0{name}\0");
+        let mut windows = file.windows(names.len());
+        // Behind the version's strings is the note, with the owner, address, base and semaphore before the names.
+        let at = windows.position(|at| at == names.as_bytes());
+        let at = at.unwrap_or_else(|| panic!("{name} has no note"));
+        let owner = at - 24 - 8;
+        assert_eq!(&file[owner..owner + 8], b"stapsdt\0", "{name}");
+        let place = u64::from_ne_bytes(file[owner + 8..owner + 16].try_into().unwrap());
+        assert_ne!(place, 0, "{name}");
+        let arguments = &file[at + names.len()..];
+        let end = arguments.iter().position(|&byte| byte == 0).unwrap();
+        String::from_utf8(arguments[..end].to_vec()).unwrap()
+    }
+
     #[test]
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-    fn every_probe_is_noted_in_the_file() {
+    fn every_probe_is_noted_in_the_file_with_its_arguments() {
         fire();
         let file = std::fs::read("/proc/self/exe").unwrap();
         for name in NAMES {
-            let note = format!("portolan\0{name}\0\0");
-            let found = file
-                .windows(note.len())
-                .position(|at| at == note.as_bytes());
-            let at = found.unwrap_or_else(|| panic!("{name} has no note"));
-            // Before it: owner, address, base, semaphore.
-            let owner = at - 24 - 8;
-            assert_eq!(&file[owner..owner + 8], b"stapsdt\0", "{name}");
-            let place = u64::from_ne_bytes(file[owner + 8..owner + 16].try_into().unwrap());
-            assert_ne!(place, 0, "{name}");
+            let arguments = arguments(&file, name);
+            let registers: Vec<&str> = arguments.split_whitespace().collect();
+            let expected = match *name {
+                "received" | "sent" | "arrived" | "recalled" => 2,
+                "input" | "cached" | "flushed" => 3,
+                "device" => 1,
+                _ => 0,
+            };
+            assert_eq!(registers.len(), expected, "{name}: {arguments}");
+            let start = concat!("8@", register!());
+            assert!(
+                registers.iter().all(|one| one.starts_with(start)),
+                "{arguments}"
+            );
         }
     }
 

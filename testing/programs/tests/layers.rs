@@ -52,14 +52,27 @@ fn each_layer_is_passed_with_every_message_and_no_time_counts_twice() {
     }
 }
 
+/// Probes of the server; all others are the library's.
+const OF_SERVER: [&str; 3] = ["cached", "flushed", "recalled"];
+
 #[test]
-fn the_probes_are_in_the_library_that_programs_load() {
+fn the_probes_are_in_the_programs_that_have_them() {
     let bed = bed();
-    let library = bed.tools().beside("libportolan_preload.so");
-    let file = fs::read(library).expect("cargo build has made it");
+    let read = |program: &str| fs::read(bed.tools().beside(program)).expect("cargo build made it");
+    let (library, server) = (read("libportolan_preload.so"), read("portoland"));
     for name in NAMES {
-        let note = format!("portolan\0{name}\0\0");
-        let is_there = file.windows(note.len()).any(|at| at == note.as_bytes());
-        assert!(is_there, "{name}");
+        let (program, file) = if OF_SERVER.contains(name) {
+            ("portoland", &server)
+        } else {
+            ("library", &library)
+        };
+        let note = "stapsdt\0";
+        let names = format!("portolan\0{name}\0");
+        // The owner, then address, base and semaphore, then the names.
+        let length = note.len() + 24 + names.len();
+        let is_there = file
+            .windows(length)
+            .any(|at| at.starts_with(note.as_bytes()) && at.ends_with(names.as_bytes()));
+        assert!(is_there, "{name} in {program}");
     }
 }

@@ -2,16 +2,32 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
-use portolan_programs::{bed, eventually, file, serve};
+use portolan_programs::stream::connect;
+use portolan_programs::{PYTHON, bed, eventually, file, serve};
 
 const EXPORTER: &str = "127.0.0.1:9469";
 const PROMETHEUS: &str = "127.0.0.1:9090";
+
+const PORT: u16 = 7091;
+
+/// Reads the first byte of a connection; its child echoes the second, for which the session has to migrate.
+const FORKING: &str = "import os, socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+connection = listener.accept()[0]
+connection.recv(1)
+child = os.fork()
+if child == 0:
+    connection.sendall(connection.recv(1))
+    os._exit(0)
+os.waitpid(child, 0)
+connection.recv(1)";
 
 fn contrib(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -96,6 +112,29 @@ fn prometheus_scrapes_the_server() {
         "1",
     );
 
+    let _forking = serve(
+        &bed,
+        Stack::Portolan,
+        PORT,
+        PYTHON,
+        &["-c", FORKING, &address, &PORT.to_string()],
+    );
+    let mut stream = connect(&bed, PORT);
+    stream.write_all(b"ab").expect("it is connected");
+    let mut echoed = [0];
+    stream.read_exact(&mut echoed).expect("the child answers");
+    assert_eq!(echoed, *b"b");
+    await_value(&bed, "portolan_tcp_round_trip_seconds_count >= bool 1", "1");
+    await_value(
+        &bed,
+        "histogram_quantile(0.5, portolan_tcp_round_trip_seconds_bucket) < bool 0.1",
+        "1",
+    );
+    for kind in ["cache", "flush", "recall"] {
+        let count = format!("portolan_migration_seconds_count{{kind={kind:?}}} >= bool 1");
+        await_value(&bed, &count, "1");
+    }
+
     // The exporter outlives the server, and reports its end.
     drop(bed.daemon(Side::Server).take());
     await_value(&bed, "portolan_up", "0");
@@ -113,11 +152,16 @@ fn the_rules_are_sound() {
     }
 }
 
-/// Returns the words of a text that are names of metrics, without the suffix of counters.
+/// Returns the words of a text that are names of metrics, without the suffixes of counters and histograms.
 fn metrics(text: &str) -> BTreeSet<&str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_')
         .filter(|word| word.starts_with("portolan_"))
-        .map(|word| word.strip_suffix("_total").unwrap_or(word))
+        .map(|word| {
+            let mut suffixes = ["_total", "_bucket", "_count"].iter();
+            suffixes
+                .find_map(|suffix| word.strip_suffix(suffix))
+                .unwrap_or(word)
+        })
         .collect()
 }
 
@@ -130,7 +174,6 @@ fn rules_and_dashboard_use_metrics_that_exist() {
     let known: BTreeSet<&str> = page
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
-        .chain(["portolan_tcp_round_trip_seconds"])
         .collect();
     for path in ["prometheus/portolan.rules.yml", "grafana/portolan.json"] {
         let text = fs::read_to_string(contrib(path)).expect("it is there");

@@ -200,7 +200,7 @@ fn what_keeps_a_program_from_portolan_is_told() {
         .output();
     let said = String::from_utf8_lossy(&said.expect("it runs").stderr).into_owned();
     assert!(
-        said.contains("is statically linked; ") && said.contains("build it dynamically"),
+        said.contains("is statically linked; ") && said.contains("link it dynamically to glibc"),
         "{said}"
     );
 }
@@ -426,4 +426,223 @@ fn what_the_server_has_lost_shows_in_its_status() {
     assert_eq!(doctor.status.code(), Some(1));
     let said = String::from_utf8_lossy(&doctor.stdout);
     assert!(said.contains("server answers was deleted"), "{said}");
+}
+
+/// A terminal, by tmux, in which a shell runs `portolan top` on the server host, and shows the terminal's mode after it.
+struct Terminal {
+    /// Of this tmux server.
+    name: String,
+}
+
+impl Terminal {
+    const LIMIT: Duration = Duration::from_secs(10);
+
+    fn start(bed: &Bed, name: &str, environment: &str, arguments: &str) -> Terminal {
+        let name = format!("portolan-{name}-{}", std::process::id());
+        let portolan = bed.tools().portolan.display();
+        let line = format!(
+            "{environment} {portolan} top -d 0.2 {arguments}; echo ended $?; stty -a; exec cat"
+        );
+        let mut command = bed.command(Side::Server, Stack::Kernel, "tmux");
+        command.args(["-L", &name, "-u", "-f", "/dev/null"]);
+        command.args(["new-session", "-d", "-x", "80", "-y", "24", &line]);
+        run(&mut command).unwrap_or_else(|error| panic!("{error}"));
+        Terminal { name }
+    }
+
+    fn tmux(&self, arguments: &[&str]) -> String {
+        let mut command = Command::new("tmux");
+        command.args(["-L", &self.name]).args(arguments);
+        run(&mut command).unwrap_or_else(|error| panic!("{arguments:?}: {error}"))
+    }
+
+    fn press(&self, keys: &[&str]) {
+        self.tmux(&[&["send-keys"], keys].concat());
+    }
+
+    fn resize(&self, columns: &str, rows: &str) {
+        self.tmux(&["resize-window", "-x", columns, "-y", rows]);
+    }
+
+    fn screen(&self) -> String {
+        self.tmux(&["capture-pane", "-p"])
+    }
+
+    /// Waits for a screen, and returns it.
+    fn await_screen(&self, is_expected: impl Fn(&str) -> bool) -> String {
+        let mut screen = String::new();
+        let found = eventually(Terminal::LIMIT, || {
+            screen = self.screen();
+            is_expected(&screen)
+        });
+        assert!(found, "{screen}");
+        screen
+    }
+
+    fn await_text(&self, text: &str) -> String {
+        self.await_screen(|screen| screen.contains(text))
+    }
+
+    /// Waits for the shell's report of the exit status, and checks that the terminal is in its former mode.
+    fn await_end(&self, status: &str) {
+        let screen = self.await_screen(|screen| {
+            screen.contains(&format!("ended {status}")) && screen.contains("icanon")
+        });
+        for mode in ["icanon", "echo", "isig", "opost"] {
+            assert!(
+                screen.split_whitespace().any(|word| word == mode),
+                "{screen}"
+            );
+        }
+        assert!(!screen.contains("Processes"), "{screen}");
+        let cursor = self.tmux(&["display-message", "-p", "#{cursor_flag} #{alternate_on}"]);
+        assert_eq!(cursor.trim(), "1 0");
+    }
+
+    /// The process of `portolan top`, a child of the shell.
+    fn pid(&self) -> i32 {
+        let shell = self.tmux(&["display-message", "-p", "#{pane_pid}"]);
+        let shell = shell.trim();
+        let children = fs::read_to_string(format!("/proc/{shell}/task/{shell}/children"));
+        let children = children.expect("the shell runs");
+        let pid = children.split_whitespace().next().expect("it has a child");
+        pid.parse().expect("a number")
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = rustix::process::Pid::from_raw(self.pid()).expect("not zero");
+        rustix::process::kill_process(pid, signal).expect("it runs");
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        // Fails if the server of tmux has ended.
+        let _ = run(Command::new("tmux").args(["-L", &self.name, "kill-server"]));
+    }
+}
+
+#[test]
+fn top_has_keys_and_fits_a_terminal_of_any_width() {
+    let bed = bed();
+    let server = serve(&bed, "1");
+    let mut stream = connect(&bed, PORT);
+    exchange(&mut stream, 2, 5000);
+    portolan(&bed, &format!("qos set port tcp:{PORT} rx --packets 10000"));
+    let terminal = Terminal::start(&bed, "keys", "", "");
+    let pid = server.pid().to_string();
+    let screen = terminal.await_text(&pid);
+    assert!(
+        screen.contains("In bit/s") && screen.contains("python3"),
+        "{screen}"
+    );
+
+    terminal.press(&["2"]);
+    let screen = terminal.await_text("Holder");
+    assert!(screen.contains(&bed.endpoint(PORT).to_string()), "{screen}");
+    terminal.press(&["/", "n", "o", "s", "u", "c", "h", "Enter"]);
+    terminal.await_screen(|screen| screen.contains("filter: nosuch ") && !screen.contains(&pid));
+    terminal.press(&["Escape"]);
+    terminal.await_text(&pid);
+    terminal.press(&[">", ">", "r"]);
+    terminal.await_text("Local^");
+    terminal.press(&["p"]);
+    terminal.await_text("PAUSED");
+    terminal.press(&["p", "3"]);
+    terminal.await_text("root");
+    terminal.press(&["4"]);
+    terminal.await_text("eth0");
+    terminal.press(&["5"]);
+    let screen = terminal.await_text("0%]");
+    assert!(screen.contains(&format!("port tcp:{PORT}")), "{screen}");
+
+    terminal.press(&["2"]);
+    terminal.resize("40", "10");
+    let screen = terminal.await_screen(|screen| {
+        screen.contains("Local") && !screen.contains("Holder") && screen.contains("q quit")
+    });
+    assert!(screen.lines().count() <= 10, "{screen}");
+    assert!(
+        screen.lines().all(|line| line.chars().count() <= 40),
+        "{screen}"
+    );
+    assert!(screen.contains("Out bit/s"), "{screen}");
+    terminal.resize("200", "30");
+    terminal.await_screen(|screen| screen.contains("Netid") && screen.contains("Retrans/s"));
+    terminal.press(&["h"]);
+    terminal.await_text("Any key leaves this help.");
+    terminal.press(&["x", "q"]);
+    terminal.await_end("0");
+}
+
+#[test]
+fn top_restores_the_terminal_whatever_ends_or_stops_it() {
+    let mut bed = bed();
+    {
+        let terminal = Terminal::start(&bed, "term", "", "");
+        terminal.await_text("In bit/s");
+        terminal.signal(Signal::TERM);
+        terminal.await_end("143");
+    }
+    {
+        let terminal = Terminal::start(&bed, "count", "", "-n 2");
+        terminal.await_end("0");
+    }
+    {
+        let terminal = Terminal::start(&bed, "stop", "", "");
+        terminal.await_text("In bit/s");
+        terminal.press(&["C-z"]);
+        let state = || fs::read_to_string(format!("/proc/{}/stat", terminal.pid()));
+        let is_stopped = || state().is_ok_and(|stat| stat.contains(") T "));
+        assert!(eventually(Terminal::LIMIT, is_stopped));
+        let screen = terminal.screen();
+        assert!(!screen.contains("In bit/s"), "{screen}");
+        terminal.signal(Signal::CONT);
+        terminal.await_text("In bit/s");
+        terminal.press(&["C-c"]);
+        terminal.await_end("0");
+    }
+    drop(bed.daemon(Side::Server).take());
+    let terminal = Terminal::start(&bed, "server", "", "");
+    terminal.await_end("3");
+}
+
+#[test]
+fn top_waits_for_a_server_that_restarts() {
+    let mut bed = bed();
+    let terminal = Terminal::start(&bed, "restart", "", "");
+    terminal.await_text("In bit/s");
+    drop(bed.daemon(Side::Server).take());
+    let screen = terminal.await_text("/control: ");
+    assert!(screen.contains("In bit/s"), "{screen}");
+    bed.start_daemon(Side::Server).expect("it starts");
+    terminal.await_text("0 sessions");
+    terminal.press(&["q"]);
+    terminal.await_end("0");
+}
+
+#[test]
+fn top_colours_unless_told_not_to_and_prints_lines_where_there_is_no_terminal() {
+    let bed = bed();
+    let _server = serve(&bed, "1");
+    portolan(&bed, &format!("qos set port tcp:{PORT} rx --packets 10000"));
+    let has_colour = |terminal: &Terminal| {
+        terminal.await_text("0%]");
+        let screen = terminal.tmux(&["capture-pane", "-p", "-e"]);
+        screen.contains("\x1b[38;5;2m")
+    };
+    let view = "--view guarantees";
+    assert!(has_colour(&Terminal::start(&bed, "colour", "", view)));
+    let plain = Terminal::start(&bed, "plain", "NO_COLOR=1", view);
+    assert!(!has_colour(&plain));
+
+    let said = portolan(&bed, "top -n 2 -d 0.1 --view users -o sessions");
+    assert_eq!(said.matches("User ").count(), 2, "{said}");
+    assert!(!said.contains('\x1b') && !said.contains("Netid"), "{said}");
+    let mut unknown = bed.own_command(Side::Server);
+    let refused = unknown.args(["top", "-b", "-o", "colour"]).output();
+    let refused = refused.expect("it runs");
+    assert_eq!(refused.status.code(), Some(2));
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(said.contains("PID, Program"), "{said}");
 }

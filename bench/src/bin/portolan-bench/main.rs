@@ -5,6 +5,7 @@ mod demo;
 mod figures;
 mod report;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
@@ -14,6 +15,9 @@ use portolan_bench_arguments::{Bench, Report, exit};
 #[derive(Parser)]
 #[command(name = "portolan", bin_name = "portolan", version)]
 struct Arguments {
+    /// Of all commands of `portolan`; benchmarks start servers of their own.
+    #[arg(long = "socket", global = true, hide = true)]
+    _socket: Option<PathBuf>,
     #[command(subcommand)]
     command: Command,
 }
@@ -34,5 +38,20 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => failure.report(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_for_all_commands_are_accepted() {
+        for line in [
+            ["portolan", "--socket", "/s", "demo"],
+            ["portolan", "demo", "--socket", "/s"],
+        ] {
+            assert!(Arguments::try_parse_from(line).is_ok(), "{line:?}");
+        }
     }
 }

@@ -98,6 +98,10 @@ fn tried(name: &str, attempt: Result<String, String>, advice: &str) -> Check {
     match attempt {
         Ok(_) => Check::ok(name, "created one, and removed it"),
         Err(error) if rustix::process::geteuid().is_root() => Check::fail(name, error, advice),
+        // The name of the tool that was refused says nothing.
+        Err(error) if error.ends_with("not permitted") => {
+            Check::warn(name, "not permitted to try", "run doctor as root")
+        }
         Err(error) => Check::warn(name, error, "run doctor as root"),
     }
 }

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use portolan_proto::qos::{CpuReport, LinkReport, QosReport, RateKept, Scope};
-use portolan_proto::report::{CounterReport, Holder, SessionReport, StatusReport};
+use portolan_proto::report::{
+    CounterReport, Histogram, Holder, MigrationTimes, SessionReport, StatusReport, TimesReport,
+};
 use portolan_types::Protocol;
 
 use super::Snapshot;
@@ -14,9 +16,6 @@ use crate::table::printable;
 
 /// Programs that have metrics of their own.
 const PROGRAMS: usize = 50;
-
-/// The quantiles of round-trip times.
-const QUANTILES: [(&str, f64); 3] = [("0.5", 0.5), ("0.9", 0.9), ("0.99", 0.99)];
 
 /// Counters whose names have these prefixes form one family each; the rest of the name becomes the label.
 const REASONS: [(&str, &str, &str); 3] = [
@@ -38,6 +37,7 @@ pub fn of(snapshot: Option<&Snapshot>) -> Vec<Family> {
     )];
     if let Some(snapshot) = snapshot {
         families.extend(of_status(&snapshot.status));
+        families.extend(of_times(&snapshot.status.times));
         families.extend(of_counters(&snapshot.counters));
         families.extend(of_sessions(&snapshot.sessions));
         families.extend(of_programs(&snapshot.sessions));
@@ -79,6 +79,28 @@ fn of_status(status: &StatusReport) -> Vec<Family> {
         vec![(Vec::new(), filter.nanoseconds as f64 / 1e9)],
     ));
     families
+}
+
+fn of_times(times: &TimesReport) -> Vec<Family> {
+    let MigrationTimes {
+        cached,
+        flushed,
+        recalled,
+    } = times.migrations;
+    let kinds = [("cache", cached), ("flush", flushed), ("recall", recalled)];
+    let kind = |(name, histogram): (&str, Histogram)| (vec![("kind", name.to_owned())], histogram);
+    vec![
+        histograms(
+            "portolan_tcp_round_trip_seconds",
+            "Smoothed round-trip times of connections, as they change",
+            vec![(Vec::new(), times.round_trips)],
+        ),
+        histograms(
+            "portolan_migration_seconds",
+            "Durations of migrations of sessions to, from and between processes",
+            kinds.map(kind).to_vec(),
+        ),
+    ]
 }
 
 /// Sums over all holders. A single holder's counts vanish when it ends, so they are not exported as counters.
@@ -138,13 +160,11 @@ fn of_sessions(sessions: &[SessionReport]) -> Vec<Family> {
         ];
         (labels, f64::from(count))
     });
-    let mut families = vec![gauges(
+    vec![gauges(
         "portolan_sessions",
         "Sessions by protocol and state",
         by_state.collect(),
-    )];
-    families.extend(round_trip_times(sessions));
-    families
+    )]
 }
 
 fn protocol(session: &SessionReport) -> &'static str {
@@ -152,26 +172,6 @@ fn protocol(session: &SessionReport) -> &'static str {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",
     }
-}
-
-/// Returns None if no connection has measured a round-trip time.
-fn round_trip_times(sessions: &[SessionReport]) -> Option<Family> {
-    let mut times: Vec<u32> = sessions
-        .iter()
-        .map(|session| session.figures.srtt_us)
-        .filter(|&time| time > 0)
-        .collect();
-    times.sort_unstable();
-    let last = times.len().checked_sub(1)?;
-    let samples = QUANTILES.iter().map(|&(name, quantile)| {
-        let time = times[(quantile * last as f64).round() as usize];
-        (vec![("quantile", name.to_owned())], f64::from(time) / 1e6)
-    });
-    Some(gauges(
-        "portolan_tcp_round_trip_seconds",
-        "Quantiles of the smoothed round-trip times of connections",
-        samples.collect(),
-    ))
 }
 
 #[derive(Clone, Copy, Default)]
@@ -380,6 +380,14 @@ fn gauges(name: &str, help: &'static str, samples: Vec<(Labels, f64)>) -> Family
         name: name.to_owned(),
         help,
         samples: Samples::Gauges(samples),
+    }
+}
+
+fn histograms(name: &str, help: &'static str, samples: Vec<(Labels, Histogram)>) -> Family {
+    Family {
+        name: name.to_owned(),
+        help,
+        samples: Samples::Histograms(samples),
     }
 }
 

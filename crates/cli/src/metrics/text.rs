@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use portolan_proto::report::{BOUNDS_US, Histogram};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode as encode_registry;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -22,6 +23,7 @@ pub struct Family {
 pub enum Samples {
     Counters(Vec<(Labels, f64)>),
     Gauges(Vec<(Labels, f64)>),
+    Histograms(Vec<(Labels, Histogram)>),
 }
 
 pub type Labels = Vec<(&'static str, String)>;
@@ -50,6 +52,7 @@ impl Family {
         let kind = match self.samples {
             Samples::Counters(_) => MetricType::Counter,
             Samples::Gauges(_) => MetricType::Gauge,
+            Samples::Histograms(_) => MetricType::Histogram,
         };
         let mut metric = encoder.encode_descriptor(&self.name, self.help, None, kind)?;
         match &self.samples {
@@ -61,12 +64,33 @@ impl Family {
             Samples::Gauges(samples) => samples
                 .iter()
                 .try_for_each(|(labels, value)| metric.encode_family(labels)?.encode_gauge(value)),
+            Samples::Histograms(samples) => samples.iter().try_for_each(|(labels, histogram)| {
+                let buckets = buckets(histogram);
+                let count = buckets.iter().map(|(_, count)| count).sum();
+                let sum = histogram.sum_us as f64 / 1e6;
+                metric
+                    .encode_family(labels)?
+                    .encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+            }),
         }
     }
 }
 
+/// Returns the bounds of the buckets in seconds, and their counts. Counts are claims of programs: they are limited so
+/// that no sum of them overflows.
+fn buckets(histogram: &Histogram) -> Vec<(f64, u64)> {
+    const MOST: u64 = u64::MAX >> 8;
+    let bounds = BOUNDS_US.iter().map(|&bound| bound as f64 / 1e6);
+    let bounds = bounds.chain([f64::INFINITY]);
+    bounds
+        .zip(histogram.counts.map(|count| count.min(MOST)))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -91,5 +115,43 @@ mod tests {
             portolan_drops_total{reason=\"a\\\"b\\\\\\n\"} 7.0\n\
             # EOF\n";
         assert_eq!(page, expected);
+    }
+    #[test]
+    fn a_histogram_has_cumulative_buckets_in_seconds() {
+        let mut histogram = Histogram::default();
+        for microseconds in [3, 70, 70, 2_000_000] {
+            histogram.observe(Duration::from_micros(microseconds));
+        }
+        let page = encode(&[Family {
+            name: "portolan_round_trip_seconds".into(),
+            help: "Round-trip times",
+            samples: Samples::Histograms(vec![(vec![("kind", "a".into())], histogram)]),
+        }]);
+        for line in [
+            "# TYPE portolan_round_trip_seconds histogram",
+            "portolan_round_trip_seconds_sum{kind=\"a\"} 2.000143",
+            "portolan_round_trip_seconds_count{kind=\"a\"} 4",
+            "portolan_round_trip_seconds_bucket{le=\"0.000005\",kind=\"a\"} 1",
+            "portolan_round_trip_seconds_bucket{le=\"0.00005\",kind=\"a\"} 1",
+            "portolan_round_trip_seconds_bucket{le=\"0.0001\",kind=\"a\"} 3",
+            "portolan_round_trip_seconds_bucket{le=\"1.0\",kind=\"a\"} 3",
+            "portolan_round_trip_seconds_bucket{le=\"+Inf\",kind=\"a\"} 4",
+        ] {
+            assert!(page.lines().any(|one| one == line), "{line}\n{page}");
+        }
+    }
+
+    #[test]
+    fn no_claim_of_a_program_overflows_a_bucket() {
+        let counts = [u64::MAX; portolan_proto::report::BUCKETS];
+        let claimed = Histogram {
+            counts,
+            sum_us: u64::MAX,
+        };
+        encode(&[Family {
+            name: "portolan_claims_seconds".into(),
+            help: "Claims",
+            samples: Samples::Histograms(vec![(Vec::new(), claimed)]),
+        }]);
     }
 }

@@ -19,6 +19,7 @@ pub enum Reason {
     NotLoaded,
     Static,
     OtherLibc,
+    Go,
     /// The program changes its user or its capabilities when it starts.
     SetUser,
     /// A process of another user, which only root and that user may inspect.
@@ -36,11 +37,12 @@ impl Reason {
             MMapPath::Path(path) => path.ends_with(crate::run::PRELOAD),
             _ => false,
         };
-        if maps.iter().any(|map| is_proxy(&map.pathname)) {
-            return Reason::Portolan;
-        }
         let program = process.exe().ok();
-        match program.map(|program| Reason::of_program(program.as_os_str())) {
+        let of_program = program.map(|program| Reason::of_program(program.as_os_str()));
+        let is_loaded = maps.iter().any(|map| is_proxy(&map.pathname));
+        match of_program {
+            Some(Reason::Go) => Reason::Go,
+            _ if is_loaded => Reason::Portolan,
             None | Some(Reason::Portolan | Reason::NotFound) => Reason::NotLoaded,
             Some(reason) => reason,
         }
@@ -60,6 +62,7 @@ impl Reason {
             Linkage::Glibc => Reason::Portolan,
             Linkage::Static => Reason::Static,
             Linkage::Other => Reason::OtherLibc,
+            Linkage::Go => Reason::Go,
         }
     }
 
@@ -69,6 +72,7 @@ impl Reason {
             Reason::NotLoaded => "kernel: has not loaded the socket proxy",
             Reason::Static => "kernel: is statically linked",
             Reason::OtherLibc => "kernel: is linked to another C library than glibc",
+            Reason::Go => "kernel: is a Go program, which calls the kernel itself",
             Reason::SetUser => "kernel: is set-user-ID or set-group-ID",
             Reason::NotPermitted => "unknown: is another user's",
             Reason::NotFound => "is not there",
@@ -82,8 +86,13 @@ impl Reason {
             Reason::NotLoaded => {
                 Some("start it with `portolan run`, or a service with `portolan enable UNIT`")
             }
-            Reason::Static => Some(STATIC_ADVICE),
+            Reason::Static => {
+                Some("link it dynamically to glibc (C: without -static; Rust: a target *-gnu)")
+            }
             Reason::OtherLibc => Some("use a build of the program for glibc"),
+            Reason::Go => {
+                Some("put a proxy that uses glibc, such as HAProxy or nginx, on Portolan before it")
+            }
             Reason::SetUser => Some(
                 "the loader ignores LD_PRELOAD there: start it as its user, or grant capabilities by systemd",
             ),
@@ -92,10 +101,6 @@ impl Reason {
         }
     }
 }
-
-/// Go links statically unless a program uses C libraries, and calls the kernel directly even then.
-pub const STATIC_ADVICE: &str = "build it dynamically linked to glibc (C, Rust: target *-gnu). Go programs call the kernel \
-    themselves, however they are linked: put a proxy of glibc's, such as HAProxy or nginx, on Portolan before them";
 
 #[cfg(test)]
 mod tests {

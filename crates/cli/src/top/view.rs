@@ -1,16 +1,17 @@
 //! Derives a view from two snapshots: rates, shares and totals, the busiest first.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use portolan_proto::qos::{QosReport, Scope};
+use portolan_proto::qos::{LinkReport, QosReport, Scope};
 use portolan_proto::report::{CounterReport, Holder, SessionReport};
+use portolan_sys::accounts;
 use portolan_types::Protocol;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::Look;
+use super::{DeviceBytes, Look};
 use crate::json::{self, HolderView, measure, measure_schema};
 use crate::table::printable;
 
@@ -35,6 +36,8 @@ pub struct View {
     pub server_cpu: f64,
     pub sessions: Vec<SessionRow>,
     pub processes: Vec<ProcessRow>,
+    pub users: Vec<UserRow>,
+    pub links: Vec<LinkRow>,
     pub guarantees: Vec<GuaranteeRow>,
 }
 
@@ -90,6 +93,57 @@ pub struct ProcessRow {
     pub cpu: f64,
 }
 
+/// The sessions of one user, whoever holds them.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct UserRow {
+    pub uid: u32,
+    /// Null if there is no account of this number.
+    pub user: Option<String>,
+    /// Processes that hold a session.
+    pub processes: usize,
+    pub sessions: usize,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub in_bits: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub out_bits: f64,
+    /// Those of the processes.
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub drops: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub cpu: f64,
+}
+
+/// A managed device with all its traffic, the kernel's included. Traffic is read from /proc/net/dev: if the server is in
+/// another network namespace, it is zero.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct LinkRow {
+    pub device: String,
+    /// The device exists.
+    pub is_present: bool,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub in_bits: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub out_bits: f64,
+    /// Null: not known.
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub rate: f64,
+    /// The sum of all reservations.
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub reserved: f64,
+    /// Packets per second that queues of the link dropped.
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub drops: f64,
+}
+
 /// A guarantee and its use, both in the unit of its kind.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct GuaranteeRow {
@@ -128,6 +182,8 @@ impl View {
             drops: drops.values().sum(),
             server_cpu: shares.get(&now.server).copied().unwrap_or(0.0),
             processes: processes(&sessions, &now.sessions, &drops, &shares),
+            users: users(&sessions, &now.sessions, &drops, &shares),
+            links: links(before, now, seconds),
             guarantees: guarantees(&before.guarantees, &now.guarantees, seconds),
             sessions: by_rate(sessions, |session| session.in_bits + session.out_bits),
         }
@@ -236,6 +292,81 @@ fn processes(
     })
 }
 
+fn users(
+    rows: &[SessionRow],
+    sessions: &[SessionReport],
+    drops: &HashMap<u32, f64>,
+    shares: &HashMap<u32, f64>,
+) -> Vec<UserRow> {
+    let mut totals: BTreeMap<u32, (UserRow, BTreeSet<u32>)> = BTreeMap::new();
+    for (row, session) in rows.iter().zip(sessions) {
+        let (total, pids) = totals
+            .entry(session.uid)
+            .or_insert_with(|| (no_use_of(session.uid), BTreeSet::new()));
+        total.sessions += 1;
+        total.in_bits += row.in_bits;
+        total.out_bits += row.out_bits;
+        pids.extend(pid_of(session));
+    }
+    let rows = totals.into_values().map(|(total, pids)| UserRow {
+        processes: pids.len(),
+        drops: pids.iter().filter_map(|pid| drops.get(pid)).sum(),
+        cpu: pids.iter().filter_map(|pid| shares.get(pid)).sum(),
+        ..total
+    });
+    by_rate(rows.collect(), |total| total.in_bits + total.out_bits)
+}
+
+fn no_use_of(uid: u32) -> UserRow {
+    UserRow {
+        uid,
+        user: accounts::name_of(uid).map(|name| printable(&name)),
+        processes: 0,
+        sessions: 0,
+        in_bits: 0.0,
+        out_bits: 0.0,
+        drops: 0.0,
+        cpu: 0.0,
+    }
+}
+
+/// Returns rows in the order of the report.
+fn links(before: &Look, now: &Look, seconds: f64) -> Vec<LinkRow> {
+    let row = |link: &LinkReport| {
+        let traffic = |look: &Look| look.devices.get(&link.device).copied();
+        let earlier = traffic(before);
+        let since = |of: fn(DeviceBytes) -> u64| {
+            let now = traffic(now).map_or(0, of);
+            // A device that is not in the previous snapshot would be charged with its whole lifetime.
+            8.0 * rate(Some(earlier.map_or(now, of)), now, seconds)
+        };
+        let lost = |report: &QosReport| queue_drops(report, &link.device);
+        LinkRow {
+            device: printable(&link.device),
+            is_present: !link.gone,
+            in_bits: since(|bytes| bytes.received),
+            out_bits: since(|bytes| bytes.sent),
+            rate: link.rate.map_or(f64::INFINITY, |rate| rate as f64),
+            reserved: link.reserved as f64,
+            drops: rate(
+                Some(lost(&before.guarantees)),
+                lost(&now.guarantees),
+                seconds,
+            ),
+        }
+    };
+    now.guarantees.links.iter().map(row).collect()
+}
+
+/// Returns the packets that all classes of a device have dropped.
+fn queue_drops(report: &QosReport, device: &str) -> u64 {
+    let links = report.links.iter().filter(|link| link.device == device);
+    let classes = report.transmit.iter().filter(|row| row.device == device);
+    let unreserved: u64 = links.map(|link| link.best_effort.drops).sum();
+    let reserved: u64 = classes.map(|class| class.traffic.drops).sum();
+    unreserved + reserved
+}
+
 /// Returns rows in the order of the report.
 fn guarantees(before: &QosReport, now: &QosReport, seconds: f64) -> Vec<GuaranteeRow> {
     let transmit = now.transmit.iter().map(|class| {
@@ -284,6 +415,7 @@ fn name(scope: &Scope) -> String {
 mod tests {
     use std::time::Instant;
 
+    use portolan_proto::qos::ClassTraffic;
     use portolan_proto::report::{DeliveryReport, SessionFigures};
     use portolan_types::SessionId;
 
@@ -299,7 +431,7 @@ mod tests {
                 pid: 7,
                 program: "dns\x1b[2J".into(),
             },
-            uid: 0,
+            uid: 4_000_000_000,
             state: "UNCONN".into(),
             migrations: 0,
             mapping: Default::default(),
@@ -329,6 +461,22 @@ mod tests {
             guarantees: QosReport::default(),
             server: 1,
             cpu: vec![(7, Duration::from_millis(cpu_ms))],
+            devices: HashMap::new(),
+        }
+    }
+
+    fn link(device: &str, drops: u64) -> LinkReport {
+        LinkReport {
+            device: device.into(),
+            gone: false,
+            rate: None,
+            reservable: 0,
+            reserved: 0,
+            best_effort: ClassTraffic {
+                drops,
+                ..Default::default()
+            },
+            replaced: None,
         }
     }
 
@@ -346,6 +494,27 @@ mod tests {
         assert_eq!((process.sessions, process.in_bits), (2, 16_000.0));
         assert_eq!((process.drops, process.cpu), (10.0, 0.25));
         assert_eq!(process.program, "dns?[2J");
+        let user = &view.users[0];
+        assert_eq!((user.uid, &user.user), (4_000_000_000, &None));
+        assert_eq!((user.processes, user.sessions), (1, 2));
+        assert_eq!((user.in_bits, user.drops, user.cpu), (16_000.0, 10.0, 0.25));
+    }
+
+    #[test]
+    fn traffic_of_links_counts_from_the_first_snapshot_that_has_the_device() {
+        let start = Instant::now();
+        let mut before = look(start, Vec::new(), 0, 0);
+        let mut now = look(start + Duration::from_secs(2), Vec::new(), 0, 0);
+        let bytes = |received, sent| DeviceBytes { received, sent };
+        before.guarantees.links = vec![link("eth0", 10)];
+        before.devices.insert("eth0".into(), bytes(1000, 500));
+        now.guarantees.links = vec![link("eth0", 14), link("eth1", 0)];
+        now.devices.insert("eth0".into(), bytes(3000, 1000));
+        now.devices.insert("eth1".into(), bytes(u64::MAX, 7));
+        let links = View::between(&before, &now).links;
+        let of = |link: &LinkRow| (link.in_bits, link.out_bits, link.drops);
+        assert_eq!(of(&links[0]), (8000.0, 2000.0, 2.0));
+        assert_eq!(of(&links[1]), (0.0, 0.0, 0.0));
     }
 
     #[test]

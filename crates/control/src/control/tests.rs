@@ -344,7 +344,7 @@ fn what_waits_for_a_session_whose_holder_dies_is_dropped_and_refused() {
         bed.does(Input::Recall(id, requester)),
         [Effect::AskBack(bed.channel, id)]
     );
-    bed.control.registry.depart(id, Slot(9));
+    bed.control.registry.depart(id, Slot(9), Instant::ZERO);
     let effects = bed.does(Input::Orphaned(id));
     assert!(effects.contains(&Effect::Refuse(requester, Errno::CONNRESET)));
     assert!(effects.contains(&Effect::RemoveConnection(Slot(9))));
@@ -480,7 +480,7 @@ fn what_a_session_has_elsewhere_goes_by_what_its_entry_says() {
     let mut bed = Bed::new();
     let id = bed.held_here(Life::Parked);
     let flow = bed.flow(id);
-    bed.control.registry.depart(id, Slot(9));
+    bed.control.registry.depart(id, Slot(9), Instant::ZERO);
     assert_eq!(bed.control.registry.by_flow(&flow), Some(id));
     let requester = wants(5, RequestedState::Relay);
     bed.does(Input::Recall(id, requester));

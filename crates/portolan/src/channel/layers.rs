@@ -115,10 +115,10 @@ fn fire(layer: Layer) {
         Layer::Call => probes::call(),
         Layer::Copy => probes::copy(),
         Layer::Ring => probes::ring(),
-        Layer::InputHeaders => probes::input(),
         Layer::OutputSession => probes::output(),
-        Layer::Device => probes::device(),
         Layer::Sleep => probes::sleep(),
+        // Those of frames have arguments, which their callers know.
+        Layer::InputHeaders | Layer::Device => {}
         Layer::InputSession | Layer::OutputHeaders | Layer::Program => {}
     }
 }

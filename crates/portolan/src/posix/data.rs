@@ -7,7 +7,7 @@ use std::os::fd::RawFd;
 use std::sync::Arc;
 
 use portolan_local::Stream;
-use portolan_sys::{clock, descriptor};
+use portolan_sys::{clock, descriptor, probes};
 use portolan_tcp::StateName;
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
@@ -38,6 +38,7 @@ pub fn receive(fd: RawFd, buffers: &mut [IoSliceMut<'_>], flags: i32) -> Outcome
             let is_peek = flags & libc::MSG_PEEK != 0;
             socket.move_peek_offset(if is_peek { bytes } else { -bytes });
         }
+        probes::received(fd as u64, received.length as u64);
         Ok(received)
     }
     let _call = layers::enter(Layer::Call);
@@ -279,6 +280,9 @@ pub fn send_message(
     }
     let _call = layers::enter(Layer::Call);
     let answer = retry_if_moved(|| give(fd, buffers, to, flags, control));
+    if let Ok(bytes) = answer {
+        probes::sent(fd as u64, bytes as u64);
+    }
     if answer == Err(CallError::Errno(Errno::PIPE)) && flags & libc::MSG_NOSIGNAL == 0 {
         descriptor::raise_sigpipe();
     }

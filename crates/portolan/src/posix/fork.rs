@@ -106,7 +106,7 @@ pub fn before_exit() {
             give_back(process, &socket, to);
         }
         // The final statistics of this process; the background thread may not have published for a while.
-        process.publish(&process.lock());
+        process.publish(&mut process.lock());
     }
 }
 

@@ -12,7 +12,8 @@ use crate::runtime::Core;
 
 impl Process {
     /// Publishes the statistics of all sessions to the server.
-    pub(crate) fn publish(&self, core: &Core) {
+    pub(crate) fn publish(&self, core: &mut Core) {
+        core.stack.observe_round_trips();
         for (slot, session) in core.stack.iter() {
             let spent = core.channel.accounts.spent(slot);
             core.statistics.publish(slot, &row(session, spent));

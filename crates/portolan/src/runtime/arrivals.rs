@@ -4,6 +4,7 @@
 use portolan_proto::control::RequestBody;
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{DelegateInput, Input, Reassembled, Routes, Stack};
+use portolan_sys::probes;
 use portolan_types::{FlowKey, Instant, Slot};
 
 use super::delegations::Delegations;
@@ -50,11 +51,19 @@ impl Core {
     }
 }
 
+/// A static probe for a frame that the stack gets next.
+#[inline(always)]
+pub(super) fn probe_input(record: &RecordHeader, frame: &[u8]) {
+    let header = std::ptr::from_ref(record) as u64;
+    probes::input(header, frame.len() as u64, frame.as_ptr() as u64);
+}
+
 impl Claimants<'_> {
     pub(super) fn offer(&mut self, record: &RecordHeader, frame: &[u8]) {
         if record.is_raw() {
             self.inboxes.deliver(record, frame);
         } else {
+            probe_input(record, frame);
             let _input = layers::enter(Layer::InputHeaders);
             self.input(record, frame);
         }

@@ -15,7 +15,7 @@ use portolan_sys::ring::Loan;
 use portolan_types::{Generation, Slot};
 
 use super::Core;
-use super::arrivals::Claimants;
+use super::arrivals::{Claimants, probe_input};
 use crate::channel::layers::{self, Layer};
 use crate::channel::{Channel, Lend};
 
@@ -221,6 +221,7 @@ impl Lend for Frames<'_, '_> {
         let borrower = may_stay.then(|| self.lending.of(record)).flatten();
         self.record = borrower.is_some().then_some(*record);
         if let Some(borrower) = borrower {
+            probe_input(record, frame);
             let _input = layers::enter(Layer::InputHeaders);
             let Claimants { now, stack, .. } = self.claimants;
             let behind = borrower.behind(stack, Slot(record.slot));

@@ -456,7 +456,7 @@ impl Core {
         for slot in self.locals.slots_of(ended) {
             self.look_by(slot, |end| end.note_peer_end(now));
         }
-        self.tell_of_locals();
+        self.report_local_events();
     }
 
     fn look_at(&mut self, slot: Slot, now: Instant) {

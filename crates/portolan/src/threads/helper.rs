@@ -57,7 +57,7 @@ pub(crate) fn run(process: &'static Process, mut unattended: Unattended) {
         ticks = ticks.wrapping_add(1);
         if ticks.is_multiple_of(PUBLISH_EVERY) {
             process.look_for_server();
-            process.publish(&process.lock());
+            process.publish(&mut process.lock());
         }
         process.take_outcomes();
         process.check_for_unseen_waits(&mut schedule);
@@ -66,7 +66,7 @@ pub(crate) fn run(process: &'static Process, mut unattended: Unattended) {
         match core.watch.after_tick(since) {
             HelperStep::Rest => process.rest(core),
             HelperStep::StandIn => {
-                process.publish(&core);
+                process.publish(&mut core);
                 seen = process.stand_in(core, &mut schedule);
             }
             HelperStep::Tick => {
@@ -238,8 +238,8 @@ impl Process {
         }
     }
 
-    fn rest(&self, core: CoreGuard<'_>) {
-        self.publish(&core);
+    fn rest(&self, mut core: CoreGuard<'_>) {
+        self.publish(&mut core);
         self.helper.is_resting.store(true, Ordering::Release);
         drop(core);
         // `poll` reports hang-ups unasked.

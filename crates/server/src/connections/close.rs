@@ -8,7 +8,7 @@ use portolan_control::{Command, Errno, Holder, Input, Life, Progress, SessionPha
 use portolan_proto::control::{AfterFlush, Capsule, Reader, ReplyBody, SocketOptionsBlob};
 use portolan_stack::passive::Segment;
 use portolan_stack::{IpOptions, Packet, Session, TcpSession, send_segment};
-use portolan_sys::shm;
+use portolan_sys::{clock, probes, shm};
 use portolan_tcp::{HandoffBuffer, StateName};
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::{TcpFlags, TcpHeader};
@@ -27,7 +27,7 @@ impl Server {
         }
         if session.awaited.is_none() {
             let slot = self.stack.reserve();
-            self.control.registry.depart(id, slot);
+            self.control.registry.depart(id, slot, self.now);
             self.renew_rows(id);
         }
         Ok(ReplyBody::Done.into())
@@ -78,12 +78,12 @@ impl Server {
         if self.handles.local(id).is_some() {
             return Ok(self.flush_local(channel, id, then, options_blob));
         }
-        let Some(session) = self.unpack(id, capsule, fds) else {
+        let Some(session) = self.unpack((channel, id), capsule, fds) else {
             self.control.counters.bad_capsules += 1;
             self.input(Input::Orphaned(id));
             return Err(Errno::PROTO);
         };
-        let at = self.control.registry.arrive(id).unwrap_or_else(|| {
+        let at = self.end_of_flush(id).unwrap_or_else(|| {
             let slot = self.stack.reserve();
             (slot, self.steer(id, Holder::Server(slot)))
         });
@@ -106,6 +106,16 @@ impl Server {
         Ok(ReplyBody::Done.into())
     }
 
+    /// Returns where the server waited for a session; None if it did not.
+    fn end_of_flush(&mut self, id: SessionId) -> Option<(Slot, Generation)> {
+        let at = self.control.registry.arrive(id)?;
+        let since = self.control.registry.session(id)?.awaited_since;
+        // Not the time of this turn, in which the announcement may have been read, too.
+        let took = clock::now().since(since);
+        self.control.migration_times.flushed.observe(took);
+        Some(at)
+    }
+
     /// Datagrams have no state worth keeping; only the port stays as long as a descriptor is open.
     fn flush_udp(&mut self, id: SessionId, then: AfterFlush) -> Result<Answer, Errno> {
         match then {
@@ -118,7 +128,12 @@ impl Server {
     }
 
     /// Decodes a capsule; only one of this session is accepted.
-    fn unpack(&mut self, id: SessionId, capsule: Capsule, fds: Vec<OwnedFd>) -> Option<TcpSession> {
+    fn unpack(
+        &mut self,
+        (channel, id): (ChannelId, SessionId),
+        capsule: Capsule,
+        fds: Vec<OwnedFd>,
+    ) -> Option<TcpSession> {
         let (bytes, unread) = shm::unpack_capsule(capsule, fds).ok()?;
         // Unread bytes stay in the memory of the last holder.
         let unread = match unread {
@@ -133,7 +148,9 @@ impl Server {
             None => None,
         };
         let beside = unread.as_ref().map_or(0, HandoffBuffer::bytes_aside);
-        self.control.counters.capsule_bytes += (bytes.len() + beside) as u64;
+        let length = (bytes.len() + beside) as u64;
+        self.control.counters.capsule_bytes += length;
+        probes::flushed(id.0, channel.0.into(), length);
         let capsule = TcpSession::from_parts(&bytes, unread).ok()?;
         let session = self.control.registry.session(id)?;
         let is_same = capsule.id == id && Some(capsule.flow) == session.flow();
@@ -218,12 +235,17 @@ impl Server {
         to: (ChannelId, Slot),
     ) -> Option<(TcpSession, Generation)> {
         let held = self.server_slot(id)?;
+        let before = clock::now();
         self.set_life(id, Life::Connected);
         let generation = self.steer(id, Holder::Process(to.0, to.1));
         self.drain();
         self.control.counters.handoffs += 1;
         self.note_migration(id);
-        match self.stack.remove(held)? {
+        let removed = self.stack.remove(held)?;
+        let took = clock::now().since(before);
+        self.control.migration_times.cached.observe(took);
+        probes::cached(id.0, to.0.0.into(), to.1.0.into());
+        match removed {
             Session::Tcp(mut session) => {
                 self.give_handle(&mut session);
                 Some((*session, generation))

@@ -7,9 +7,9 @@ use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::report::{
     CounterReport, FilterReport, Holder as ReportedHolder, STATE_NAMES, SessionFigures,
-    SessionReport, StatisticsRow, StatusReport,
+    SessionReport, StatisticsRow, StatusReport, TimesReport,
 };
-use portolan_stack::{COUNTERS, counter_names};
+use portolan_stack::{COUNTERS, counter_names, round_trip_times};
 use portolan_sys::shm::StatisticsReader;
 use portolan_types::{ChannelId, Protocol};
 
@@ -125,22 +125,29 @@ impl Server {
         self.control.counters.groups_refused = self.sharing.refused_groups();
     }
 
+    /// Returns the sums of the counters of all holders, former ones included.
+    fn sum_of_holders(&self) -> [u64; COUNTERS] {
+        let mut sum = self.ended;
+        add(&mut sum, &self.stack.counters());
+        for ends in self.channels.values() {
+            add(&mut sum, &ends.statistics.counters());
+        }
+        sum
+    }
+
     fn report_holders(&self, counters: &mut Vec<CounterReport>) {
         let own = self.stack.counters();
-        let mut sum = self.ended;
-        add(&mut sum, &own);
         let mut holders = vec![(ReportedHolder::Server, own)];
         for (channel, ends) in &self.channels {
             let mut claimed = [0; COUNTERS];
             add(&mut claimed, &ends.statistics.counters());
-            add(&mut sum, &claimed);
             if let Some(process) = self.control.registry.process(*channel) {
                 let holder = reported(process);
                 counters.extend(self.losses_of(*channel, &holder));
                 holders.push((holder, claimed));
             }
         }
-        counters.extend(name_counters(&sum, None));
+        counters.extend(name_counters(&self.sum_of_holders(), None));
         for (holder, values) in holders {
             // Zeros are omitted: there may be many processes.
             let named = name_counters(&values, Some(holder));
@@ -174,7 +181,8 @@ impl Server {
         add(&mut self.ended, &statistics.counters());
     }
 
-    pub fn read_status(&self) -> Answer {
+    pub fn read_status(&mut self) -> Answer {
+        self.stack.observe_round_trips();
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let run_time = self.filter.run_time();
         ReplyBody::Status(StatusReport {
@@ -198,6 +206,10 @@ impl Server {
                 driver_hooks: self.report_driver_hooks(),
             },
             faults: self.faults(),
+            times: Box::new(TimesReport {
+                round_trips: round_trip_times(&self.sum_of_holders()),
+                migrations: self.control.migration_times,
+            }),
         })
         .into()
     }

@@ -7,6 +7,7 @@ use portolan_tcp::{Config, Connection};
 use portolan_types::{FlowKey, MacAddr, Protocol, SeqNum, SessionId};
 
 use super::*;
+use crate::counters::round_trip_times;
 use crate::frame::{Frame, Wire};
 use crate::packet::Transport;
 use portolan_proto::ip::MtuDiscovery;
@@ -488,6 +489,23 @@ fn a_report_of_a_narrow_path_holds_for_all_sessions_for_ten_minutes() {
     a.expire(now() + core::time::Duration::from_secs(600));
     assert_eq!(send(&mut a, two).0, None);
     assert_eq!(a.path_mtu(at(B).ip(), &known), Some(1500));
+}
+
+#[test]
+fn a_round_trip_time_counts_when_it_has_changed_and_when_its_session_leaves() {
+    let (mut a, mut b) = (Stack::new(now()), Stack::new(now()));
+    let (at_a, at_b) = connected(&mut a, &mut b);
+    let count = |stack: &Stack| -> u64 { round_trip_times(&stack.counters()).counts.iter().sum() };
+    assert_eq!(count(&a), 0, "no packet's way leads to the histogram");
+    a.observe_round_trips();
+    a.observe_round_trips();
+    assert_eq!(count(&a), 1);
+    let session = a.take(at_a).expect("it is there");
+    a.insert_at(now(), at_a, session);
+    a.observe_round_trips();
+    assert_eq!(count(&a), 1, "it left and came back as it was");
+    b.remove(at_b);
+    assert_eq!(count(&b), 1, "it left before anybody looked");
 }
 
 /// A connection between two stacks, whose segments hold 1448 bytes.

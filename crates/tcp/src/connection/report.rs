@@ -1,5 +1,7 @@
 //! What a connection reports about itself.
 
+use core::time::Duration;
+
 use super::{Connection, Counters};
 use crate::cc::BbrInfo;
 use crate::config::CongestionKind;
@@ -25,6 +27,11 @@ impl Connection {
     /// Retransmitted segments that are neither acknowledged nor counted as lost since.
     pub fn retransmissions_in_flight(&self) -> u32 {
         self.send.board.retransmitted().div_ceil(self.send.mss)
+    }
+
+    /// The smoothed round-trip time; None before the first sample.
+    pub fn smoothed_rtt(&self) -> Option<Duration> {
+        self.send.rtt.smoothed()
     }
 
     pub fn tcp_info(&self) -> TcpInfo {

@@ -13,7 +13,7 @@ fn counter(group: &str, name: &str, value: u64) -> CounterReport {
     }
 }
 
-fn session(program: &str, srtt_us: u32) -> SessionReport {
+fn session(program: &str) -> SessionReport {
     SessionReport {
         uid: 0,
         session: SessionId(1),
@@ -29,7 +29,6 @@ fn session(program: &str, srtt_us: u32) -> SessionReport {
         mapping: Mapping::Shared,
         delivery: DeliveryReport::As(Delivery::Shm),
         figures: SessionFigures {
-            srtt_us,
             receive_queue: 10,
             ..SessionFigures::default()
         },
@@ -66,7 +65,7 @@ fn reasons_are_labels_of_one_family() {
             .iter()
             .map(|(labels, value)| (labels[0].1.as_str(), *value))
             .collect::<Vec<_>>(),
-        Samples::Gauges(_) => panic!("{name} is a gauge"),
+        _ => panic!("{name} is no counter"),
     };
     assert_eq!(
         reasons("portolan_receive_drops"),
@@ -93,28 +92,31 @@ fn counts_of_single_holders_are_left_out() {
 }
 
 #[test]
-fn quantiles_leave_out_connections_without_a_measurement() {
-    let sessions: Vec<_> = [0, 0, 100, 200, 300]
-        .map(|srtt_us| session("a", srtt_us))
-        .to_vec();
-    let Some(Family {
-        samples: Samples::Gauges(samples),
-        ..
-    }) = round_trip_times(&sessions)
-    else {
-        panic!("there are measurements");
+fn migrations_are_of_three_kinds() {
+    let mut times = TimesReport::default();
+    let took = std::time::Duration::from_micros(30);
+    times.migrations.flushed.observe(took);
+    times.round_trips.observe(took);
+    let families = of_times(&times);
+    let Samples::Histograms(samples) = family(&families, "portolan_migration_seconds") else {
+        panic!("durations are a histogram");
     };
-    let values: Vec<f64> = samples.iter().map(|(_, value)| value * 1e6).collect();
-    assert_eq!(values[0].round(), 200.0);
-    assert_eq!(values[2].round(), 300.0);
-    assert_eq!(round_trip_times(&[session("a", 0)]), None);
+    let counts: Vec<_> = samples
+        .iter()
+        .map(|(labels, histogram)| (labels[0].1.as_str(), histogram.counts.iter().sum()))
+        .collect();
+    assert_eq!(counts, [("cache", 0_u64), ("flush", 1), ("recall", 0)]);
+    assert_eq!(
+        *family(&families, "portolan_tcp_round_trip_seconds"),
+        Samples::Histograms(vec![(Vec::new(), times.round_trips)])
+    );
 }
 
 #[test]
 fn programs_beyond_the_bound_are_one() {
     let sessions: Vec<_> = (0..2 * PROGRAMS)
-        .map(|n| session(&format!("p{n}"), 1))
-        .chain((0..3).map(|_| session("busy", 1)))
+        .map(|n| session(&format!("p{n}")))
+        .chain((0..3).map(|_| session("busy")))
         .collect();
     let families = of_programs(&sessions);
     let Samples::Gauges(samples) = family(&families, "portolan_program_sessions") else {
