@@ -89,7 +89,9 @@ pub fn shown_by(socket: impl AsFd) -> Result<Option<BoundPort>, Errno> {
         _ => return Ok(None),
     };
     let local = SocketAddr::try_from(getsockname(&socket)?)?;
-    let v6_only = local.is_ipv6() && sockopt::ipv6_v6only(&socket)?;
+    // The kernel sets the option of sockets at a single address, too.
+    let is_any = local.ip() == IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    let v6_only = is_any && sockopt::ipv6_v6only(&socket)?;
     Ok(Some(BoundPort {
         protocol,
         local,
