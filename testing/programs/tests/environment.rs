@@ -238,6 +238,21 @@ fn works_behind(source: &str, name: &str, options: &[&str]) {
 }
 
 #[test]
+fn a_program_uses_connections_while_it_ends() {
+    const PORT: u16 = 7080;
+    let bed = bed();
+    let program = compiled(&bed, "testing/programs/fixtures/at_exit.c");
+    let _server = echo(&bed, Stack::Kernel, PORT);
+    let address = bed.server.address.to_string();
+    for stack in STACKS {
+        let mut command = bed.command(Side::Client, stack, &program);
+        let told = run(command.args([&address, &PORT.to_string()]));
+        let expected = "forks\nis answered\nis answered at last";
+        assert_eq!(told.expect("it ends").trim(), expected, "{stack:?}");
+    }
+}
+
+#[test]
 fn another_library_passes_calls_on_to_this_one() {
     works_behind("testing/programs/fixtures/interposer.c", "passing", &[]);
 }

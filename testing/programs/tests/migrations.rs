@@ -21,8 +21,9 @@ fn moves() -> u64 {
 /// receives and 10 ms for those that it sends: it loses whole TSO segments, which are fewer and longer.
 const WAYS: [(&str, u64); 2] = [("send", 256 << 10), ("receive", 1 << 20)];
 
-/// Minimum part of the throughput without migrations, even if other work takes most of the cores.
-const LEAST: f64 = 0.25;
+/// Minimum part of the throughput without migrations, even if other work takes most of the cores, and losses happen to
+/// spare the run at rest. Usual are 0.4 and more.
+const LEAST: f64 = 0.15;
 
 /// Returns the seconds that all blocks took.
 fn play(bed: &Bed, (way, block): (&str, u64), movement: &str) -> f64 {

@@ -553,8 +553,8 @@ fn top_has_keys_and_fits_a_terminal_of_any_width() {
     terminal.press(&["4"]);
     terminal.await_text("eth0");
     terminal.press(&["5"]);
-    let screen = terminal.await_text("0%]");
-    assert!(screen.contains(&format!("port tcp:{PORT}")), "{screen}");
+    let screen = terminal.await_text(&format!("port tcp:{PORT}"));
+    assert!(screen.contains("0%]"), "{screen}");
 
     terminal.press(&["2"]);
     terminal.resize("40", "10");

@@ -1,7 +1,7 @@
 //! The outcomes of active opens: a session, or an error, which the server leaves on the socket's descriptor (ADR 4).
 
-use std::cell::RefCell;
-use std::os::fd::{OwnedFd, RawFd};
+use std::cell::Cell;
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use portolan_proto::MAX_MESSAGE;
@@ -26,7 +26,7 @@ use crate::socket::{Socket, SocketPhase, SocketState};
 
 thread_local! {
     /// Buffer for the outcome of an open; as long as the longest message.
-    static MESSAGE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    static MESSAGE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
 }
 
 impl Process {
@@ -109,27 +109,37 @@ fn has_outcome(fd: RawFd) -> bool {
 /// Returns the session, or the error that the server left on the descriptor; `None` if neither has arrived.
 fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<NewSession, i32>> {
     let near = descriptor::borrow(fd).ok()?;
-    MESSAGE.with_borrow_mut(|message| {
-        message.resize(MAX_MESSAGE, 0);
-        let received = match unix::receive(near, message) {
-            Ok(received) if received.is_short => return Some(Err(libc::EMFILE)),
-            Ok(received) => received,
-            Err(ReceiveError::Blocked) => return None,
-            Err(_) => return Some(Err(libc::ECONNABORTED)),
-        };
-        let mut fds: Vec<OwnedFd> = received.fds.into_iter().collect();
-        Some(match portolan_proto::decode(&message[..received.length]) {
-            Ok(DescriptorEvent::Established {
-                capsule,
-                generation,
-            }) => open_capsule(capsule.into(), generation, fds)
-                .map(|session| NewSession::Session(Session::Tcp(Box::new(session)))),
-            Ok(DescriptorEvent::EstablishedLocal) => session
-                .ok_or(libc::EPROTO)
-                .and_then(|id| Ok((id, locals::open(fds.pop(), Side::Opener)?)))
-                .map(|(id, end)| NewSession::Local(id, Box::new(end))),
-            Ok(DescriptorEvent::Failed { errno }) => Err(errno),
-            Ok(_) | Err(_) => Err(libc::EPROTO),
-        })
+    // When the program ends, its thread-locals may have been dropped.
+    let mut message = MESSAGE.try_with(Cell::take).unwrap_or_default();
+    message.resize(MAX_MESSAGE, 0);
+    let outcome = read_outcome(near, session, &mut message);
+    let _ = MESSAGE.try_with(|kept| kept.set(message));
+    outcome
+}
+
+fn read_outcome(
+    near: BorrowedFd<'_>,
+    session: Option<SessionId>,
+    message: &mut [u8],
+) -> Option<Result<NewSession, i32>> {
+    let received = match unix::receive(near, message) {
+        Ok(received) if received.is_short => return Some(Err(libc::EMFILE)),
+        Ok(received) => received,
+        Err(ReceiveError::Blocked) => return None,
+        Err(_) => return Some(Err(libc::ECONNABORTED)),
+    };
+    let mut fds: Vec<OwnedFd> = received.fds.into_iter().collect();
+    Some(match portolan_proto::decode(&message[..received.length]) {
+        Ok(DescriptorEvent::Established {
+            capsule,
+            generation,
+        }) => open_capsule(capsule.into(), generation, fds)
+            .map(|session| NewSession::Session(Session::Tcp(Box::new(session)))),
+        Ok(DescriptorEvent::EstablishedLocal) => session
+            .ok_or(libc::EPROTO)
+            .and_then(|id| Ok((id, locals::open(fds.pop(), Side::Opener)?)))
+            .map(|(id, end)| NewSession::Local(id, Box::new(end))),
+        Ok(DescriptorEvent::Failed { errno }) => Err(errno),
+        Ok(_) | Err(_) => Err(libc::EPROTO),
     })
 }

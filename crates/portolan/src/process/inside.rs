@@ -5,7 +5,8 @@
 //!
 //! Nothing here allocates: under the preload library an allocator may call in while it starts.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
+use std::mem::ManuallyDrop;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering, compiler_fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -32,7 +33,8 @@ static IS_FORKING: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static THREAD: Thread = const { Thread::new() };
-    static HELD: RefCell<Option<MutexGuard<'static, ()>>> = const { RefCell::new(None) };
+    /// Without a destructor: a program may fork while it ends, when the thread's other variables have been dropped.
+    static HELD: Cell<Option<ManuallyDrop<MutexGuard<'static, ()>>>> = const { Cell::new(None) };
 }
 
 /// State of a thread, in one variable: in a shared library each access to a thread-local is a call.
@@ -228,7 +230,7 @@ pub(crate) fn hold_others() {
             std::thread::sleep(LOOK_EVERY);
         }
     }
-    HELD.replace(Some(held));
+    HELD.set(Some(ManuallyDrop::new(held)));
 }
 
 /// Called after the fork, in the parent.
@@ -261,7 +263,7 @@ fn end_fork() {
     THREAD.with(|thread| thread.is_at_fork.set(true));
     if let Some(held) = HELD.take() {
         IS_FORKING.store(false, Ordering::SeqCst);
-        drop(held);
+        drop(ManuallyDrop::into_inner(held));
     }
     THREAD.with(|thread| thread.is_at_fork.set(false));
     compiler_fence(Ordering::SeqCst);

@@ -40,17 +40,20 @@ thread_local! {
 }
 
 impl Waiter {
-    /// Returns the calling thread's own.
+    /// Returns the calling thread's own. A thread that ends, and has dropped its variables, gets one for this wait.
     pub(crate) fn mine() -> Arc<Waiter> {
-        MINE.with(|mine| {
+        let mine = MINE.try_with(|mine| {
             let mut mine = mine.borrow_mut();
-            let waiter = mine.get_or_insert_with(|| {
-                let waiter = Arc::new(Waiter::new());
-                note(&waiter);
-                waiter
-            });
+            let waiter = mine.get_or_insert_with(Waiter::noted);
             Arc::clone(waiter)
-        })
+        });
+        mine.unwrap_or_else(|_| Waiter::noted())
+    }
+
+    fn noted() -> Arc<Waiter> {
+        let waiter = Arc::new(Waiter::new());
+        note(&waiter);
+        waiter
     }
 
     pub(crate) fn new() -> Waiter {
@@ -90,7 +93,8 @@ impl Waiter {
 
     /// Called after fork: the child shares the parent's eventfd and must not use it.
     pub(crate) fn forget_mine() {
-        MINE.with(|mine| mine.borrow_mut().take());
+        // One that ends, and forks, has none any more.
+        let _ = MINE.try_with(|mine| mine.borrow_mut().take());
     }
 
     /// Wakes the thread if it sleeps. The caller holds `Core`, as does the thread between its last
