@@ -125,29 +125,36 @@ impl Server {
         self.control.counters.groups_refused = self.sharing.refused_groups();
     }
 
-    /// Returns the sums of the counters of all holders, former ones included.
-    fn sum_of_holders(&self) -> [u64; COUNTERS] {
+    /// Returns what the library of each process claims.
+    fn claimed_counters(&self) -> impl Iterator<Item = (ChannelId, [u64; COUNTERS])> {
+        self.channels.iter().map(|(channel, ends)| {
+            let mut claimed = [0; COUNTERS];
+            add(&mut claimed, &ends.statistics.counters());
+            (*channel, claimed)
+        })
+    }
+
+    /// Returns the sums of the counters of all holders, former ones included. `claimed` are those of the processes.
+    fn sum_of_holders(&self, claimed: impl Iterator<Item = [u64; COUNTERS]>) -> [u64; COUNTERS] {
         let mut sum = self.ended;
         add(&mut sum, &self.stack.counters());
-        for ends in self.channels.values() {
-            add(&mut sum, &ends.statistics.counters());
-        }
+        claimed.for_each(|counters| add(&mut sum, &counters));
         sum
     }
 
     fn report_holders(&self, counters: &mut Vec<CounterReport>) {
-        let own = self.stack.counters();
-        let mut holders = vec![(ReportedHolder::Server, own)];
-        for (channel, ends) in &self.channels {
-            let mut claimed = [0; COUNTERS];
-            add(&mut claimed, &ends.statistics.counters());
-            if let Some(process) = self.control.registry.process(*channel) {
+        // Read once: a sum is that of the parts.
+        let claimed: Vec<_> = self.claimed_counters().collect();
+        let sum = self.sum_of_holders(claimed.iter().map(|(_, counters)| *counters));
+        let mut holders = vec![(ReportedHolder::Server, self.stack.counters())];
+        for (channel, claimed) in claimed {
+            if let Some(process) = self.control.registry.process(channel) {
                 let holder = reported(process);
-                counters.extend(self.losses_of(*channel, &holder));
+                counters.extend(self.losses_of(channel, &holder));
                 holders.push((holder, claimed));
             }
         }
-        counters.extend(name_counters(&self.sum_of_holders(), None));
+        counters.extend(name_counters(&sum, None));
         for (holder, values) in holders {
             // Zeros are omitted: there may be many processes.
             let named = name_counters(&values, Some(holder));
@@ -183,6 +190,8 @@ impl Server {
 
     pub fn read_status(&mut self) -> Answer {
         self.stack.observe_round_trips();
+        let claimed = self.claimed_counters().map(|(_, counters)| counters);
+        let holders = self.sum_of_holders(claimed);
         let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
         let run_time = self.filter.run_time();
         ReplyBody::Status(StatusReport {
@@ -207,7 +216,7 @@ impl Server {
             },
             faults: self.faults(),
             times: Box::new(TimesReport {
-                round_trips: round_trip_times(&self.sum_of_holders()),
+                round_trips: round_trip_times(&holders),
                 migrations: self.control.migration_times,
             }),
         })
