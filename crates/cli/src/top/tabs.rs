@@ -70,8 +70,8 @@ pub fn summary(view: &View) -> Vec<String> {
     vec![
         format!("{} sessions", view.sessions.len()),
         format!("{} processes", view.processes.len()),
-        format!("in {}bit/s", scaled(view.in_bits)),
-        format!("out {}bit/s", scaled(view.out_bits)),
+        format!("in {}bit/s", scaled(view.traffic.in_bits)),
+        format!("out {}bit/s", scaled(view.traffic.out_bits)),
         format!("{} drops/s", scaled(view.drops).trim_end()),
         format!("server {} CPU", percent(view.server_cpu)),
     ]
@@ -81,8 +81,8 @@ static PROCESSES: [Column<ProcessRow>; 7] = [
     Column::number("PID", 3, |row| f64::from(row.pid), count),
     Column::text("Program", 0, |row| row.program.clone()),
     Column::number("Sessions", 4, |row| row.sessions as f64, count),
-    Column::number("In bit/s", 0, |row| row.in_bits, scaled),
-    Column::number("Out bit/s", 0, |row| row.out_bits, scaled),
+    Column::number("In bit/s", 0, |row| row.traffic.in_bits, scaled),
+    Column::number("Out bit/s", 0, |row| row.traffic.out_bits, scaled),
     Column::number("Drops/s", 2, |row: &ProcessRow| row.drops, scaled).with_tone(alarm_if_any),
     Column::number("CPU", 1, |row| row.cpu, percent),
 ];
@@ -95,8 +95,8 @@ static SESSIONS: [Column<SessionRow>; 10] = [
             .map_or_else(|| "*".to_owned(), |remote| remote.to_string())
     }),
     Column::text("Holder", 2, |row| row.holder.to_string()),
-    Column::number("In bit/s", 0, |row| row.in_bits, scaled),
-    Column::number("Out bit/s", 0, |row| row.out_bits, scaled),
+    Column::number("In bit/s", 0, |row| row.traffic.in_bits, scaled),
+    Column::number("Out bit/s", 0, |row| row.traffic.out_bits, scaled),
     Column::number("Recv-Q", 6, |row| row.receive_queue.into(), count),
     Column::number("Send-Q", 7, |row| row.send_queue.into(), count),
     Column::number("Retrans/s", 5, |row: &SessionRow| row.retransmits, scaled)
@@ -110,8 +110,8 @@ static USERS: [Column<UserRow>; 7] = [
     }),
     Column::number("Processes", 3, |row| row.processes as f64, count),
     Column::number("Sessions", 4, |row| row.sessions as f64, count),
-    Column::number("In bit/s", 0, |row| row.in_bits, scaled),
-    Column::number("Out bit/s", 0, |row| row.out_bits, scaled),
+    Column::number("In bit/s", 0, |row| row.traffic.in_bits, scaled),
+    Column::number("Out bit/s", 0, |row| row.traffic.out_bits, scaled),
     Column::number("Drops/s", 2, |row: &UserRow| row.drops, scaled).with_tone(alarm_if_any),
     Column::number("CPU", 1, |row| row.cpu, percent),
 ];
@@ -121,12 +121,12 @@ static LINKS: [Column<LinkRow>; 7] = [
         let gone = if row.is_present { "" } else { " (gone)" };
         format!("{}{gone}", row.device)
     }),
-    Column::number("In bit/s", 0, |row| row.in_bits, scaled),
-    Column::number("Out bit/s", 0, |row| row.out_bits, scaled),
+    Column::number("In bit/s", 0, |row| row.traffic.in_bits, scaled),
+    Column::number("Out bit/s", 0, |row| row.traffic.out_bits, scaled),
     Column::number("Rate", 3, |row| row.rate, scaled),
     Column::number("Reserved", 4, |row| row.reserved, scaled),
     Column::number("Drops/s", 2, |row: &LinkRow| row.drops, scaled).with_tone(alarm_if_any),
-    Column::share("Use", 1, |row| share(row.out_bits, row.rate)),
+    Column::share("Use", 1, |row| share(row.traffic.out_bits, row.rate)),
 ];
 
 static GUARANTEES: [Column<GuaranteeRow>; 7] = [

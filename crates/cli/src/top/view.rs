@@ -1,7 +1,9 @@
 //! Derives a view from two snapshots: rates, shares and totals, the busiest first.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::iter::Sum;
 use std::net::SocketAddr;
+use std::ops::AddAssign;
 use std::time::Duration;
 
 use portolan_proto::qos::{LinkReport, QosReport, Scope};
@@ -15,6 +17,39 @@ use super::{DeviceBytes, Look};
 use crate::json::{self, HolderView, measure, measure_schema};
 use crate::table::printable;
 
+// Bits per second. A doc comment would describe each row that has it in the schema.
+#[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
+pub struct Traffic {
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub in_bits: f64,
+    #[serde(serialize_with = "measure")]
+    #[schemars(schema_with = "measure_schema")]
+    pub out_bits: f64,
+}
+
+impl Traffic {
+    fn both(self) -> f64 {
+        self.in_bits + self.out_bits
+    }
+}
+
+impl AddAssign for Traffic {
+    fn add_assign(&mut self, other: Traffic) {
+        self.in_bits += other.in_bits;
+        self.out_bits += other.out_bits;
+    }
+}
+
+impl Sum for Traffic {
+    fn sum<I: Iterator<Item = Traffic>>(all: I) -> Traffic {
+        all.fold(Traffic::default(), |mut sum, traffic| {
+            sum += traffic;
+            sum
+        })
+    }
+}
+
 /// The contents of one screen. Rates are per second, shares are of one CPU.
 #[derive(Debug, Serialize, JsonSchema)]
 pub struct View {
@@ -22,12 +57,8 @@ pub struct View {
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
     pub seconds: f64,
-    #[serde(serialize_with = "measure")]
-    #[schemars(schema_with = "measure_schema")]
-    pub in_bits: f64,
-    #[serde(serialize_with = "measure")]
-    #[schemars(schema_with = "measure_schema")]
-    pub out_bits: f64,
+    #[serde(flatten)]
+    pub traffic: Traffic,
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
     pub drops: f64,
@@ -49,12 +80,8 @@ pub struct SessionRow {
     #[schemars(with = "Option<String>")]
     pub remote: Option<SocketAddr>,
     pub holder: HolderView,
-    #[serde(serialize_with = "measure")]
-    #[schemars(schema_with = "measure_schema")]
-    pub in_bits: f64,
-    #[serde(serialize_with = "measure")]
-    #[schemars(schema_with = "measure_schema")]
-    pub out_bits: f64,
+    #[serde(flatten)]
+    pub traffic: Traffic,
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
     pub in_packets: f64,
@@ -77,12 +104,8 @@ pub struct ProcessRow {
     pub pid: u32,
     pub program: String,
     pub sessions: usize,
-    #[serde(serialize_with = "measure")]
-    #[schemars(schema_with = "measure_schema")]
-    pub in_bits: f64,
-    #[serde(serialize_with = "measure")]
-    #[schemars(schema_with = "measure_schema")]
-    pub out_bits: f64,
+    #[serde(flatten)]
+    pub traffic: Traffic,
     /// Frames that the packet filter dropped because a ring was full, a budget exceeded or a priority low.
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
@@ -102,12 +125,8 @@ pub struct UserRow {
     /// Processes that hold a session.
     pub processes: usize,
     pub sessions: usize,
-    #[serde(serialize_with = "measure")]
-    #[schemars(schema_with = "measure_schema")]
-    pub in_bits: f64,
-    #[serde(serialize_with = "measure")]
-    #[schemars(schema_with = "measure_schema")]
-    pub out_bits: f64,
+    #[serde(flatten)]
+    pub traffic: Traffic,
     /// Those of the processes.
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
@@ -124,12 +143,8 @@ pub struct LinkRow {
     pub device: String,
     /// The device exists.
     pub is_present: bool,
-    #[serde(serialize_with = "measure")]
-    #[schemars(schema_with = "measure_schema")]
-    pub in_bits: f64,
-    #[serde(serialize_with = "measure")]
-    #[schemars(schema_with = "measure_schema")]
-    pub out_bits: f64,
+    #[serde(flatten)]
+    pub traffic: Traffic,
     /// Null: not known.
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
@@ -177,15 +192,14 @@ impl View {
         let drops = drops(&before.counters, &now.counters, seconds);
         View {
             seconds,
-            in_bits: sessions.iter().map(|session| session.in_bits).sum(),
-            out_bits: sessions.iter().map(|session| session.out_bits).sum(),
+            traffic: sessions.iter().map(|session| session.traffic).sum(),
             drops: drops.values().sum(),
             server_cpu: shares.get(&now.server).copied().unwrap_or(0.0),
             processes: processes(&sessions, &now.sessions, &drops, &shares),
             users: users(&sessions, &now.sessions, &drops, &shares),
             links: links(before, now, seconds),
             guarantees: guarantees(&before.guarantees, &now.guarantees, seconds),
-            sessions: by_rate(sessions, |session| session.in_bits + session.out_bits),
+            sessions: by_rate(sessions, |session| session.traffic.both()),
         }
     }
 }
@@ -220,8 +234,10 @@ fn sessions(before: &[SessionReport], now: &[SessionReport], seconds: f64) -> Ve
             local: session.local,
             remote: session.remote,
             holder: (&session.holder).into(),
-            in_bits: 8.0 * rate(earlier.bytes_in, figures.bytes_in),
-            out_bits: 8.0 * rate(earlier.bytes_out, figures.bytes_out),
+            traffic: Traffic {
+                in_bits: 8.0 * rate(earlier.bytes_in, figures.bytes_in),
+                out_bits: 8.0 * rate(earlier.bytes_out, figures.bytes_out),
+            },
             in_packets: rate(earlier.segments_in, figures.segments_in),
             out_packets: rate(earlier.segments_out, figures.segments_out),
             retransmits: rate(earlier.retransmits, figures.retransmits),
@@ -278,17 +294,15 @@ fn processes(
             pid: *pid,
             program: printable(program),
             sessions: 0,
-            in_bits: 0.0,
-            out_bits: 0.0,
+            traffic: Traffic::default(),
             drops: drops.get(pid).copied().unwrap_or(0.0),
             cpu: shares.get(pid).copied().unwrap_or(0.0),
         });
         total.sessions += 1;
-        total.in_bits += row.in_bits;
-        total.out_bits += row.out_bits;
+        total.traffic += row.traffic;
     }
     by_rate(totals.into_values().collect(), |total| {
-        total.in_bits + total.out_bits + total.drops
+        total.traffic.both() + total.drops
     })
 }
 
@@ -304,8 +318,7 @@ fn users(
             .entry(session.uid)
             .or_insert_with(|| (no_use_of(session.uid), BTreeSet::new()));
         total.sessions += 1;
-        total.in_bits += row.in_bits;
-        total.out_bits += row.out_bits;
+        total.traffic += row.traffic;
         pids.extend(pid_of(session));
     }
     let rows = totals.into_values().map(|(total, pids)| UserRow {
@@ -314,7 +327,7 @@ fn users(
         cpu: pids.iter().filter_map(|pid| shares.get(pid)).sum(),
         ..total
     });
-    by_rate(rows.collect(), |total| total.in_bits + total.out_bits)
+    by_rate(rows.collect(), |total| total.traffic.both())
 }
 
 fn no_use_of(uid: u32) -> UserRow {
@@ -323,8 +336,7 @@ fn no_use_of(uid: u32) -> UserRow {
         user: accounts::name_of(uid).map(|name| printable(&name)),
         processes: 0,
         sessions: 0,
-        in_bits: 0.0,
-        out_bits: 0.0,
+        traffic: Traffic::default(),
         drops: 0.0,
         cpu: 0.0,
     }
@@ -344,8 +356,10 @@ fn links(before: &Look, now: &Look, seconds: f64) -> Vec<LinkRow> {
         LinkRow {
             device: printable(&link.device),
             is_present: !link.gone,
-            in_bits: since(|bytes| bytes.received),
-            out_bits: since(|bytes| bytes.sent),
+            traffic: Traffic {
+                in_bits: since(|bytes| bytes.received),
+                out_bits: since(|bytes| bytes.sent),
+            },
             rate: link.rate.map_or(f64::INFINITY, |rate| rate as f64),
             reserved: link.reserved as f64,
             drops: rate(
@@ -489,15 +503,18 @@ mod tests {
         let view = View::between(&before, &now);
         let ports: Vec<u16> = view.sessions.iter().map(|s| s.local.port()).collect();
         assert_eq!(ports, [2, 1]);
-        assert_eq!(view.sessions[0].in_bits, 12_000.0);
+        assert_eq!(view.sessions[0].traffic.in_bits, 12_000.0);
         let process = &view.processes[0];
-        assert_eq!((process.sessions, process.in_bits), (2, 16_000.0));
+        assert_eq!((process.sessions, process.traffic.in_bits), (2, 16_000.0));
         assert_eq!((process.drops, process.cpu), (10.0, 0.25));
         assert_eq!(process.program, "dns?[2J");
         let user = &view.users[0];
         assert_eq!((user.uid, &user.user), (4_000_000_000, &None));
         assert_eq!((user.processes, user.sessions), (1, 2));
-        assert_eq!((user.in_bits, user.drops, user.cpu), (16_000.0, 10.0, 0.25));
+        assert_eq!(
+            (user.traffic.in_bits, user.drops, user.cpu),
+            (16_000.0, 10.0, 0.25)
+        );
     }
 
     #[test]
@@ -512,7 +529,7 @@ mod tests {
         now.devices.insert("eth0".into(), bytes(3000, 1000));
         now.devices.insert("eth1".into(), bytes(u64::MAX, 7));
         let links = View::between(&before, &now).links;
-        let of = |link: &LinkRow| (link.in_bits, link.out_bits, link.drops);
+        let of = |link: &LinkRow| (link.traffic.in_bits, link.traffic.out_bits, link.drops);
         assert_eq!(of(&links[0]), (8000.0, 2000.0, 2.0));
         assert_eq!(of(&links[1]), (0.0, 0.0, 0.0));
     }
@@ -522,6 +539,9 @@ mod tests {
         let start = Instant::now();
         let before = look(start, vec![session(1, 5000)], 0, 0);
         let now = look(start + Duration::from_secs(1), vec![session(1, 10)], 0, 0);
-        assert_eq!(View::between(&before, &now).sessions[0].in_bits, 80.0);
+        assert_eq!(
+            View::between(&before, &now).sessions[0].traffic.in_bits,
+            80.0
+        );
     }
 }

@@ -5,15 +5,17 @@ use ratatui::{Terminal, style};
 use super::*;
 use crate::json::HolderView;
 use crate::top::sheet::Arrangement;
-use crate::top::view::{GuaranteeRow, LinkRow, ProcessRow, SessionRow, UserRow, View};
+use crate::top::view::{GuaranteeRow, LinkRow, ProcessRow, SessionRow, Traffic, UserRow, View};
 
 fn process(pid: u32, program: &str, in_bits: f64, drops: f64) -> ProcessRow {
     ProcessRow {
         pid,
         program: program.into(),
         sessions: 3,
-        in_bits,
-        out_bits: 2e6,
+        traffic: Traffic {
+            in_bits,
+            out_bits: 2e6,
+        },
         drops,
         cpu: 0.25,
     }
@@ -28,8 +30,10 @@ fn session(port: u16, retransmits: f64) -> SessionRow {
             pid: 7,
             program: "redis-server".into(),
         },
-        in_bits: 1e6,
-        out_bits: 2e6,
+        traffic: Traffic {
+            in_bits: 1e6,
+            out_bits: 2e6,
+        },
         in_packets: 100.0,
         out_packets: 200.0,
         retransmits,
@@ -53,8 +57,10 @@ fn guarantee(scope: &str, used: f64) -> GuaranteeRow {
 fn view() -> View {
     View {
         seconds: 1.0,
-        in_bits: 40e6,
-        out_bits: 4e6,
+        traffic: Traffic {
+            in_bits: 40e6,
+            out_bits: 4e6,
+        },
         drops: 2.0,
         server_cpu: 0.015,
         sessions: (0..30).map(|n| session(6379 + n, 0.0)).collect(),
@@ -67,16 +73,20 @@ fn view() -> View {
             user: Some("www-data".into()),
             processes: 2,
             sessions: 6,
-            in_bits: 40e6,
-            out_bits: 4e6,
+            traffic: Traffic {
+                in_bits: 40e6,
+                out_bits: 4e6,
+            },
             drops: 2.0,
             cpu: 0.5,
         }],
         links: vec![LinkRow {
             device: "eth0".into(),
             is_present: true,
-            in_bits: 40e6,
-            out_bits: 50e6,
+            traffic: Traffic {
+                in_bits: 40e6,
+                out_bits: 50e6,
+            },
             rate: 100e6,
             reserved: 20e6,
             drops: 0.0,
@@ -204,7 +214,10 @@ fn a_filter_and_a_pause_show_below() {
     app.on_key(KeyCode::Enter.into());
     press(&mut app, "p");
     app.show(View {
-        in_bits: 77e6,
+        traffic: Traffic {
+            in_bits: 77e6,
+            ..view().traffic
+        },
         ..view()
     });
     let screen = lines(&mut app, 80, 10);
