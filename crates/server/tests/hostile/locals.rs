@@ -231,6 +231,16 @@ fn while_denied<T>(rings: &Rings, side: Side, action: impl FnOnce() -> T) -> T {
     })
 }
 
+/// Waits until the server says that the session's peer has ended.
+fn await_news_of_end(library: &mut Library, session: SessionId) {
+    await_some("a message", || {
+        match library.client.ask(RequestBody::FetchRecalls) {
+            ReplyBody::Recalled { ended, .. } => ended.contains(&session).then_some(()),
+            other => panic!("{other:?}"),
+        }
+    });
+}
+
 /// What a child of the hostile program does to the memory after its parent's death; the server tells the peer.
 #[test]
 fn an_accomplice_keeps_no_session_open_by_its_memory() {
@@ -245,12 +255,7 @@ fn an_accomplice_keeps_no_session_open_by_its_memory() {
     let shared = Arc::clone(&opened.rings);
     while_denied(&shared, Side::Opener, || {
         drop((opened, other, hostile));
-        await_some("a message", || {
-            match honest.client.ask(RequestBody::FetchRecalls) {
-                ReplyBody::Recalled { ended, .. } => ended.contains(&accepted.id).then_some(()),
-                other => panic!("{other:?}"),
-            }
-        });
+        await_news_of_end(&mut honest, accepted.id);
         accepted.local.note_peer_end(clock::now());
         assert!(accepted.local.is_closed() && accepted.local.error().is_some());
     });
@@ -311,12 +316,7 @@ fn nor_a_session_that_is_accepted_after_its_opener_has_died() {
         let cache = RequestBody::Cache { session, slot };
         let (reply, _) = honest.client.ask_with(cache, &[]);
         assert!(matches!(reply, ReplyBody::CachedLocal { .. }), "{reply:?}");
-        await_some("a message", || {
-            match honest.client.ask(RequestBody::FetchRecalls) {
-                ReplyBody::Recalled { ended, .. } => ended.contains(&session).then_some(()),
-                other => panic!("{other:?}"),
-            }
-        });
+        await_news_of_end(&mut honest, session);
     });
     meter.finish();
 }
