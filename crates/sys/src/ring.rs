@@ -170,6 +170,11 @@ impl Ring {
         }
     }
 
+    /// Whether frames that were read have not been released. The ring's descriptor is readable then.
+    pub fn is_withheld(&self) -> bool {
+        self.published != self.position
+    }
+
     /// The position up to which nothing is lent. Copies loans kept for so long that they block half of the ring.
     #[cold]
     fn unlent(&mut self) -> u64 {

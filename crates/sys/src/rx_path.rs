@@ -6,7 +6,6 @@
 
 use std::ops::Range;
 use std::os::fd::AsFd;
-use std::time::Duration;
 
 use portolan_proto::filter::{RecordHeader, TapStamp};
 use portolan_types::Instant;
@@ -15,11 +14,8 @@ use zerocopy::FromBytes;
 
 use crate::doorbell::{Doorbell, State};
 use crate::ring::{FrameBuffer, LARGEST_FRAME, Loan, Record, Ring};
+use crate::rx_path::order::{Look, Order};
 use crate::tap::{TapIo, VNET_HEADER};
-
-/// A frame that the filter sent to the tap when the owner had just woken up appears there within a
-/// microsecond, unless its CPU is preempted. After this time it counts as lost.
-const STRAGGLE: Duration = Duration::from_millis(1);
 
 /// A frame from the tap gets a buffer of its own if it is at least a quarter of the buffer: a frame that is kept
 /// keeps the whole buffer.
@@ -34,21 +30,7 @@ pub struct RxPath {
     buffer: FrameBuffer,
     /// The last frame is in the buffer.
     is_in_buffer: bool,
-    /// Frames read from the tap; the filter counts those it sent there.
-    taken_from_tap: u32,
-    /// Some were given up. If one arrives later, the count does not show it, so the tap is also read
-    /// after each sleep.
-    has_given_up: bool,
-    /// The tap has not been read since the last sleep.
-    must_ask: bool,
-    is_asleep: bool,
-    /// The ring's position when the owner woke up: frames up to it are older than those of the tap.
-    ring_at_wake: u64,
-    /// When the owner woke up, until the tap is known to be drained: the filter may have seen it asleep
-    /// and not have counted the frame yet.
-    woken: Option<Instant>,
-    /// A frame sent to the tap has not arrived; those on the ring are newer.
-    ring_waits: bool,
+    order: Order,
 }
 
 /// Where the next frame is.
@@ -69,13 +51,7 @@ impl RxPath {
             doorbell,
             buffer: FrameBuffer::new(),
             is_in_buffer: false,
-            taken_from_tap: 0,
-            has_given_up: false,
-            must_ask: false,
-            is_asleep: false,
-            ring_at_wake: 0,
-            woken: None,
-            ring_waits: false,
+            order: Order::default(),
         }
     }
 
@@ -86,24 +62,20 @@ impl RxPath {
         if self.has_received() {
             return false;
         }
-        self.is_asleep = true;
-        self.woken = None;
+        self.order.fall_asleep();
         self.doorbell.set(State::AsleepOnTap);
         self.ring.is_empty()
     }
 
     /// Switches delivery back to the ring. Does nothing if the owner is awake.
     pub fn wake_up(&mut self, now: Instant) {
-        if !self.is_asleep {
+        if !self.order.is_asleep() {
             return;
         }
-        self.is_asleep = false;
         // Before the state is set: what enters the ring afterwards is newer than the tap's frames.
-        self.ring_at_wake = self.ring.produced();
+        self.order.wake_up(self.ring.produced(), now);
         self.doorbell.note_look(now);
         self.doorbell.set(State::Awake);
-        self.woken = Some(now);
-        self.must_ask = self.has_given_up;
     }
 
     /// Whether there are frames to process.
@@ -113,12 +85,12 @@ impl RxPath {
 
     /// Whether the filter sent frames to the tap that were not read.
     fn tap_holds_more(&self) -> bool {
-        self.doorbell.by_tap() != self.taken_from_tap
+        self.order.tap_holds_more(self.doorbell.by_tap())
     }
 
     /// Whether frames may arrive by the tap although the owner is awake.
     pub fn is_settling(&self) -> bool {
-        self.woken.is_some()
+        self.order.is_settling()
     }
 
     /// Returns the next frame from the ring or `tap`, if any. It may overwrite frames returned by
@@ -167,60 +139,30 @@ impl RxPath {
         self.ring.detach_loans();
     }
 
+    /// Reads a frame from the tap into the buffer, if that is where the next one is; skips malformed ones.
     fn place_of_next<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<Location> {
-        if self.ring.position() < self.ring_at_wake {
-            return Some(Location::Ring);
-        }
-        if !self.is_settling() && self.tap_holds_more() {
-            // From a session with tap delivery; the frame may still be in transit.
-            self.woken = Some(now);
-        }
-        if self.is_settling()
-            && let Some((header, length)) = self.read_tap(tap, now)
-        {
-            return Some(Location::Buffer(header, length));
-        }
-        (!self.ring_waits).then_some(Location::Ring)
-    }
-
-    /// Reads a frame into the buffer; skips malformed ones.
-    fn read_tap<F: AsFd>(&mut self, tap: &TapIo<F>, now: Instant) -> Option<(RecordHeader, usize)> {
+        let position = self.ring.position();
         loop {
-            let is_counted = self.tap_holds_more();
-            if !is_counted && !self.must_ask {
-                self.settle(now);
-                return None;
-            }
-            let Some(length) = tap.read(&mut self.buffer) else {
-                self.must_ask = false;
-                if is_counted {
-                    self.miss(now);
-                } else {
-                    self.settle(now);
-                }
-                return None;
+            let counted = match self.order.next(position, || self.doorbell.by_tap(), now) {
+                Look::Ring => return Some(Location::Ring),
+                Look::Nowhere => return None,
+                Look::Tap(counted) => counted,
             };
-            self.taken_from_tap = self.taken_from_tap.wrapping_add(u32::from(is_counted));
+            let Some(length) = tap.read(&mut self.buffer) else {
+                let by_tap = self.doorbell.by_tap();
+                self.order.found_tap_empty(counted, by_tap, now);
+                return self.order.may_read_ring().then_some(Location::Ring);
+            };
+            self.order.took_from_tap(counted);
             if let Some(header) = header_of(&self.buffer[..length], now) {
-                return Some((header, length));
+                return Some(Location::Buffer(header, length));
             }
         }
     }
 
-    /// All counted frames have arrived. If this was seen twice, no further one is pending.
-    fn settle(&mut self, now: Instant) {
-        self.ring_waits = false;
-        self.woken = self.woken.filter(|&woken| woken >= now);
-    }
-
-    /// A counted frame has not arrived: delays frames from the ring, for a limited time.
-    fn miss(&mut self, now: Instant) {
-        self.ring_waits = self.woken.is_some_and(|woken| now.since(woken) < STRAGGLE);
-        if !self.ring_waits {
-            self.woken = None;
-            self.has_given_up = true;
-            self.taken_from_tap = self.doorbell.by_tap();
-        }
+    /// Whether frames that were read are lent, so that the ring's descriptor is readable.
+    pub fn is_withheld(&self) -> bool {
+        self.ring.is_withheld()
     }
 
     /// Releases the space of all frames read from the ring to the filter.
@@ -246,5 +188,6 @@ fn header_of(bytes: &[u8], now: Instant) -> Option<RecordHeader> {
     })
 }
 
+mod order;
 #[cfg(test)]
 mod tests;
