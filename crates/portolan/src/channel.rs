@@ -6,12 +6,13 @@
 
 pub(crate) mod accounts;
 pub mod layers;
+pub(crate) mod ring_events;
 pub(crate) mod rings;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::IoSlice;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::{Frame, TxQueueId, Wire};
@@ -20,11 +21,13 @@ use portolan_sys::probes;
 use portolan_sys::ring::Loan;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::tap::{TapIo, WriteError};
+use portolan_sys::wait::pollfd;
 use portolan_types::{Instant, Slot};
 use rustix::io::Errno;
 
 use crate::channel::accounts::Accounts;
 use crate::channel::layers::Layer;
+use crate::channel::ring_events::RingEvents;
 use crate::channel::rings::{OwnRing, Rings};
 use crate::descriptors::{self, InternalFd};
 
@@ -37,6 +40,10 @@ pub(crate) struct Channel {
     rx_path: RxPath,
     ring_fd: OwnedFd,
     rings: Rings,
+    /// What a thread polls instead of the rings while frames are lent; made when first needed.
+    ring_events: Option<RingEvents>,
+    /// The thread that falls asleep must poll those.
+    is_withheld: bool,
     /// Number of times the channel was renewed for another server.
     renewals: u32,
     pub(crate) accounts: Accounts,
@@ -98,6 +105,8 @@ impl Channel {
             rx_path,
             ring_fd,
             rings: Rings::default(),
+            ring_events: None,
+            is_withheld: false,
             renewals: 0,
             accounts: Accounts::new(),
             cuts_datagrams: false,
@@ -121,10 +130,6 @@ impl Channel {
         self.rings = Rings::default();
         self.renewals += 1;
         Ok(())
-    }
-
-    pub(crate) fn renewals(&self) -> u32 {
-        self.renewals
     }
 
     /// Adds an open transmit queue.
@@ -229,7 +234,28 @@ impl Channel {
     /// Prepares for sleep: from now on frames come by the tap, or notify by their ring. Returns
     /// false if frames are pending; then call [`Channel::wake_up`].
     pub(crate) fn fall_asleep(&mut self) -> bool {
+        self.is_withheld = self.rx_path.is_withheld() || self.rings.is_any_withheld();
+        if self.is_withheld {
+            self.forget_ring_events();
+        }
         self.rx_path.fall_asleep() && self.rings.fall_asleep()
+    }
+
+    /// From now on only new frames make the ring events readable.
+    #[cold]
+    fn forget_ring_events(&mut self) {
+        let mut events = self.ring_events.take().unwrap_or_else(RingEvents::new);
+        events.add(self.renewals, self.ring_fds());
+        events.take();
+        self.ring_events = Some(events);
+    }
+
+    /// Adds new rings to those that the background thread watches, and has the filter notify by them if frames stay
+    /// unread for a while.
+    pub(crate) fn watch_for_unattended(&self, events: &mut RingEvents) {
+        if events.add(self.renewals, self.ring_fds()) > 0 {
+            self.want_attention(true);
+        }
     }
 
     /// Has frames come by the ring again.
@@ -265,14 +291,22 @@ impl Channel {
         std::iter::once(self.rx_path.doorbell()).chain(self.rings.doorbells())
     }
 
-    /// Readable when an ICMP error, or a frame that just missed the tap, has arrived during sleep.
-    pub(crate) fn ring_fd(&self) -> BorrowedFd<'_> {
-        self.ring_fd.as_fd()
+    /// The ring of the channel, and those of sessions.
+    fn ring_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.ring_fd.as_fd()).chain(self.rings.fds())
     }
 
-    /// As [`Channel::ring_fd`], for the sessions' own rings.
-    pub(crate) fn own_ring_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.rings.fds()
+    /// Adds what is readable when an ICMP error, a frame that just missed the tap, or one of a session with a ring of its
+    /// own has arrived during sleep.
+    pub(crate) fn add_ring_pollfds(&self, fds: &mut Vec<libc::pollfd>) {
+        let events = self.ring_events.as_ref().filter(|_| self.is_withheld);
+        match events.and_then(RingEvents::pollfd) {
+            Some(events) => fds.push(events),
+            None => fds.extend(
+                self.ring_fds()
+                    .map(|ring| pollfd(ring.as_raw_fd(), libc::POLLIN)),
+            ),
+        }
     }
 
     /// Readable when frames have arrived during sleep, writable when the tap accepts frames again.

@@ -34,9 +34,10 @@ use rustix::io::Errno;
 
 use crate::channel::Channel;
 use crate::channel::layers;
+use crate::channel::ring_events::RingEvents;
 use crate::channel::rings::OwnRing;
 use crate::descriptors;
-use crate::process::background::{BackgroundThread, Unattended};
+use crate::process::background::BackgroundThread;
 use crate::process::control::{Control, Lost};
 use crate::runtime::locals::Locals;
 use crate::runtime::{Core, OwnerSignal};
@@ -228,7 +229,7 @@ impl Process {
 
     /// Registers with a server. `work` is what the background thread does.
     pub(crate) fn register(
-        work: fn(&'static Process, Unattended),
+        work: fn(&'static Process, RingEvents),
     ) -> Result<&'static Process, String> {
         let server = server()?;
         let path = server.path.clone();
@@ -283,7 +284,7 @@ impl Process {
     fn with_channel(
         control: Control,
         registration: Registration,
-        work: fn(&'static Process, Unattended),
+        work: fn(&'static Process, RingEvents),
     ) -> Result<Process, String> {
         let Registration {
             incarnation,

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use portolan::net::buf::{Piece, moved};
 use portolan::net::{TcpListener, TcpStream};
+use rustix::time::{ClockId, clock_gettime};
 
 use crate::{fork, pattern};
 
@@ -16,7 +17,8 @@ use crate::{fork, pattern};
 pub enum Case {
     /// Keeps every piece until the window stops the peer, then releases them in another order and continues.
     Keep,
-    /// Keeps a piece of one connection while other connections open and close.
+    /// Keeps a piece of one connection while other connections open and close, and reports the processor time while it
+    /// waits for them.
     KeepOne,
     /// Uses pieces after the connection is closed.
     AfterClose,
@@ -109,7 +111,14 @@ fn keep_one(listener: &TcpListener) -> io::Result<()> {
         kept.retain(|held| held.piece.is_in_place());
         receive(&first, &mut total, &mut kept)?;
     }
+    let (start, busy) = (Instant::now(), processor_time());
     let (second, _) = listener.accept()?;
+    let busy = processor_time() - busy;
+    println!(
+        "waited {} ms, busy {} ms",
+        start.elapsed().as_millis(),
+        busy.as_millis()
+    );
     let (mut other, mut held) = (0, Vec::new());
     let start = Instant::now();
     while !receive(&second, &mut other, &mut held)? {
@@ -123,6 +132,13 @@ fn keep_one(listener: &TcpListener) -> io::Result<()> {
     }
     kept.iter().try_for_each(Held::check)?;
     finish(first, total)
+}
+
+/// Returns the processor time of all threads.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::from_secs(time.tv_sec.unsigned_abs())
+        + Duration::from_nanos(time.tv_nsec.unsigned_abs())
 }
 
 fn after_close(listener: &TcpListener) -> io::Result<()> {

@@ -80,6 +80,11 @@ impl Rings {
         }
     }
 
+    /// Are frames of a ring lent?
+    pub(crate) fn is_any_withheld(&self) -> bool {
+        self.0.iter().any(|own| own.ring.is_withheld())
+    }
+
     pub(crate) fn has_received(&self) -> bool {
         self.0.iter().any(|own| !own.ring.is_empty())
     }

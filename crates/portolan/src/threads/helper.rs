@@ -16,8 +16,8 @@ use portolan_sys::wait::pollfd;
 use portolan_sys::{clock, thread, wait};
 use portolan_types::Instant;
 
+use crate::channel::ring_events::RingEvents;
 use crate::migration::yield_session;
-use crate::process::background::Unattended;
 use crate::process::control::Control;
 use crate::process::inside;
 use crate::process::{CoreGuard, Process};
@@ -45,7 +45,7 @@ const PUBLISH_EVERY: u32 = 10;
 const REST: Duration = Duration::from_secs(1);
 
 /// What the thread does until it is stopped.
-pub(crate) fn run(process: &'static Process, mut unattended: Unattended) {
+pub(crate) fn run(process: &'static Process, mut unattended: RingEvents) {
     let _inside = inside::enter();
     take_short_slices();
     thread::sleep_exactly();
@@ -91,10 +91,10 @@ impl Process {
     /// Waits for the next tick, or until the filter reports unread frames, which it processes.
     /// Returns the value that `attended` would have without the helper, if it was `seen` before;
     /// the current value if there were such frames, so that the helper stands in from then on.
-    fn tick(&self, unattended: &mut Unattended, mut seen: u64) -> u64 {
+    fn tick(&self, unattended: &mut RingEvents, mut seen: u64) -> u64 {
         let end = clock::now() + TICK;
         let mut until = end;
-        unattended.watch(&self.lock());
+        self.lock().channel.watch_for_unattended(unattended);
         loop {
             let fds = unattended.pollfd().into_iter().collect();
             self.pause(fds, Some(until));

@@ -273,9 +273,7 @@ impl Core {
             libc::POLLIN
         };
         fds.push(pollfd(self.channel.tap_fd().as_raw_fd(), on_tap));
-        fds.push(pollfd(self.channel.ring_fd().as_raw_fd(), libc::POLLIN));
-        let own = self.channel.own_ring_fds();
-        fds.extend(own.map(|ring| pollfd(ring.as_raw_fd(), libc::POLLIN)));
+        self.channel.add_ring_pollfds(fds);
         let full = self.channel.full_fds();
         fds.extend(full.map(|tap| pollfd(tap.as_raw_fd(), libc::POLLOUT)));
     }
