@@ -41,7 +41,7 @@ impl Server {
         if record.is_fragment() {
             return self.on_fragment(record, frame);
         }
-        if self.reopens(record, frame) {
+        if self.reopens(record, frame) || self.yields_to_cookie(record, frame) {
             return;
         }
         self.hold_handshake(Slot(record.slot));
@@ -104,6 +104,31 @@ impl Server {
             self.on_syn(listener, &segment, isn);
         }
         true
+    }
+
+    /// Ends a handshake whose peer has done another one, by a cookie: the filter answered the peer's second SYN while the
+    /// first one waited here.
+    fn yields_to_cookie(&mut self, record: &RecordHeader, frame: &[u8]) -> bool {
+        let slot = Slot(record.slot);
+        let is_handshake = self
+            .stack
+            .tcp(slot)
+            .is_some_and(|session| session.connection.state() == StateName::SynReceived);
+        if !is_handshake {
+            return false;
+        }
+        let Ok(packet) = Packet::parse(frame, record) else {
+            return false;
+        };
+        let Some(segment) = Segment::of(&packet) else {
+            return false;
+        };
+        let refusing = self.stack.tcp(slot).filter(|session| {
+            session.flow == segment.flow && session.connection.refuses_handshake(segment.header)
+        });
+        refusing
+            .map(|session| session.id)
+            .is_some_and(|id| self.open_by_cookie_instead(id, &segment))
     }
 
     /// Returns whether this is an acknowledgement that took the way through a process while the peer's FIN came
@@ -175,7 +200,10 @@ impl Server {
                     generation: session.generation.0,
                     ..*record
                 };
-                if self.reopens(&record, frame) || self.is_overtaken(slot, packet) {
+                if self.reopens(&record, frame)
+                    || self.yields_to_cookie(&record, frame)
+                    || self.is_overtaken(slot, packet)
+                {
                     return;
                 }
                 self.hold_handshake(slot);

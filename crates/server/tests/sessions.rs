@@ -374,6 +374,80 @@ fn under_a_flood_of_syns_cookies_keep_the_port_open() {
     assert_eq!(counter(&mut command, "server", "syn_cookies_accepted"), 1);
 }
 
+/// Has a SYN answered by a cookie, while handshakes that are reset afterwards fill the queue, sends it again, and then
+/// acknowledges the cookie, with data.
+const SECOND_ANSWER: &str = r#"
+import socket, struct
+ME, SERVER, PORT = "10.77.0.99", "10.77.0.1", 8080
+FIN, SYN, RST, ACK = 1, 2, 4, 16
+def total(bytes):
+    s = sum(struct.unpack("!%dH" % (len(bytes) // 2), bytes))
+    return ~((s & 0xffff) + (s >> 16)) & 0xffff
+raw = socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW)
+wire = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x800))
+wire.settimeout(5)
+addresses = socket.inet_aton(ME) + socket.inet_aton(SERVER)
+def send(port, seq, ack, flags, data=b""):
+    tcp = struct.pack("!HHIIBBHHH", port, PORT, seq, ack, 0x50, flags, 1024, 0, 0) + data
+    sum_ = total(addresses + struct.pack("!HH", 6, len(tcp)) + tcp)
+    tcp = tcp[:16] + struct.pack("!H", sum_) + tcp[18:]
+    ip = struct.pack("!BBHHHBBH", 0x45, 0, 20 + len(tcp), 0, 0, 64, 6, 0) + addresses
+    raw.sendto(ip + tcp, (SERVER, 0))
+def answer(port):
+    while True:
+        packet = wire.recv(2048)
+        from_, to, seq, ack, _, flags = struct.unpack("!HHIIBB", packet[20:34])
+        if packet[9] == 6 and (from_, to) == (PORT, port) and flags & SYN:
+            assert ack == 1001, ack
+            return seq
+for port in range(2000, 2018):
+    send(port, 1000, 0, SYN)
+    answer(port)
+send(3000, 1000, 0, SYN)
+cookie = answer(3000)
+for port in range(2000, 2018):
+    send(port, 1001, 0, RST)
+send(3000, 1000, 0, SYN)
+second = answer(3000)
+assert second != cookie
+send(3000, 1001, cookie + 1 & 0xffffffff, ACK, b"as they say ")
+while True:
+    packet = wire.recv(2048)
+    from_, to, seq, ack, _, flags = struct.unpack("!HHIIBB", packet[20:34])
+    if packet[9] == 6 and (from_, to) == (PORT, 3000) and not flags & SYN:
+        print(flags & RST, ack)
+        break
+"#;
+
+#[test]
+fn who_has_acknowledged_a_cookie_is_connected_though_another_answer_followed() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut command = Client::connect(&control_path(&bed.a));
+    let mut library = Library::start(&control_path(&bed.a));
+    let (_, _, listener) = library.listen(at(Bed::A4, 8080), 16);
+    let links = bed
+        .b
+        .exec("ip")
+        .args(["-o", "link", "show", Bed::DEVICE])
+        .output();
+    let links = String::from_utf8(links.unwrap().stdout).unwrap();
+    let mac = links.split("link/ether ").nth(1).unwrap();
+    let mac = mac.split(' ').next().unwrap();
+    bed.a.ip(&format!(
+        "neigh add 10.77.0.99 lladdr {mac} dev {} nud permanent",
+        Bed::DEVICE
+    ));
+    let output = bed.b.exec("python3").args(["-c", SECOND_ANSWER]).output();
+    let output = output.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.trim(), "0 1013", "{errors}");
+    let (_, _near, slot) = library.accept(&listener);
+    assert_eq!(library.read(slot, 12), b"as they say ");
+    assert_eq!(counter(&mut command, "server", "syn_cookies_accepted"), 1);
+}
+
 #[test]
 fn a_port_in_time_wait_can_connect_and_be_connected_to_again() {
     let bed = Bed::veth();

@@ -112,7 +112,9 @@ impl Delegation {
             return DelegateInput::Done;
         };
         let flow = segment.flow;
-        if let Some(&known) = self.flows.get(&flow) {
+        if let Some(&known) = self.flows.get(&flow)
+            && !self.yields_to_cookie((stack, routes), now, known.slot, &segment)
+        {
             self.hold_handshake(stack, known.slot);
             let met = deliver(stack, (known.slot, flow), now, record, frame);
             self.look_at_handshake(stack, known.slot);
@@ -125,6 +127,32 @@ impl Delegation {
         let step = self.judge(routes, now, &segment);
         self.perform(stack, now, &segment, step);
         DelegateInput::Done
+    }
+
+    /// Ends a handshake whose peer has done another one, by a cookie: the filter answered the peer's second SYN while the
+    /// first one waited here.
+    fn yields_to_cookie(
+        &mut self,
+        (stack, routes): (&mut Stack, &Routes),
+        now: Instant,
+        slot: Slot,
+        segment: &Segment<'_>,
+    ) -> bool {
+        let is_refused = stack
+            .tcp(slot)
+            .is_some_and(|session| session.connection.refuses_handshake(segment.header));
+        let has_cookie = || {
+            matches!(
+                self.judge(routes, now, segment),
+                Step::Open(_, Origin::Cookie)
+            )
+        };
+        if !is_refused || !self.opens.queue.is_handshake(slot) || !has_cookie() {
+            return false;
+        }
+        self.opens.queue.handshake_failed(slot);
+        self.forget(stack, slot);
+        true
     }
 
     fn judge(&self, routes: &Routes, now: Instant, segment: &Segment<'_>) -> Step {

@@ -303,7 +303,7 @@ impl Connection {
             return true;
         };
         let (fast, is_held) = (state.fast, state.is_held);
-        if !header.ack.after(state.iss) || header.ack.after(self.send.nxt) {
+        if !self.acknowledges_syn(state, header) {
             self.reset = Some(Reset {
                 seq: header.ack,
                 ack: None,
@@ -323,6 +323,19 @@ impl Connection {
         let scale = if syn { 0 } else { self.send.scale };
         self.establish(header.seq, u32::from(header.window) << scale);
         true
+    }
+
+    fn acknowledges_syn(&self, state: &SynReceived, header: &TcpHeader) -> bool {
+        header.ack.after(state.iss) && !header.ack.after(self.send.nxt)
+    }
+
+    /// Whether an undone passive open would answer that acknowledgement with a reset.
+    pub fn refuses_handshake(&self, header: &TcpHeader) -> bool {
+        let is_acknowledgement = header.flags.contains(TcpFlags::ACK)
+            && !header.flags.contains(TcpFlags::SYN)
+            && !header.flags.contains(TcpFlags::RST);
+        matches!(&self.state, State::SynReceived(state)
+            if !state.active && is_acknowledgement && !self.acknowledges_syn(state, header))
     }
 
     /// The SYN+ACK of a Fast Open is acknowledged; the user may have sent data before.

@@ -35,6 +35,24 @@ impl Server {
         self.perform_step(listener, syn, step);
     }
 
+    /// Replaces a handshake by a connection, if the segment acknowledges a cookie of its listener.
+    pub fn open_by_cookie_instead(&mut self, handshake: SessionId, segment: &Segment<'_>) -> bool {
+        let Some(listener) = self.listener_for(&segment.flow) else {
+            return false;
+        };
+        let now = self.now;
+        let step = self.judge(listener, |opens, terms| {
+            opens.on_segment(now, segment, terms)
+        });
+        match step {
+            Some(Step::Open(_, Origin::Cookie)) => self.input(Input::FailedHandshake(handshake)),
+            Some(Step::Ignore(Unanswered::AcceptQueueFull)) => {}
+            _ => return false,
+        }
+        self.perform_step(listener, segment, step);
+        true
+    }
+
     fn judge(
         &self,
         listener: SessionId,
