@@ -53,7 +53,7 @@ pub(crate) struct ResolvedPath {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouteError {
     NoRoute,
-    /// The destination is local, not unicast, or reached through an unmanaged device.
+    /// The destination is local, not unicast, refused by a route, or reached through an unmanaged device.
     NotOurs,
 }
 
@@ -65,9 +65,13 @@ impl ResolvedPath {
         routes: &Routes,
         mtus: &PathMtus,
     ) -> Result<ResolvedPath, RouteError> {
-        let path = routes
-            .path_in(ends.destination, ends.scope)
-            .map_err(|NoRoute| RouteError::NoRoute)?;
+        let path =
+            routes
+                .path_in(ends.destination, ends.scope)
+                .map_err(|refusal| match refusal {
+                    NoRoute::Missing => RouteError::NoRoute,
+                    NoRoute::Refused => RouteError::NotOurs,
+                })?;
         if !path.managed || path.kind != RouteKind::Unicast || !is_unicast(ends.destination) {
             return Err(RouteError::NotOurs);
         }

@@ -33,8 +33,13 @@ pub struct Path {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("no route to host")]
-pub struct NoRoute;
+pub enum NoRoute {
+    #[error("no route to host")]
+    Missing,
+    /// By a `blackhole`, `unreachable` or `prohibit` route; the kernel has an error for each.
+    #[error("a route refuses the destination")]
+    Refused,
+}
 
 impl Routes {
     pub fn new(generation: u32, state: Metastate) -> Routes {
@@ -69,7 +74,7 @@ impl Routes {
             .filter(|route| scope == 0 || route.interface == scope)
             .filter(|route| covers(route.destination, route.prefix, destination))
             .find_map(|route| self.path_by(route, destination))
-            .ok_or(NoRoute)
+            .unwrap_or(Err(NoRoute::Missing))
     }
 
     /// The paths of answers that the packet filter makes itself, as [`Routes::path`] finds them. Empty if there are
@@ -80,14 +85,18 @@ impl Routes {
             return paths;
         }
         let routes = self.state.routes.iter();
-        for route in routes.filter(|route| route.kind != RouteKind::Refuse) {
-            let Some(device) = self.interface(route.interface) else {
-                continue;
-            };
-            let is_ours = device.managed && route.kind == RouteKind::Unicast;
-            let path = ReturnPath {
-                interface: if is_ours { device.index } else { 0 },
-                mtu: mtu_of(route, device),
+        for route in routes {
+            let path = match self.interface(route.interface) {
+                _ if route.kind == RouteKind::Refuse => ReturnPath::default(),
+                Some(device) => ReturnPath {
+                    interface: if device.managed && route.kind == RouteKind::Unicast {
+                        device.index
+                    } else {
+                        0
+                    },
+                    mtu: mtu_of(route, device),
+                },
+                None => continue,
             };
             let key = PathKey::new(route.destination, route.prefix);
             paths.entry(key).or_insert(path);
@@ -95,12 +104,13 @@ impl Routes {
         paths
     }
 
-    fn path_by(&self, route: &Route, destination: IpAddr) -> Option<Path> {
+    /// None if the route's device is down.
+    fn path_by(&self, route: &Route, destination: IpAddr) -> Option<Result<Path, NoRoute>> {
         if route.kind == RouteKind::Refuse {
-            return None;
+            return Some(Err(NoRoute::Refused));
         }
         let interface = self.interface(route.interface)?;
-        Some(Path {
+        Some(Ok(Path {
             interface: interface.index,
             managed: interface.managed,
             kind: route.kind,
@@ -110,7 +120,7 @@ impl Routes {
                 .or_else(|| self.address_near(interface.index, destination)),
             mtu: mtu_of(route, interface),
             mac: interface.mac,
-        })
+        }))
     }
 
     /// An address of the device in the destination's subnet, else any of its family; for IPv6 the
@@ -378,6 +388,21 @@ mod tests {
     }
 
     #[test]
+    fn a_route_that_refuses_hides_less_specific_ones() {
+        let mut host = host();
+        let refusal = Route {
+            kind: RouteKind::Refuse,
+            ..route("10.0.0.8", 29, None, 0)
+        };
+        host.state.routes.insert(0, refusal);
+        assert_eq!(host.path(ip("10.0.0.9")), Err(NoRoute::Refused));
+        assert!(host.path(ip("10.0.0.2")).is_ok());
+        let paths = host.return_paths();
+        let path_to = |text, prefix| paths[&PathKey::new(ip(text), prefix)].interface;
+        assert_eq!((path_to("10.0.0.8", 29), path_to("10.0.0.0", 24)), (0, 2));
+    }
+
+    #[test]
     fn the_source_has_the_scope_and_the_label_of_the_destination() {
         let address = |text| Address {
             interface: 2,
@@ -404,6 +429,6 @@ mod tests {
 
     #[test]
     fn families_do_not_mix() {
-        assert_eq!(host().path(ip("2001:db8::1")), Err(NoRoute));
+        assert_eq!(host().path(ip("2001:db8::1")), Err(NoRoute::Missing));
     }
 }

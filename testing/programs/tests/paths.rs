@@ -7,7 +7,8 @@ use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_netns::Impairment;
 use portolan_programs::{
-    PAIRINGS, PYTHON, Pairing, Steps, bed, client, counter, each_pairing, impaired_bed, routed_bed,
+    PAIRINGS, PYTHON, Pairing, STACKS, Steps, bed, client, counter, each_pairing, impaired_bed,
+    routed_bed, serve,
 };
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/datagrams.py");
@@ -393,4 +394,64 @@ fn a_socket_for_ipv6_only_leaves_ipv4_alone() {
             "{stack:?}"
         );
     }
+}
+
+/// Prints the results of a connect by TCP, a connect by UDP, and a datagram.
+const ATTEMPTS: &str = "
+import errno, socket, sys
+
+def connect(kind):
+    with socket.socket(family, kind) as attempt:
+        attempt.settimeout(1)
+        attempt.connect(peer)
+
+def send():
+    with socket.socket(family, socket.SOCK_DGRAM) as attempt:
+        attempt.sendto(b'x', peer)
+
+peer = (sys.argv[1], int(sys.argv[2]))
+family = socket.AF_INET6 if ':' in peer[0] else socket.AF_INET
+for attempt in (lambda: connect(socket.SOCK_STREAM), lambda: connect(socket.SOCK_DGRAM), send):
+    try:
+        attempt()
+        print('done')
+    except OSError as error:
+        print(errno.errorcode.get(error.errno, 'timed out'))
+";
+
+fn route(bed: &Bed, side: Side, words: &[&str]) {
+    run(bed.namespace(side).exec("ip").arg("route").args(words)).expect("the route is changed");
+}
+
+/// The administrator's routes that refuse destinations hold for Portolan's sockets as for the kernel's.
+#[test]
+fn routes_that_refuse_a_host_are_obeyed() {
+    const LISTENER: u16 = 7019;
+    let attempts = |bed: &Bed, stack| {
+        let address = bed.server.address.to_string();
+        let words = ["-c", ATTEMPTS, &address, &LISTENER.to_string()];
+        client(bed, stack, PYTHON, &words)
+    };
+    each_family(bed(), |bed| {
+        for stack in STACKS {
+            let endpoint = bed.endpoint(LISTENER).to_string();
+            let service = ["echo", "tcp", &endpoint];
+            let _echo = serve(bed, stack, LISTENER, "portolan-traffic", &service);
+            assert_eq!(attempts(bed, Stack::Portolan), "done\ndone\ndone");
+            let from = bed.client.address.to_string();
+            route(bed, Side::Server, &["add", "unreachable", &from]);
+            // Nothing that the server sends would leave.
+            let answered = attempts(bed, Stack::Kernel);
+            route(bed, Side::Server, &["del", "unreachable", &from]);
+            assert_eq!(answered, "timed out\ndone\ndone", "{stack:?}");
+        }
+        let to = bed.server.address.to_string();
+        for kind in ["blackhole", "unreachable", "prohibit"] {
+            route(bed, Side::Client, &["add", kind, &to]);
+            let [kernel, portolan] = STACKS.map(|stack| attempts(bed, stack));
+            route(bed, Side::Client, &["del", kind, &to]);
+            assert_eq!(kernel, portolan, "{kind}");
+            assert!(!kernel.contains("done"), "{kind}: {kernel}");
+        }
+    });
 }

@@ -13,7 +13,7 @@ use crate::frame::{Frame, HEAD_MAX, Segmentation, Wire};
 use crate::packet::{IcmpMessage, Packet};
 use crate::pmtu::PathMtus;
 use crate::resolved_path::{Ends, ResolvedPath, RouteError};
-use crate::routes::Routes;
+use crate::routes::{NoRoute, Routes};
 use crate::session::Session;
 use crate::udp::{Datagram, DatagramError, ErrorCause, UdpSession, V6Sizes};
 use portolan_proto::ip::{IpOptions, MtuDiscovery};
@@ -67,6 +67,15 @@ pub enum SendError {
     /// The device is busy; try again when the wire has room.
     #[error("device busy")]
     Full,
+}
+
+impl From<NoRoute> for SendError {
+    fn from(no_route: NoRoute) -> SendError {
+        match no_route {
+            NoRoute::Missing => SendError::NoRoute,
+            NoRoute::Refused => SendError::NotOurs,
+        }
+    }
 }
 
 impl Stack {
@@ -182,10 +191,8 @@ fn source_of_route(destination: SocketAddr, routes: &Routes) -> Result<IpAddr, S
     if destination.ip().is_unspecified() {
         return Err(SendError::NotOurs);
     }
-    let path = routes.path_in(destination.ip(), scope_of(destination));
-    path.ok()
-        .and_then(|path| path.source)
-        .ok_or(SendError::NoRoute)
+    let path = routes.path_in(destination.ip(), scope_of(destination))?;
+    path.source.ok_or(SendError::NoRoute)
 }
 
 /// The path of a datagram to a group, or of one with settings of its own.
@@ -220,10 +227,11 @@ fn unusual_way(
         interface => interface,
     };
     let path = match interface {
-        Some(interface) if is_group => routes.path_on(interface, target),
-        _ => routes.path_in(target, scope_of(destination)).ok(),
-    }
-    .ok_or(SendError::NoRoute)?;
+        Some(interface) if is_group => routes
+            .path_on(interface, target)
+            .ok_or(SendError::NoRoute)?,
+        _ => routes.path_in(target, scope_of(destination))?,
+    };
     if interface.is_some_and(|interface| interface != path.interface) {
         return Err(SendError::NotOurs);
     }
