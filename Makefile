@@ -11,14 +11,19 @@ export PORTOLAN_COMMIT := $(shell git describe --always --dirty --abbrev=12 --ex
 
 RELEASE := target/release
 SHARE   := $(DESTDIR)$(PREFIX)/share
+# Where the linker and the loader look for libraries: Debian's packages set it.
+LIBDIR  ?= $(PREFIX)/lib
+VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 JSON    ?= bench.json
 
-.PHONY: build run check test lint fuzz soak strangers bench doc install uninstall deb image clean deps
+.PHONY: build run check test lint fuzz soak strangers bench doc install uninstall deb image clean \
+  build-deps run-deps test-deps
 
-build: deps
-	cargo build --release --workspace
+# The programs that `make install` installs.
+build: build-deps
+	cargo build --release -p portolan-cli -p portolan-server -p portolan-preload -p portolan-bench
 
-run: build
+run: run-deps build
 	$(RELEASE)/portolan demo
 
 # The checks that need neither root nor namespaces: faster than `make test` by minutes.
@@ -26,23 +31,23 @@ check: lint
 	cargo test --all-targets $(addprefix -p portolan-,types wire timers tcp stack control proto local manual \
 	  sim layers requirements)
 
-test: lint
+test: test-deps lint
 	cargo build --workspace
 	scripts/run-tests
 
-lint: deps
+lint: build-deps
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features portolan-programs/large -- -D warnings
 
 # Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
 # live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions,
 # and the models of waiting with more threads.
-fuzz: deps
+fuzz: test-deps
 	scripts/fuzz "$(or $(TARGET),all)" $(TIME)
 
 # Runs all attackers at once beside another user's redis, nginx and iperf3, and prints a table: make soak TIME=1200. Needs
 # root, and an otherwise idle machine.
-soak: deps
+soak: test-deps
 	cargo build --workspace
 	PORTOLAN_TEST_SECONDS=$(or $(TIME),1200) cargo test -q -p portolan-server --test hostile -- --nocapture \
 	  --exact soak::attackers_all_at_once_harm_nobody_and_leave_nothing
@@ -55,7 +60,7 @@ strangers:
 	  -- --nocapture --test-threads 1
 
 # ARGS takes suites and options: make bench ARGS="rtt redis --runs 9"
-bench: build
+bench: run-deps build
 	$(RELEASE)/portolan bench --json $(JSON) $(ARGS)
 
 # The commands' reference is in git, and a test fails if it is out of date; the table of requirements is not in git.
@@ -75,6 +80,11 @@ install:
 	install -D -m 755 $(RELEASE)/portolan $(DESTDIR)$(PREFIX)/bin/portolan
 	install -D -m 755 $(RELEASE)/portoland $(DESTDIR)$(PREFIX)/sbin/portoland
 	install -D -m 644 $(RELEASE)/libportolan_preload.so $(DESTDIR)$(PREFIX)/lib/portolan/libportolan_preload.so
+	install -d $(DESTDIR)$(LIBDIR)/pkgconfig
+	ln -sfr $(DESTDIR)$(PREFIX)/lib/portolan/libportolan_preload.so $(DESTDIR)$(LIBDIR)/libportolan.so.0
+	ln -sf libportolan.so.0 $(DESTDIR)$(LIBDIR)/libportolan.so
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@LIBDIR@|$(LIBDIR)|' -e 's|@VERSION@|$(VERSION)|' contrib/portolan.pc.in \
+	  >$(DESTDIR)$(LIBDIR)/pkgconfig/portolan.pc
 	install -D -m 755 $(RELEASE)/portolan-bench $(DESTDIR)$(PREFIX)/lib/portolan/portolan-bench
 	install -D -m 755 $(RELEASE)/portolan-traffic $(DESTDIR)$(PREFIX)/lib/portolan/portolan-traffic
 	install -D -m 755 $(RELEASE)/portolan-engine $(DESTDIR)$(PREFIX)/lib/portolan/portolan-engine
@@ -93,6 +103,7 @@ install:
 uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/bin/portolan $(DESTDIR)$(PREFIX)/sbin/portoland
 	rm -rf $(DESTDIR)$(PREFIX)/lib/portolan $(DESTDIR)$(PREFIX)/include/portolan
+	rm -f $(DESTDIR)$(LIBDIR)/libportolan.so $(DESTDIR)$(LIBDIR)/libportolan.so.0 $(DESTDIR)$(LIBDIR)/pkgconfig/portolan.pc
 	rm -f $(SHARE)/man/man1/portolan.1 $(SHARE)/man/man1/portolan-*.1 $(SHARE)/man/man5/portoland.toml.5 \
 	  $(SHARE)/man/man8/portoland.8 $(SHARE)/bash-completion/completions/portolan \
 	  $(SHARE)/zsh/site-functions/_portolan $(SHARE)/fish/vendor_completions.d/portolan.fish
@@ -110,5 +121,5 @@ clean:
 	cargo clean
 	rm -rf docs/book
 
-deps:
-	@scripts/install-dependencies
+build-deps run-deps test-deps: %-deps:
+	@scripts/install-dependencies $*

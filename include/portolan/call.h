@@ -1,8 +1,13 @@
 /*
  * Common declarations of the other headers of this folder.
  *
- * The functions are defined in libportolan_preload.so, which `portolan run` loads into a program. They are
- * declared weak: in a program that runs without it they are null, which the program must check:
+ * The functions are defined in the library that `portolan run` loads into a program. A program may also be linked with
+ * it, and then runs on Portolan by itself:
+ *
+ *     cc $(pkg-config --cflags portolan) -o program program.c $(pkg-config --libs portolan)
+ *
+ * The functions are declared weak: in a program that is not linked, and runs without it, they are null, which the program
+ * must check:
  *
  *     int flow = portolan_raw_ethertype ? portolan_raw_ethertype(0x88b5) : -1;
  *

@@ -6,7 +6,7 @@ pub mod stream;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -103,8 +103,30 @@ pub fn compiled(bed: &Bed, source: &str) -> String {
     let source = Path::new(source);
     let name = source.file_stem().expect("a file").to_string_lossy();
     let program = bed.file(&name).display().to_string();
-    let options = ["-pedantic", "-std=c11", "-D_POSIX_C_SOURCE=200809L"];
-    compile(source, &program, &options);
+    compile(source, &program, &C11, &[]);
+    program
+}
+
+/// As [`compiled`], linked with the library as an installed program would be.
+///
+/// # Panics
+/// If the compiler reports anything, or without the library that `cargo build` makes.
+pub fn linked(bed: &Bed, source: &str) -> String {
+    let directory = bed.file("lib");
+    fs::create_dir_all(&directory).expect("the bed's directory is writable");
+    let library = bed.tools().beside("libportolan_preload.so");
+    for name in ["libportolan.so.0", "libportolan.so"] {
+        symlink(&library, directory.join(name)).expect("there is none");
+    }
+    let program = bed.file("linked").display().to_string();
+    let directory = directory.display();
+    let libraries = [
+        &format!("-L{directory}"),
+        "-Wl,--as-needed",
+        "-lportolan",
+        &format!("-Wl,-rpath,{directory}"),
+    ];
+    compile(Path::new(source), &program, &C11, &libraries);
     program
 }
 
@@ -115,18 +137,21 @@ pub fn compiled(bed: &Bed, source: &str) -> String {
 pub fn compiled_library(bed: &Bed, source: &str, name: &str, options: &[&str]) -> String {
     let library = bed.file(&format!("{name}.so")).display().to_string();
     let options = [&["-shared", "-fPIC"], options].concat();
-    compile(Path::new(source), &library, &options);
+    compile(Path::new(source), &library, &options, &[]);
     library
 }
 
-fn compile(source: &Path, into: &str, options: &[&str]) {
+const C11: [&str; 3] = ["-pedantic", "-std=c11", "-D_POSIX_C_SOURCE=200809L"];
+
+fn compile(source: &Path, into: &str, options: &[&str], libraries: &[&str]) {
     const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let mut compiler = Command::new("cc");
     compiler
         .args(["-Wall", "-Wextra", "-Werror"])
         .args(options)
         .args(["-I", &format!("{ROOT}/include"), "-o", into])
-        .arg(Path::new(ROOT).join(source));
+        .arg(Path::new(ROOT).join(source))
+        .args(libraries);
     run(&mut compiler).unwrap_or_else(|error| panic!("{error}"));
 }
 
