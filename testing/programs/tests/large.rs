@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::strangers::{address, each_start};
-use portolan_programs::{PYTHON, Pairing, client, file};
+use portolan_programs::{PYTHON, client, file};
 
 /// A broker, and the port mapper of Erlang nodes, which it starts and would leave behind.
 struct Broker {
@@ -67,10 +67,10 @@ fn started(bed: &Bed, port: u16, program: &str, command: &mut Command) -> Backgr
 fn rabbitmq_passes_4000_messages_on() {
     const PORT: u16 = 5672;
     const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/broker.py");
-    let start = |bed: &Bed, pairing: Pairing| broker(bed, pairing.server, PORT);
-    each_start(start, |bed, pairing, _| {
-        let arguments = [SCRIPT, &address(bed), &PORT.to_string(), "4000"];
-        assert_eq!(client(bed, pairing.client, PYTHON, &arguments), "exact");
+    let start = |bed: &Bed, stack: Stack| broker(bed, stack, PORT);
+    each_start(start, |client| {
+        let arguments = [SCRIPT, &address(client.bed), &PORT.to_string(), "4000"];
+        assert_eq!(client.run(PYTHON, &arguments), "exact");
     });
 }
 
@@ -78,7 +78,7 @@ fn rabbitmq_passes_4000_messages_on() {
 #[test]
 fn mariadb_serves_sysbench() {
     const PORT: u16 = 7196;
-    let start = |bed: &Bed, pairing: Pairing| {
+    let start = |bed: &Bed, stack: Stack| {
         let data = bed.file("mariadb");
         let _ = fs::remove_dir_all(&data);
         let data = format!("--datadir={}", data.display());
@@ -89,7 +89,7 @@ fn mariadb_serves_sysbench() {
             "--auth-root-authentication-method=normal",
         ];
         run(Command::new("mariadb-install-db").args(install).arg(&data)).expect("it is installed");
-        let mut command = bed.command(Side::Server, pairing.server, "mariadbd");
+        let mut command = bed.command(Side::Server, stack, "mariadbd");
         command
             .args([
                 "--no-defaults",
@@ -116,10 +116,10 @@ fn mariadb_serves_sysbench() {
         client(bed, Stack::Kernel, "mariadb", &create);
         server
     };
-    each_start(start, |bed, pairing, _| {
+    each_start(start, |client| {
         let sysbench = |step: &str| {
             let connection = [
-                format!("--mysql-host={}", address(bed)),
+                format!("--mysql-host={}", address(client.bed)),
                 format!("--mysql-port={PORT}"),
                 "--mysql-user=root".to_owned(),
             ];
@@ -133,7 +133,7 @@ fn mariadb_serves_sysbench() {
             arguments.extend(connection.iter().map(String::as_str));
             arguments.extend(load);
             arguments.push(step);
-            client(bed, pairing.client, "sysbench", &arguments)
+            client.run("sysbench", &arguments)
         };
         sysbench("prepare");
         let report = sysbench("run");

@@ -86,6 +86,60 @@ fn told_by(
     server.finish()
 }
 
+/// Connects repeatedly, and prints whether the host refused descriptors in between.
+const RETRIES: &str = "
+import errno, socket, sys
+refused = 0
+for number in range(30):
+    while True:
+        try:
+            client = socket.create_connection((sys.argv[1], int(sys.argv[2])), 10)
+            break
+        except OSError as error:
+            assert error.errno == errno.ENFILE, error
+            refused += 1
+    with client:
+        client.sendall(b'word')
+        got = client.recv(16)
+        assert got == b'word', (number, refused, got)
+print('some refused' if refused else 'none refused')
+";
+
+/// The host has no more open files for some of a program's calls. Strace makes them fail, since the limit holds for the
+/// whole machine.
+#[test]
+fn only_those_calls_fail_for_which_the_host_has_too_few_files() {
+    const FAILING: &str = "inject=socketpair,eventfd2,memfd_create:error=ENFILE:when=3+2";
+    let ipv4 = bed();
+    let ipv6 = bed().over_ipv6();
+    for bed in [&ipv4, &ipv6] {
+        let endpoint = bed.endpoint(PORT);
+        let name = endpoint.to_string();
+        let echo = ["echo", "tcp", &name];
+        let _server = bed
+            .serve(Stack::Portolan, PORT, "portolan-traffic", &echo)
+            .expect("it starts");
+        for (side, opened) in [
+            (Side::Client, "active_opens"),
+            (Side::Server, "local_sessions"),
+        ] {
+            let before = counter(bed, side, "server", opened);
+            let mut command = bed.command(side, Stack::Kernel, "strace");
+            let output = bed.file("strace").display().to_string();
+            command
+                .args(["-f", "-o", &output, "-e", FAILING])
+                .args(bed.words(Stack::Portolan, PYTHON))
+                .args(["-c", RETRIES, &endpoint.ip().to_string(), &PORT.to_string()]);
+            let said = run(&mut command).unwrap_or_else(|error| panic!("{side}: {error}"));
+            assert_eq!(said, "some refused", "{side}");
+            assert!(
+                counter(bed, side, "server", opened) >= before + 30,
+                "{side}"
+            );
+        }
+    }
+}
+
 /// The library's own descriptors count only if the hard limit leaves no numbers above the soft one.
 #[test]
 fn a_program_may_have_as_many_sockets_as_on_linux() {

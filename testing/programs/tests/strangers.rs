@@ -2,17 +2,18 @@
 //! or with another environment, or have threads that wait for each other's sockets.
 
 use std::fs;
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-use portolan_bench::bed::Bed;
+use portolan_bench::bed::{Bed, Stack};
 use portolan_bench::process::run;
-use portolan_programs::strangers::{address, each_start};
-use portolan_programs::{PYTHON, Pairing, client, file, serve};
+use portolan_programs::strangers::{Client, address, each_start};
+use portolan_programs::{PYTHON, file, serve};
 
-fn curl(bed: &Bed, pairing: Pairing, arguments: &[&str]) -> String {
+fn curl(client: Client<'_>, arguments: &[&str]) -> String {
     let arguments = [&["-sS", "--max-time", "15"], arguments].concat();
-    client(bed, pairing.client, "curl", &arguments)
+    client.run("curl", &arguments)
 }
 
 fn open_to_all(path: &std::path::Path) {
@@ -25,7 +26,7 @@ fn vsftpd_lets_in_and_gives_files() {
     const PORT: u16 = 7121;
     // The directory that the package's service creates.
     fs::create_dir_all("/run/vsftpd/empty").expect("root");
-    let start = |bed: &Bed, pairing: Pairing| {
+    let start = |bed: &Bed, stack: Stack| {
         let root = bed.file("ftp");
         fs::create_dir_all(&root).expect("the bed's directory is writable");
         let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i ^ (i >> 9)) as u8).collect();
@@ -33,19 +34,23 @@ fn vsftpd_lets_in_and_gives_files() {
         fs::write(root.join("small"), "well").expect("it is ours");
         open_to_all(bed.file("").as_path());
         open_to_all(&root);
+        let listen = match bed.server.address {
+            IpAddr::V4(address) => format!("listen=YES\nlisten_address={address}"),
+            IpAddr::V6(address) => format!("listen=NO\nlisten_ipv6=YES\nlisten_address6={address}"),
+        };
         let text = format!(
-            "listen=YES\nbackground=NO\nlisten_port={PORT}\nlisten_address={}\nanon_root={}\n",
-            bed.server.address,
+            "{listen}\nbackground=NO\nlisten_port={PORT}\nanon_root={}\n",
             root.display(),
         );
         let config = file(bed, "vsftpd.conf", text);
-        serve(bed, pairing.server, PORT, "vsftpd", &[&config])
+        serve(bed, stack, PORT, "vsftpd", &[&config])
     };
-    each_start(start, |bed, pairing, _| {
+    each_start(start, |client| {
+        let bed = client.bed;
         let base = format!("ftp://{}", bed.endpoint(PORT));
-        assert_eq!(curl(bed, pairing, &[&format!("{base}/small")]), "well");
+        assert_eq!(curl(client, &[&format!("{base}/small")]), "well");
         let copy = bed.file("copy").display().to_string();
-        curl(bed, pairing, &["-o", &copy, &format!("{base}/large")]);
+        curl(client, &["-o", &copy, &format!("{base}/large")]);
         let (sent, got) = (fs::read(bed.file("ftp").join("large")), fs::read(&copy));
         assert!(sent.expect("it is there") == got.expect("it came"));
     });
@@ -55,7 +60,7 @@ fn vsftpd_lets_in_and_gives_files() {
 #[test]
 fn dovecot_lets_in_and_gives_mail() {
     const PORT: u16 = 7143;
-    let start = |bed: &Bed, pairing: Pairing| {
+    let start = |bed: &Bed, stack: Stack| {
         let mail = bed.file("mail");
         for folder in ["new", "cur", "tmp"] {
             fs::create_dir_all(mail.join(folder)).expect("the bed's directory is writable");
@@ -79,14 +84,14 @@ fn dovecot_lets_in_and_gives_mail() {
             mail = mail.display(),
         );
         let config = file(bed, "dovecot.conf", text);
-        serve(bed, pairing.server, PORT, "dovecot", &["-F", "-c", &config])
+        serve(bed, stack, PORT, "dovecot", &["-F", "-c", &config])
     };
-    each_start(start, |bed, pairing, _| {
+    each_start(start, |client| {
+        let bed = client.bed;
         let base = format!("imap://{}", bed.endpoint(PORT));
         let user = ["--user", "someone:secret"];
         let letter = curl(
-            bed,
-            pairing,
+            client,
             &[&user[..], &[&format!("{base}/INBOX;MAILINDEX=1")]].concat(),
         );
         assert!(letter.contains("Subject: well"));
@@ -100,16 +105,16 @@ fn memcached_with_threads_returns_what_was_stored() {
     const PORT: u16 = 7165;
     const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/memcached.py");
     let port = PORT.to_string();
-    let start = |bed: &Bed, pairing: Pairing| {
+    let start = |bed: &Bed, stack: Stack| {
         let options = ["-u", "root", "-t", "4", "-U", "0"];
-        let (listens, port) = (address(bed), PORT.to_string());
+        let (listens, port) = (bed.endpoint(PORT).to_string(), PORT.to_string());
         let options = [&options[..], &["-l", &listens, "-p", &port]].concat();
-        serve(bed, pairing.server, PORT, "memcached", &options)
+        serve(bed, stack, PORT, "memcached", &options)
     };
-    each_start(start, |bed, pairing, _| {
+    each_start(start, |client| {
         for _ in 0..2 {
-            let arguments = [SCRIPT, &address(bed), &port];
-            assert_eq!(client(bed, pairing.client, PYTHON, &arguments), "exact");
+            let arguments = [SCRIPT, &address(client.bed), &port];
+            assert_eq!(client.run(PYTHON, &arguments), "exact");
         }
     });
 }
@@ -118,46 +123,42 @@ fn memcached_with_threads_returns_what_was_stored() {
 #[test]
 fn haproxy_with_threads_passes_pages_and_streams_on() {
     const PORT: u16 = 7181;
-    const PAGES: &str = "7183";
-    let start = |bed: &Bed, pairing: Pairing| {
-        let address = bed.server.address;
+    const PAGES: u16 = 7183;
+    let start = |bed: &Bed, stack: Stack| {
+        let at = |port: u16| bed.endpoint(port);
         let text = format!(
             "global\n nbthread 4\n\
              defaults\n timeout connect 5s\n timeout client 15s\n timeout server 15s\n\
-             listen stream\n mode tcp\n bind {address}:7182\n server one {address}:{PAGES}\n\
-             listen pages\n mode http\n bind {address}:{PORT}\n server one {address}:{PAGES}\n"
+             listen stream\n mode tcp\n bind {stream}\n server one {origin}\n\
+             listen pages\n mode http\n bind {pages}\n server one {origin}\n",
+            stream = at(7182),
+            pages = at(PORT),
+            origin = at(PAGES),
         );
         let config = file(bed, "haproxy.cfg", text);
-        serve(
-            bed,
-            pairing.server,
-            PORT,
-            "haproxy",
-            &["-db", "-f", &config],
-        )
+        serve(bed, stack, PORT, "haproxy", &["-db", "-f", &config])
     };
-    let with_pages = |bed: &Bed, pairing: Pairing| {
+    let with_pages = |bed: &Bed, stack: Stack| {
         let root = bed.file("pages");
         fs::create_dir_all(&root).expect("the bed's directory is writable");
         fs::write(root.join("page"), "words ".repeat(20_000)).expect("it is ours");
-        let (root, address) = (root.display().to_string(), bed.server.address.to_string());
+        let (root, address, port) = (root.display().to_string(), address(bed), PAGES.to_string());
         let arguments = [
             "-m",
             "http.server",
-            PAGES,
+            &port,
             "--bind",
             &address,
             "--directory",
             &root,
         ];
-        let port = PAGES.parse().expect("a port");
-        serve(bed, pairing.server, port, PYTHON, &arguments)
+        serve(bed, stack, PAGES, PYTHON, &arguments)
     };
-    let start = |bed: &Bed, pairing: Pairing| (with_pages(bed, pairing), start(bed, pairing));
-    each_start(start, |bed, pairing, _| {
+    let start = |bed: &Bed, stack: Stack| (with_pages(bed, stack), start(bed, stack));
+    each_start(start, |client| {
         for port in [PORT, 7182] {
-            let url = format!("http://{}/page?[1-8]", bed.endpoint(port));
-            let pages = curl(bed, pairing, &["-Z", &url]);
+            let url = format!("http://{}/page?[1-8]", client.bed.endpoint(port));
+            let pages = curl(client, &["-Z", &url]);
             assert_eq!(pages.matches('w').count(), 8 * 20_000, "{port}");
         }
     });
@@ -168,14 +169,14 @@ fn haproxy_with_threads_passes_pages_and_streams_on() {
 fn zeromq_returns_what_was_sent() {
     const PORT: u16 = 7185;
     const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/messages.py");
-    let port = PORT.to_string();
-    let start = |bed: &Bed, pairing: Pairing| {
-        let arguments = [SCRIPT, "serve", &address(bed), &port];
-        serve(bed, pairing.server, PORT, PYTHON, &arguments)
+    let endpoint = |bed: &Bed| format!("tcp://{}", bed.endpoint(PORT));
+    let start = |bed: &Bed, stack: Stack| {
+        let arguments = [SCRIPT, "serve", &endpoint(bed)];
+        serve(bed, stack, PORT, PYTHON, &arguments)
     };
-    each_start(start, |bed, pairing, _| {
-        let arguments = [SCRIPT, "talk", &address(bed), &port, "4", "200"];
-        assert_eq!(client(bed, pairing.client, PYTHON, &arguments), "exact");
+    each_start(start, |client| {
+        let arguments = [SCRIPT, "talk", &endpoint(client.bed), "4", "200"];
+        assert_eq!(client.run(PYTHON, &arguments), "exact");
     });
 }
 
@@ -185,13 +186,13 @@ fn nng_answers_each_request() {
     const PORT: u16 = 7187;
     const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/requests.py");
     let endpoint = |bed: &Bed| format!("tcp://{}", bed.endpoint(PORT));
-    let start = |bed: &Bed, pairing: Pairing| {
+    let start = |bed: &Bed, stack: Stack| {
         let arguments = [SCRIPT, "serve", &endpoint(bed)];
-        serve(bed, pairing.server, PORT, PYTHON, &arguments)
+        serve(bed, stack, PORT, PYTHON, &arguments)
     };
-    each_start(start, |bed, pairing, _| {
-        let arguments = [SCRIPT, "talk", &endpoint(bed), "500"];
-        assert_eq!(client(bed, pairing.client, PYTHON, &arguments), "exact");
+    each_start(start, |client| {
+        let arguments = [SCRIPT, "talk", &endpoint(client.bed), "500"];
+        assert_eq!(client.run(PYTHON, &arguments), "exact");
     });
 }
 
@@ -200,13 +201,13 @@ fn nng_answers_each_request() {
 fn tokio_without_timers_returns_what_was_sent() {
     const PORT: u16 = 7189;
     const PROGRAM: &str = env!("CARGO_BIN_EXE_portolan-tokio");
-    let start = |bed: &Bed, pairing: Pairing| {
+    let start = |bed: &Bed, stack: Stack| {
         let endpoint = bed.endpoint(PORT).to_string();
-        serve(bed, pairing.server, PORT, PROGRAM, &["serve", &endpoint])
+        serve(bed, stack, PORT, PROGRAM, &["serve", &endpoint])
     };
-    each_start(start, |bed, pairing, _| {
-        let endpoint = bed.endpoint(PORT).to_string();
+    each_start(start, |client| {
+        let endpoint = client.bed.endpoint(PORT).to_string();
         let arguments = ["talk", &endpoint, "16", "100"];
-        assert_eq!(client(bed, pairing.client, PROGRAM, &arguments), "exact");
+        assert_eq!(client.run(PROGRAM, &arguments), "exact");
     });
 }
