@@ -123,6 +123,18 @@ impl Channel {
         Ok(())
     }
 
+    /// Switches to another server that knows this channel: only the tap is another. Frames that the old one has not
+    /// accepted go by the new one.
+    pub(crate) fn carry_on(&mut self, tap: BorrowedFd<'_>) -> Result<(), Errno> {
+        descriptors::renumber(tap, self.main.tap.as_fd())?;
+        self.others.clear();
+        self.awaited.clear();
+        self.chosen = TxQueueId::MAIN;
+        self.rings = Rings::default();
+        self.renewals += 1;
+        Ok(())
+    }
+
     pub(crate) fn renewals(&self) -> u32 {
         self.renewals
     }
