@@ -172,6 +172,8 @@ struct doorbell {
 /* Private to the filter: what it knows about a channel besides ring and doorbell. */
 struct channel {
 	__u32 tap_ifindex;
+	/* The user of the channel's process, plus one; 0: it has none. For the next server, not for the filter. */
+	__u32 owner;
 };
 
 /* Frames that a channel's owner lost, in memory that it cannot write. */
@@ -245,6 +247,8 @@ struct filter_settings {
 	__u32 algorithm;
 	/* The traffic class of packets that enclose a handle; 0 if handles are disabled. */
 	__u32 marker;
+	/* The version of all layouts in this file, by which the next server knows whether it can take over the tables. */
+	__u32 format;
 };
 
 /* The row of a handle. */
@@ -411,7 +415,8 @@ _Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
 _Static_assert(sizeof(struct recipient) == 6, "Recipient");
 _Static_assert(sizeof(struct doorbell) == 80, "Doorbell");
 _Static_assert(sizeof(struct tap) == 8, "FilterTap");
-_Static_assert(sizeof(struct filter_settings) == 8, "FilterSettings");
+_Static_assert(sizeof(struct filter_settings) == 12, "FilterSettings");
+_Static_assert(sizeof(struct channel) == 8, "FilterChannel");
 _Static_assert(sizeof(struct handle_row) == 32, "HandleRow");
 _Static_assert(sizeof(struct holders) == 48, "Holders");
 _Static_assert(sizeof(struct losses) == 24, "Losses");

@@ -3,13 +3,14 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use libbpf_rs::MapHandle;
 use portolan_proto::filter::{
-    ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, Budget, FilterInterface, FilterKey, FilterSettings,
-    FilterTap, FlowRow, Losses, MAX_INTERFACES, MemberKey, RawKey, SenderKey, ShareKey, mapped,
+    ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, Budget, FilterChannel, FilterInterface, FilterKey,
+    FilterSettings, FilterTap, FlowRow, Losses, MAX_INTERFACES, MemberKey, RawKey, SenderKey,
+    ShareKey, mapped,
 };
 use portolan_types::{ChannelId, FlowKey};
 
@@ -24,6 +25,7 @@ use crate::hook::Hook;
 use crate::linear::LinearTable;
 use crate::map_builder::MapBuilder;
 use crate::objects::Objects;
+use crate::predecessor::Predecessor;
 use crate::run_time::RunTime;
 use crate::table::Table;
 
@@ -49,25 +51,25 @@ pub struct Filter {
     hooks: HashMap<u32, Hook>,
     driver_links: HashMap<u32, DriverLink>,
 
-    flows: Table<FilterKey, FlowRow>,
+    pub(crate) flows: Table<FilterKey, FlowRow>,
     /// The same flows for linear search, if that is configured.
     linear: Option<RefCell<LinearTable>>,
     /// For packets that name their flow themselves, if that is configured.
     handles: Option<RefCell<HandleTable>>,
-    bindings: Table<BindingKey, FlowRow>,
-    shares: Table<ShareKey, FlowRow>,
+    pub(crate) bindings: Table<BindingKey, FlowRow>,
+    pub(crate) shares: Table<ShareKey, FlowRow>,
     senders: Table<SenderKey, u16>,
     raw_flows: Table<RawKey, FlowRow>,
     members: Table<MemberKey, FlowRow>,
     interfaces: Table<u32, [FilterInterface; MAX_INTERFACES]>,
     local_addresses: Table<[u8; 16], u8>,
-    taps: Table<u32, FilterTap>,
-    channels: Table<u32, u32>,
+    pub(crate) taps: Table<u32, FilterTap>,
+    pub(crate) channels: Table<u32, FilterChannel>,
     losses: Table<u32, Losses>,
     /// Keeps the timers' map: timers run only while a program has it.
     _attentions: MapHandle,
     budgets: Table<u32, Budget>,
-    map_builder: Arc<MapBuilder>,
+    pub(crate) map_builder: Arc<MapBuilder>,
     /// What programs install in the packets' path.
     pub extensions: Extensions,
     /// The listeners under a flood of SYNs.
@@ -76,6 +78,8 @@ pub struct Filter {
     /// The contents of `local_addresses`.
     addresses: HashMap<IpAddr, u8>,
     tap_of: HashMap<ChannelId, u32>,
+    /// What the next server needs of these.
+    heritage: Vec<OwnedFd>,
 }
 
 /// The result of restoring the packet filter.
@@ -88,7 +92,18 @@ pub enum Restored {
 
 impl Filter {
     pub fn load(limits: &Limits, settings: &FilterSettings) -> Result<Filter, LoadError> {
-        Filter::of(&Objects::load(limits, settings)?, limits, settings)
+        let objects = Objects::load(limits, settings, None)?;
+        Filter::of(&objects, limits, settings)
+    }
+
+    /// Loads the programs so that they share the tables of flows and channels with those of a dead server, which stay
+    /// attached until these replace them. [`Filter::take_over`] must follow.
+    pub fn load_beside(
+        predecessor: &Predecessor,
+        (limits, settings): (&Limits, &FilterSettings),
+    ) -> Result<Filter, LoadError> {
+        let objects = Objects::load(limits, settings, Some(predecessor))?;
+        Filter::of(&objects, limits, settings)
     }
 
     /// Takes descriptors that keep the programs and maps loaded.
@@ -135,7 +150,13 @@ impl Filter {
             counters: objects.map("counters")?,
             addresses: HashMap::new(),
             tap_of: HashMap::new(),
+            heritage: objects.heritage()?,
         })
+    }
+
+    /// Returns descriptors by which the next server may take over the tables, if somebody keeps them for it.
+    pub fn heritage(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.heritage.iter().map(AsFd::as_fd)
     }
 
     /// Attaches the packet filter at the ingress of a device. Replaces the filter of a dead server; those of
@@ -293,7 +314,7 @@ impl Filter {
     pub fn remove_channel(&mut self, channel: ChannelId) -> Result<(), TableError> {
         if let Some(tap) = self.tap_of.remove(&channel) {
             self.taps.remove(&tap)?;
-            self.channels.set(&channel.0, &0)?;
+            self.channels.set(&channel.0, &FilterChannel::default())?;
         }
         self.map_builder.remove(channel);
         Ok(())
@@ -423,11 +444,19 @@ impl Filter {
 
     /// Registers a tap as the channel's with the transmit filter.
     pub fn register_tap(&mut self, channel: ChannelId, tap_ifindex: u32) -> Result<(), TableError> {
-        self.channels.set(&channel.0, &tap_ifindex)?;
+        let spare = FilterChannel::spare(tap_ifindex);
+        self.channels.set(&channel.0, &spare)?;
         self.losses.set(&channel.0, &Losses::default())?;
         self.set_tap(channel, tap_ifindex, 0)?;
         self.tap_of.insert(channel, tap_ifindex);
         Ok(())
+    }
+
+    /// Records whose the channel is, for the next server.
+    pub fn set_owner(&self, channel: ChannelId, uid: u32) -> Result<(), TableError> {
+        let tap = self.tap_of.get(&channel).copied().unwrap_or_default();
+        let owned = FilterChannel::spare(tap).owned_by(uid);
+        self.channels.set(&channel.0, &owned)
     }
 
     /// Sets the class of what the channel sends through that tap, for rows without one.

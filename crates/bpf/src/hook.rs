@@ -85,6 +85,17 @@ pub fn is_attached(ifindex: u32) -> io::Result<bool> {
     Ok(filters(ifindex, TC_H_MIN_INGRESS)?.iter().any(is_ours))
 }
 
+/// Returns the number of the program that is attached, if there is one.
+pub(crate) fn attached_program(ifindex: u32) -> io::Result<Option<u32>> {
+    if !is_attached(ifindex)? {
+        return Ok(None);
+    }
+    // A question names no program.
+    let stderr = io::stderr();
+    let found = tc_hook(stderr.as_fd(), ifindex).query();
+    found.map(Some).map_err(io::Error::other)
+}
+
 /// Becomes readable when qdiscs or filters of the network namespace have changed.
 #[derive(Debug)]
 pub struct HookEvents(OwnedFd);

@@ -73,6 +73,16 @@ impl MapBuilder {
         Ok(())
     }
 
+    /// Returns the number by which the kernel knows the channel's ring, if it has one.
+    pub(crate) fn ring_id(&self, channel: ChannelId) -> Option<u32> {
+        self.rings.read(&channel.0).map(i32::cast_unsigned)
+    }
+
+    /// Returns how many channels there can be, and rings of sessions.
+    pub(crate) fn channels(&self) -> u32 {
+        self.channels
+    }
+
     /// Whether the channel's number is still being freed, so that its reuse must wait.
     pub fn is_leaving(&self, channel: ChannelId) -> bool {
         self.removals.has(channel)

@@ -9,6 +9,7 @@ use zerocopy::IntoBytes;
 
 use crate::error::LoadError;
 use crate::filter::Limits;
+use crate::predecessor::{Predecessor, SHARED, bind_map};
 
 /// ELF sections are read in place, so the bytes must be aligned.
 #[repr(C, align(8))]
@@ -45,7 +46,7 @@ static SYN_ANSWER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
 const SETTINGS: &str = ".rodata.settings";
 
 /// Number of entries of a map whose size the loader sets.
-fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> Option<u32> {
+pub(crate) fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> Option<u32> {
     match map {
         // One spare, so that a flow can move in a full table.
         "linear_rows" if settings.algorithm == FilterSettings::LINEAR => Some(limits.flows + 1),
@@ -73,9 +74,14 @@ pub(crate) struct Objects {
 }
 
 impl Objects {
-    pub(crate) fn load(limits: &Limits, settings: &FilterSettings) -> Result<Objects, LoadError> {
+    /// Shares tables with the programs of a dead server, if there is one.
+    pub(crate) fn load(
+        limits: &Limits,
+        settings: &FilterSettings,
+        predecessor: Option<&Predecessor>,
+    ) -> Result<Objects, LoadError> {
         let packet_filter =
-            load_packet_filter(limits, settings).map_err(refused("packet filter"))?;
+            load_packet_filter(limits, settings, predecessor).map_err(refused("packet filter"))?;
         let driver_filter = load_beside(&packet_filter, DRIVER_FILTER)
             .map_err(refused("packet filter for drivers"))?;
         let transmit_filter =
@@ -102,6 +108,16 @@ impl Objects {
             .find(|map| map.name() == name)
             .and_then(|map| MapHandle::try_from(&map).ok())
             .ok_or(LoadError::Incomplete { name })
+    }
+
+    /// The packet filter, and its maps that outlive a server.
+    pub(crate) fn heritage(&self) -> Result<Vec<OwnedFd>, LoadError> {
+        let mut heritage = vec![self.program("packet_filter")?];
+        for name in SHARED.into_iter().chain([SETTINGS]) {
+            let map = self.map(name)?.as_fd().try_clone_to_owned();
+            heritage.push(map.map_err(|_| LoadError::Incomplete { name })?);
+        }
+        Ok(heritage)
     }
 
     /// The descriptor of a program, for attaching.
@@ -134,18 +150,37 @@ impl Objects {
     }
 }
 
-fn load_packet_filter(limits: &Limits, settings: &FilterSettings) -> libbpf_rs::Result<Object> {
+fn load_packet_filter(
+    limits: &Limits,
+    settings: &FilterSettings,
+    predecessor: Option<&Predecessor>,
+) -> libbpf_rs::Result<Object> {
     let mut object = open(PACKET_FILTER)?;
     for mut map in object.maps_mut() {
         if map.name() == SETTINGS {
             map.set_initial_value(settings.as_bytes())?;
         }
-        let name = map.name().to_str();
-        if let Some(entries) = name.and_then(|name| entries(name, limits, settings)) {
+        let name = map.name().to_string_lossy().into_owned();
+        let shared = predecessor.filter(|_| SHARED.contains(&&*name));
+        if let Some(map_of_dead) = shared.and_then(|predecessor| predecessor.map(&name)) {
+            map.reuse_fd(map_of_dead.as_fd())?;
+        } else if let Some(entries) = entries(&name, limits, settings) {
             map.set_max_entries(entries)?;
         }
     }
-    object.load()
+    let object = object.load()?;
+    keep_with_program(&object, "packet_filter", "taps")?;
+    Ok(object)
+}
+
+/// Makes the map one of the program's, which does not use it, so that the next server finds it.
+fn keep_with_program(object: &Object, program: &str, map: &str) -> libbpf_rs::Result<()> {
+    let program = object.progs().find(|found| found.name() == program);
+    let map = object.maps().find(|found| found.name() == map);
+    match (program, map) {
+        (Some(program), Some(map)) => bind_map(program.as_fd(), map.as_fd()),
+        _ => Ok(()),
+    }
 }
 
 /// Loads an object that shares the maps of the packet filter.

@@ -40,6 +40,16 @@ impl<K: IntoBytes + Immutable, V: IntoBytes + Immutable> Table<K, V> {
         V::read_from_bytes(&bytes).ok()
     }
 
+    /// Returns the keys of all rows.
+    pub(crate) fn keys(&self) -> Vec<K>
+    where
+        K: FromBytes,
+    {
+        let keys = self.map.keys();
+        keys.filter_map(|key| K::read_from_bytes(&key).ok())
+            .collect()
+    }
+
     /// Removes a row, if it exists.
     pub(crate) fn remove(&self, key: &K) -> Result<(), TableError> {
         match self.map.delete(key.as_bytes()) {

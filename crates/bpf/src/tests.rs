@@ -10,6 +10,7 @@ mod floods;
 mod fragments;
 mod frames;
 mod groups;
+mod inheritance;
 mod linear;
 mod raw;
 mod receive;

@@ -510,7 +510,7 @@ impl Control {
     }
 
     /// Handles the loss of the holder, and with it of a connection's sequence numbers.
-    fn on_orphaned(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
+    pub(crate) fn on_orphaned(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         let Some(session) = self.registry.session(id) else {
             return;
         };

@@ -69,6 +69,14 @@ counters! {
     /// already.
     reopened = "sessions_reopened",
     rejoined = "sessions_rejoined",
+    /// Connections of the previous server that their process has continued, was refused, and those that were reset because
+    /// no process named them in time. Channels that were not given to who showed their ring; servers whose tables could
+    /// not be taken over.
+    adopted = "connections_adopted",
+    adoptions_refused = "adoptions_refused",
+    abandoned = "connections_abandoned",
+    channels_refused = "channels_refused",
+    inheritances_refused = "inheritances_refused",
     kernel_datagrams = "kernel_datagrams",
     /// Unread datagrams of sockets that fell back to the kernel: put into the kernel socket, and lost.
     unread_handed_over = "unread_datagrams_handed_over",

@@ -4,6 +4,7 @@
 #![deny(unreachable_pub, clippy::fn_params_excessive_bools, clippy::match_bool)]
 
 mod accepting;
+pub mod adoption;
 pub mod budget;
 pub mod control;
 pub mod counters;
@@ -26,6 +27,7 @@ pub mod session;
 pub mod sharing;
 pub mod timer;
 
+pub use adoption::Adopted;
 pub use budget::{Budget, Charge, Exhausted, Limit, Shares, Slices};
 pub use control::{Control, ControlLimits, Effect, Effects, Input, Progress};
 pub use errno::Errno;

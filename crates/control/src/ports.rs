@@ -75,6 +75,8 @@ enum Use {
     Bound,
     Listening,
     Flow(SocketAddr),
+    /// A connection of an earlier server's time, whose `bind` or listener may return to the port.
+    Adopted(SocketAddr),
     Lingering {
         remote: SocketAddr,
         until: Instant,
@@ -89,7 +91,9 @@ impl Use {
     /// Returns the peer of a connection.
     fn remote(&self) -> Option<SocketAddr> {
         match *self {
-            Use::Flow(remote) | Use::Lingering { remote, .. } => Some(remote),
+            Use::Flow(remote) | Use::Adopted(remote) | Use::Lingering { remote, .. } => {
+                Some(remote)
+            }
             Use::HeldBack { remote, .. } => remote,
             Use::Bound | Use::Listening => None,
         }
@@ -184,6 +188,20 @@ impl PortTable {
     /// Records one more connection on a port that its listener or a `bind` holds. It replaces a lingering one (Linux's
     /// `tcp_twsk_unique` for a port that was chosen, and its SYN in TIME-WAIT).
     pub fn join(&mut self, claim: PortClaim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
+        self.join_as(Use::Flow(remote), claim, remote)
+    }
+
+    /// Records a connection of an earlier server's time.
+    pub fn adopt(&mut self, claim: PortClaim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
+        self.join_as(Use::Adopted(remote), claim, remote)
+    }
+
+    fn join_as(
+        &mut self,
+        usage: Use,
+        claim: PortClaim,
+        remote: SocketAddr,
+    ) -> Result<ClaimId, ClaimError> {
         let claim = normalised(claim);
         if let Some(&earlier) = self.flows.get(&flow_of(&claim, remote)) {
             match self.entry(earlier).map(|entry| entry.usage) {
@@ -191,7 +209,7 @@ impl PortTable {
                 _ => return Err(ClaimError::FlowExists),
             }
         }
-        Ok(self.grant(claim, Use::Flow(remote)).0)
+        Ok(self.grant(claim, usage).0)
     }
 
     /// Turns a bound claim into a listening one (`inet_csk_listen_start`: the port is checked
@@ -235,7 +253,7 @@ impl PortTable {
         match entry.usage {
             Use::HeldBack { until, .. } => self.held.remove(&(until, id)),
             Use::Lingering { until, .. } => self.lingering.remove(&(until, id)),
-            Use::Bound | Use::Listening | Use::Flow(_) => false,
+            Use::Bound | Use::Listening | Use::Flow(_) | Use::Adopted(_) => false,
         };
         if let Some(remote) = entry.usage.remote() {
             self.flows.remove(&flow_of(&entry.claim, remote));
@@ -249,7 +267,7 @@ impl PortTable {
             return;
         };
         let remote = match entry.usage {
-            Use::Flow(remote) => Some(remote),
+            Use::Flow(remote) | Use::Adopted(remote) => Some(remote),
             Use::Bound | Use::Listening => None,
             Use::HeldBack { .. } | Use::Lingering { .. } => return,
         };
@@ -265,7 +283,7 @@ impl PortTable {
             return false;
         };
         let (remote, before) = match entry.usage {
-            Use::Flow(remote) => (remote, None),
+            Use::Flow(remote) | Use::Adopted(remote) => (remote, None),
             Use::Lingering { remote, until } => (remote, Some(until)),
             Use::Bound | Use::Listening | Use::HeldBack { .. } => return false,
         };
@@ -395,6 +413,7 @@ fn may_share(new: &PortClaim, old: &ClaimEntry, listening: bool) -> bool {
     }
     match old.usage {
         Use::HeldBack { .. } => new.reuse.address || listening,
+        Use::Adopted(_) => new.reuse.address || listening || new.uid == old.claim.uid,
         Use::Listening if new.protocol == Protocol::Tcp => false,
         Use::Flow(_) | Use::Lingering { .. } | Use::Bound | Use::Listening => {
             new.reuse.address && old.claim.reuse.address

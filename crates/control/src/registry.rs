@@ -53,6 +53,8 @@ pub struct Registry {
     session_budget: Budget,
     binding_budget: Budget,
     processes: HashMap<ChannelId, Process>,
+    /// Channels of an earlier server, to which rows still lead.
+    inherited: HashSet<ChannelId>,
     sessions: HashMap<SessionId, SessionEntry>,
     cookies: HashMap<u64, SessionId>,
     /// Sessions with a row of their flow in the filter.
@@ -72,6 +74,7 @@ impl Registry {
             session_budget: Budget::new(limits.sessions),
             binding_budget: Budget::new(limits.bindings),
             processes: HashMap::new(),
+            inherited: HashSet::new(),
             sessions: HashMap::new(),
             cookies: HashMap::new(),
             flows: HashMap::new(),
@@ -90,9 +93,24 @@ impl Registry {
 
     /// Returns the channels without a process, lowest first.
     pub fn free_channels(&self) -> impl Iterator<Item = ChannelId> + '_ {
-        (1..=self.channels)
-            .map(ChannelId)
-            .filter(|channel| !self.processes.contains_key(channel))
+        (1..=self.channels).map(ChannelId).filter(|channel| {
+            !self.processes.contains_key(channel) && !self.inherited.contains(channel)
+        })
+    }
+
+    /// Keeps a channel of an earlier server for its process.
+    pub fn keep_channel(&mut self, channel: ChannelId) {
+        self.inherited.insert(channel);
+    }
+
+    /// No row of before leads to these channels any more.
+    pub fn release_channels(&mut self) {
+        self.inherited.clear();
+    }
+
+    /// Generations from now on are later than this one.
+    pub fn continue_from(&mut self, generation: Generation) {
+        self.generation = generation.0;
     }
 
     /// Charges `uid` for one more process.
@@ -308,6 +326,16 @@ impl Registry {
         }
         self.set_holder(id, holder);
         generation
+    }
+
+    /// Enters the holder of a session whose row was there before.
+    pub fn adopt(&mut self, id: SessionId, holder: Holder, generation: Generation) {
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.generation = generation;
+            session.row = session.flow();
+            self.flows.extend(session.row.map(|flow| (flow, id)));
+        }
+        self.set_holder(id, holder);
     }
 
     /// Removes the session's holder. Returns the flow that has a row in the filter.

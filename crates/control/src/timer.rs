@@ -10,6 +10,8 @@ pub enum Timer {
     Ports,
     /// Sessions of processes that have exited.
     EndedProcesses,
+    /// Connections and channels of an earlier server that no process has named.
+    Inheritance,
     /// Lists being put together.
     Listings,
     /// Tasks that wait for descriptors.

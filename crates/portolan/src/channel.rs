@@ -132,6 +132,18 @@ impl Channel {
         Ok(())
     }
 
+    /// Switches to another server that knows this channel: only the tap is another. Frames that the old one has not
+    /// accepted go by the new one.
+    pub(crate) fn carry_on(&mut self, tap: BorrowedFd<'_>) -> Result<(), Errno> {
+        descriptors::renumber(tap, self.main.tap.as_fd())?;
+        self.others.clear();
+        self.awaited.clear();
+        self.chosen = TxQueueId::MAIN;
+        self.rings = Rings::default();
+        self.renewals += 1;
+        Ok(())
+    }
+
     /// Adds an open transmit queue.
     pub(crate) fn open_tx_queue(&mut self, tx_queue: TxQueueId, tap: OwnedFd) {
         let tap = TapIo::new(InternalFd::new(tap));

@@ -10,8 +10,9 @@ mod recalls;
 mod report;
 pub(crate) mod vfork;
 
+use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -27,7 +28,7 @@ use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::{MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::wait::WakeReceiver;
-use portolan_sys::{clock, namespace, owner};
+use portolan_sys::{clock, descriptor, namespace, owner};
 use portolan_tcp::CongestionKind;
 use portolan_types::{SessionId, Slot};
 use rustix::io::Errno;
@@ -106,8 +107,8 @@ impl Defaults {
 struct Registration {
     incarnation: u64,
     tap: OwnedFd,
-    ring_fd: OwnedFd,
-    rx_path: RxPath,
+    /// None if the process continues with its own.
+    ring: Option<(OwnedFd, RxPath)>,
     shown: (MetastateReader, StatisticsWriter),
     recall_event: OwnedFd,
     notifier: (OwnedFd, u64),
@@ -235,14 +236,14 @@ impl Process {
         let path = server.path.clone();
         let control =
             Control::connect(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-        let registration = Registration::with(&control, &path)?;
+        let registration = Registration::with(&control, &path, None)?;
         let process = Process::with_channel(control, registration, work)?;
         *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
         Ok(portolan_sys::leak::store(&CURRENT, process))
     }
 
-    /// Registers with the server that listens in place of the lost one. This ends connections; the
-    /// caller has the other sockets reopened (`migration::reopen`).
+    /// Registers with the server that listens in place of the lost one. This ends connections, unless the server gives
+    /// this process its channel back; the caller has the sockets reopened (`migration::reopen`).
     pub(crate) fn renew(&'static self) -> Result<(), NotRegistered> {
         let _renewal = self.renewal.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.control.is_lost() {
@@ -251,7 +252,9 @@ impl Process {
         let path = server().map_err(NotRegistered::Absent)?.path;
         let control = Control::connect_briefly(&path)
             .map_err(|error| NotRegistered::Absent(error.to_string()))?;
-        let registration = Registration::with(&control, &path)?;
+        let ring = self.lock().channel.ring_fd().as_raw_fd();
+        let ring = descriptor::borrow(ring).ok();
+        let registration = Registration::with(&control, &path, ring)?;
         self.take_registration(&control, registration)
             .map_err(|errno| NotRegistered::Refused(errno.to_string()))?;
         self.has_warned.store(false, Ordering::Relaxed);
@@ -260,8 +263,13 @@ impl Process {
 
     fn take_registration(&self, control: &Control, new: Registration) -> Result<(), Errno> {
         let mut core = self.lock();
-        let ends = (new.tap.as_fd(), new.ring_fd.as_fd());
-        core.renew(clock::now(), ends, new.rx_path, new.shown)?;
+        let now = clock::now();
+        match new.ring {
+            Some((ring_fd, rx_path)) => {
+                core.renew(now, (new.tap.as_fd(), ring_fd.as_fd()), rx_path, new.shown)?;
+            }
+            None => core.carry_on(now, new.tap.as_fd(), new.shown)?,
+        }
         core.channel.cuts_datagrams = new.cuts_datagrams;
         core.locals.renew(new.notifier.0, new.notifier.1);
         descriptors::renumber(new.recall_event.as_fd(), self.recall_event.as_fd())?;
@@ -289,14 +297,14 @@ impl Process {
         let Registration {
             incarnation,
             tap,
-            ring_fd,
-            rx_path,
+            ring,
             shown,
             recall_event,
             notifier: (notifier, number),
             cuts_datagrams,
             parameters,
         } = registration;
+        let (ring_fd, rx_path) = ring.ok_or("the server sent no ring")?;
         let (tap, ring_fd) = (descriptors::hide(tap), descriptors::hide(ring_fd));
         let channel = Channel::new(TapIo::new(tap), rx_path, ring_fd);
         let locals = Locals::new(notifier, number);
@@ -460,54 +468,52 @@ impl Drop for CoreGuard<'_> {
 }
 
 impl Registration {
-    /// Registers over a connection to the server that listens at `path`.
-    fn with(control: &Control, path: &Path) -> Result<Registration, NotRegistered> {
+    /// Registers over a connection to the server that listens at `path`. `ring` is that of the channel under the previous
+    /// server.
+    fn with(
+        control: &Control,
+        path: &Path,
+        ring: Option<BorrowedFd<'_>>,
+    ) -> Result<Registration, NotRegistered> {
         let hello = RequestBody::Hello {
             version: PROTOCOL,
             program: program(),
         };
         let (reply, fds) = control
-            .call(hello, &[])
+            .call(hello, ring.as_slice())
             .map_err(|Lost| NotRegistered::Absent("the server hung up".to_string()))?;
         let refused = |reason: String| Err(NotRegistered::Refused(reason));
         match reply {
             ReplyBody::Welcome {
                 incarnation,
+                continues,
                 ring_size,
                 cuts_datagrams,
                 parameters,
                 notifier,
                 ..
             } => {
-                let Ok(
-                    [
-                        tap,
-                        ring_fd,
-                        doorbell,
-                        metastate,
-                        statistics,
-                        recall_event,
-                        receiver,
-                    ],
-                ) = <[OwnedFd; 7]>::try_from(fds)
+                let mut fds = VecDeque::from(fds);
+                let tap = fds.pop_front();
+                let brought = if continues && ring.is_some() { 0 } else { 2 };
+                let maps: Vec<OwnedFd> = fds.drain(..fds.len().min(brought)).collect();
+                let (Some(tap), Ok([metastate, statistics, recall_event, receiver])) =
+                    (tap, <[OwnedFd; 4]>::try_from(Vec::from(fds)))
                 else {
                     return refused("the server sent no channel".to_string());
                 };
                 let mapped = || -> Result<_, String> {
-                    let ring =
-                        Ring::map(&ring_fd, ring_size as usize).map_err(|e| e.to_string())?;
-                    let doorbell = Doorbell::map(&doorbell).map_err(|e| e.to_string())?;
+                    let ring = map_ring(maps, ring_size)?;
                     let metastate = MetastateReader::map(&metastate).map_err(|e| e.to_string())?;
                     let statistics =
                         StatisticsWriter::map(&statistics).map_err(|e| e.to_string())?;
-                    Ok((RxPath::new(ring, doorbell), (metastate, statistics)))
+                    Ok((ring, (metastate, statistics)))
                 };
-                let (rx_path, shown) = mapped().map_err(NotRegistered::Refused)?;
+                let (ring, shown) = mapped().map_err(NotRegistered::Refused)?;
                 Ok(Registration {
                     incarnation,
                     tap,
-                    ring_fd,
-                    rx_path,
+                    ring,
                     shown,
                     recall_event,
                     notifier: (receiver, notifier),
@@ -528,6 +534,16 @@ impl Registration {
             _ => refused("the server gave no sensible answer".to_string()),
         }
     }
+}
+
+/// Maps the ring and the doorbell of a new channel, if the server has sent one.
+fn map_ring(maps: Vec<OwnedFd>, size: u32) -> Result<Option<(OwnedFd, RxPath)>, String> {
+    let Ok([ring_fd, doorbell]) = <[OwnedFd; 2]>::try_from(maps) else {
+        return Ok(None);
+    };
+    let ring = Ring::map(&ring_fd, size as usize).map_err(|e| e.to_string())?;
+    let doorbell = Doorbell::map(&doorbell).map_err(|e| e.to_string())?;
+    Ok(Some((ring_fd, RxPath::new(ring, doorbell))))
 }
 
 /// Returns the server of the existing sockets, or else that of the calling thread's network namespace.

@@ -387,21 +387,26 @@ impl Core {
     /// Ends all connections as if the peers had reset them, because packets no longer reach them.
     pub(crate) fn end_all(&mut self, now: Instant) {
         self.delegations = Delegations::default();
-        for (socket, slot) in self.sockets.iter().zip(0..) {
-            let Some(session) = self.stack.tcp(Slot(slot)) else {
-                continue;
-            };
-            if session.connection.is_closed() {
-                continue;
-            }
-            session.connection.abort(now);
-            if let Some(socket) = socket {
-                socket.set_error(libc::ECONNRESET);
-                socket.notify(Events::ERROR);
-            }
+        for slot in 0..self.sockets.len() {
+            self.end_one(now, Slot(slot as u32));
         }
         self.inboxes.cut_off();
         self.remove_closed_orphans();
+    }
+
+    /// Ends the connection at `slot` likewise.
+    pub(crate) fn end_one(&mut self, now: Instant, slot: Slot) {
+        let Some(session) = self.stack.tcp(slot) else {
+            return;
+        };
+        if session.connection.is_closed() {
+            return;
+        }
+        session.connection.abort(now);
+        if let Some(Some(socket)) = self.sockets.get(slot.0 as usize) {
+            socket.set_error(libc::ECONNRESET);
+            socket.notify(Events::ERROR);
+        }
     }
 
     /// Switches to another server. Connections end, and their resets are sent through the filter of
@@ -419,6 +424,34 @@ impl Core {
         self.end_all(now);
         self.poll_tx(now);
         self.channel.renew((tap, ring_fd), rx_path)?;
+        self.begin_anew(now, (metastate, statistics));
+        Ok(())
+    }
+
+    /// Switches to another server that knows this process's channel. The caller has the connections adopted; those that
+    /// closed sockets have left here end by themselves.
+    pub(crate) fn carry_on(
+        &mut self,
+        now: Instant,
+        tap: BorrowedFd<'_>,
+        shown: (MetastateReader, StatisticsWriter),
+    ) -> Result<(), Errno> {
+        // What has come by the old tap, and by rings to which no row leads any more.
+        self.take_in_all(now);
+        self.abort_delegations(now);
+        self.delegations = Delegations::default();
+        self.inboxes.cut_off();
+        self.poll_tx(now);
+        self.channel.carry_on(tap)?;
+        self.begin_anew(now, shown);
+        Ok(())
+    }
+
+    fn begin_anew(
+        &mut self,
+        now: Instant,
+        (metastate, statistics): (MetastateReader, StatisticsWriter),
+    ) {
         self.forget_tx_queues(now);
         self.migrated_flows = MigratedFlows::default();
         self.metastate = metastate;
@@ -427,7 +460,6 @@ impl Core {
         self.outbox.clear();
         // A sleeping leader polls descriptors that were replaced.
         self.additions += 1;
-        Ok(())
     }
 
     /// Removes orphans that have ended, once their last segments are sent.

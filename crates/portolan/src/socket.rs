@@ -88,6 +88,8 @@ pub(crate) struct Socket {
     is_relayed_first: AtomicBool,
     /// It listens by a kernel socket, because there is no server.
     stands_in: AtomicBool,
+    /// Incarnation of the server that knows that its connection is held here.
+    known_to: AtomicU64,
     asking: Asking,
 }
 
@@ -163,6 +165,16 @@ impl Socket {
         Socket::with(family, protocol, SocketState::Idle, setup, options)
     }
 
+    /// Notes the server that knows that the connection is held here.
+    pub(crate) fn note_server(&self, incarnation: u64) {
+        self.known_to.store(incarnation, Ordering::Release);
+    }
+
+    /// Has another server than this one given the connection to this process?
+    pub(crate) fn is_unknown_to(&self, incarnation: u64) -> bool {
+        self.known_to.load(Ordering::Acquire) != incarnation
+    }
+
     /// Creates a socket for an accepted session, which the server holds.
     pub(crate) fn accepted(listener: &Socket, setup: Setup) -> Socket {
         let options = listener.options().inherited();
@@ -218,6 +230,7 @@ impl Socket {
             is_for_server: AtomicBool::new(false),
             is_relayed_first: AtomicBool::new(false),
             stands_in: AtomicBool::new(false),
+            known_to: AtomicU64::new(0),
             asking: Asking::default(),
         }
     }

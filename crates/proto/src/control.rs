@@ -48,6 +48,7 @@ pub enum SessionRef {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum RequestBody {
     /// First message of a library; its format never changes. `version` is [`PROTOCOL`](crate::PROTOCOL).
+    /// May carry the ring of a channel of an earlier server, to continue with that channel.
     /// Reply: `Welcome`, or `EPROTO` from a server of another version.
     Hello { version: u32, program: String },
     /// Carries a socket bound to a port below the first unprivileged one, which proves the right to bind that port with
@@ -107,6 +108,22 @@ pub enum RequestBody {
         #[serde(with = "portolan_types::endpoint")]
         remote: SocketAddr,
         slot: Slot,
+    },
+    /// The process, which continues with its channel of an earlier server, holds a connection of that time: cached at
+    /// `slot`, under its old number, as the row of the flow says. The packet carries the far and near end of its new
+    /// descriptor. Reply: `Done` or `Error`.
+    Adopt {
+        session: SessionId,
+        #[serde(with = "portolan_types::endpoint")]
+        local: SocketAddr,
+        #[serde(with = "portolan_types::endpoint")]
+        remote: SocketAddr,
+        slot: Slot,
+        generation: Generation,
+        reuse: Reuse,
+        v6_only: bool,
+        delivery: Delivery,
+        priority: u8,
     },
     /// Hands a connection of such a listener that was not accepted yet to the server. No reply.
     ReturnPending { listener: SessionId, capsule: Blob },
@@ -459,9 +476,12 @@ pub struct ListPart {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ReplyBody {
     /// Fds, in this order: tap, receive ring map, doorbell map, metastate memfd (read-only),
-    /// statistics memfd (see [`crate::report::StatisticsRow`]), recall event and notifier (both sockets).
+    /// statistics memfd (see [`crate::report::StatisticsRow`]), recall event and notifier (both sockets). Without the
+    /// maps if the process continues with those that it has.
     Welcome {
         channel: ChannelId,
+        /// The channel is that of the ring in `Hello`: connections whose rows lead there can be adopted.
+        continues: bool,
         /// A random number of this run of the server: sessions opened under another must be opened again.
         incarnation: u64,
         /// Number of the notifier, by which peers in local sessions know it.

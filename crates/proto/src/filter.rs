@@ -115,6 +115,40 @@ pub struct FilterTap {
     pub reserved: u16,
 }
 
+/// What the filters know about a channel besides its ring and doorbell.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct FilterChannel {
+    pub tap_ifindex: u32,
+    /// The user of the channel's process, plus one; 0: it has none.
+    owner: u32,
+}
+
+impl FilterChannel {
+    /// A channel without a process.
+    pub fn spare(tap_ifindex: u32) -> FilterChannel {
+        FilterChannel {
+            tap_ifindex,
+            owner: 0,
+        }
+    }
+
+    pub fn owned_by(self, uid: u32) -> FilterChannel {
+        FilterChannel {
+            // The highest number is no user's.
+            owner: uid.wrapping_add(1),
+            ..self
+        }
+    }
+
+    /// Returns the user of its process.
+    pub fn owner(&self) -> Option<u32> {
+        self.owner.checked_sub(1)
+    }
+}
+
 /// Major number of Portolan's qdisc on a device ("po").
 pub const TRAFFIC_HANDLE: u16 = 0x706f;
 /// Its class for traffic without a reservation.
@@ -303,13 +337,15 @@ impl Doorbell {
 }
 
 /// Settings of the programs, given at load time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, IntoBytes, Immutable)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable)]
 #[repr(C)]
 pub struct FilterSettings {
     /// The search algorithm for flows: [`FilterSettings::HASH`] or [`FilterSettings::LINEAR`].
     pub algorithm: u32,
     /// The traffic class of packets that enclose a handle; 0 if handles are disabled.
     pub marker: u32,
+    /// [`PROTOCOL`](crate::PROTOCOL): a server takes over tables of its own format only.
+    pub format: u32,
 }
 
 impl FilterSettings {
@@ -453,7 +489,8 @@ pub struct RunningFile {
 const _: () = assert!(size_of::<Holders>() == 48);
 const _: () = assert!(size_of::<RunningFile>() == 12);
 const _: () = assert!(size_of::<PairEnds>() == 12);
-const _: () = assert!(size_of::<FilterSettings>() == 8);
+const _: () = assert!(size_of::<FilterSettings>() == 12);
+const _: () = assert!(size_of::<FilterChannel>() == 8);
 const _: () = assert!(size_of::<HandleRow>() == 32);
 const _: () = assert!(size_of::<LinearRow>() == 72);
 const _: () = assert!(size_of::<FilterKey>() == 40);
@@ -492,6 +529,19 @@ impl FilterKey {
             protocol: flow.protocol.number(),
             reserved: [0; 3],
         }
+    }
+
+    /// Returns the flow, without the scopes of its addresses, which the tables do not have. None for other protocols.
+    pub fn flow(&self) -> Option<FlowKey> {
+        let endpoint = |address: [u8; 16], port| {
+            let address = Ipv6Addr::from(address).to_canonical();
+            SocketAddr::new(address, u16::from_be_bytes(port))
+        };
+        Some(FlowKey {
+            protocol: Protocol::from_number(self.protocol)?,
+            local: endpoint(self.local, self.local_port),
+            remote: endpoint(self.remote, self.remote_port),
+        })
     }
 }
 

@@ -54,6 +54,7 @@ pub struct Instance {
     leftover: Record,
     /// The socket's directory, if it was created by this server, or by one that died.
     folder: Option<PathBuf>,
+    is_left: bool,
 }
 
 /// Identifies one run of a process or thread: its number, and its start time in clock ticks of the kernel.
@@ -172,7 +173,23 @@ impl Instance {
             journal,
             leftover,
             folder: folder.filter(|_| made_folder).map(Path::to_owned),
+            is_left: false,
         })
+    }
+
+    /// Leaves the lock file for the next server, which finds the ports still reserved; everything else was undone.
+    pub fn leave(mut self) {
+        self.is_left = true;
+        let undone = self.journal.change(|record| {
+            *record = Record {
+                made_folder: record.made_folder,
+                ports: record.ports.take(),
+                ..Record::default()
+            };
+        });
+        if let Err(error) = undone {
+            warn!(%error, "the next server undoes what was undone");
+        }
     }
 
     /// Returns the ports that a dead server has left reserved.
@@ -273,6 +290,9 @@ impl Journal {
 impl Drop for Instance {
     /// Best effort: a file without a lock stops no server.
     fn drop(&mut self) {
+        if self.is_left {
+            return;
+        }
         let _ = std::fs::remove_file(&self.lock_path);
         if let Some(folder) = &self.folder {
             let _ = std::fs::remove_dir(folder);

@@ -1,6 +1,7 @@
 //! `portoland`: command line, logging, exit codes.
 #![forbid(unsafe_code)]
 
+mod adoption;
 mod calls;
 mod channels;
 mod config;
@@ -52,14 +53,18 @@ use crate::config::{Config, ConfigError, ConfigSource};
 use crate::confine::confine;
 use crate::instance::{Instance, InstanceError, claim_namespace};
 use crate::log_limit::LogLimit;
-use crate::server::{Server, StartError, raise_descriptor_limit, widen_descriptor_table};
+use crate::server::{
+    Departure, Server, StartError, raise_descriptor_limit, widen_descriptor_table,
+};
 
 /// The network server of Portolan.
 ///
 /// Owns what the programs of one network namespace share: ports, the set-up and tear-down of connections, the
 /// packet filters, and sessions that no program holds. It attaches a packet filter to each interface; packets
 /// that do not belong to Portolan continue to the kernel's stack. There is one server per network namespace; a
-/// second one is refused. SIGTERM and SIGINT stop it: it resets its connections and detaches its filters.
+/// second one is refused. SIGTERM stops it: connections that programs hold go on, with the filter, until the next
+/// server takes them over; without such connections it detaches the filter. SIGINT stops it for good: it resets all
+/// connections and detaches the filter.
 #[derive(Debug, Parser)]
 #[command(name = "portoland", version = version(), max_term_width = 100, after_long_help = AFTER_OPTIONS)]
 struct Args {
@@ -224,7 +229,10 @@ fn run(args: Args) -> Result<(), Failure> {
     confine(&config, &source, &instance);
     let mut server = Server::start(config, source, &instance)?;
     server.run().map_err(Failure::Loop)?;
-    server.stop();
+    match server.stop() {
+        Departure::ForGood => {}
+        Departure::ForSuccessor => instance.leave(),
+    }
     Ok(())
 }
 

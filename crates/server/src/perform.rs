@@ -113,6 +113,7 @@ impl Server {
                 Timer::Session(id, deadline) => self.input(Input::Due(id, deadline)),
                 Timer::Ports => self.control.expire_ports(self.now),
                 Timer::EndedProcesses => self.go_on_ending(),
+                Timer::Inheritance => self.look_at_inheritance(),
                 Timer::Listings => self.go_on_listing(),
                 Timer::Descriptors => self.look_for_descriptors(),
                 Timer::Shares => self.read_throttled(),

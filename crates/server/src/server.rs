@@ -35,6 +35,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tracing::{info, warn};
 
+use crate::adoption::{self, Inheritance, Loaded};
 use crate::calls::Calls;
 use crate::channels::channel::{Channel, Ending};
 use crate::channels::pool::ChannelPool;
@@ -145,6 +146,14 @@ pub enum StartError {
     Poll(#[from] Errno),
 }
 
+/// How a server goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Departure {
+    ForGood,
+    /// Connections of programs are left for the next server.
+    ForSuccessor,
+}
+
 /// Everything the network server of one namespace owns.
 pub struct Server {
     pub(crate) config: Config,
@@ -154,7 +163,7 @@ pub struct Server {
     pub(crate) incarnation: u64,
     /// Read once each turn.
     pub(crate) now: Instant,
-    stopping: bool,
+    stopping: Option<Departure>,
     supervisor: Supervisor,
     pub(crate) socket: PathBuf,
 
@@ -197,6 +206,8 @@ pub struct Server {
     pub(crate) filter: Filter,
     /// None where the kernel does not support it: then a relayed session stays relayed.
     pub(crate) holder_count: Option<HolderCount>,
+    /// Of the previous server.
+    pub(crate) inheritance: Inheritance,
     pub(crate) rx_path: RxPath,
     pub(crate) stack: Stack,
     pub(crate) wire: TapWire,
@@ -274,7 +285,11 @@ impl Server {
             groups: GROUPS.total as u32,
             channels: config.limits.processes + 1 + rings::RINGS,
         };
-        let mut filter = Filter::load(&limits, &config.filter_settings())?;
+        let Loaded {
+            mut filter,
+            inheritance,
+            is_refused,
+        } = adoption::load(&managed, (&limits, &config.filter_settings()), now)?;
         let ends = filter.create_channel(ChannelId::SERVER, config.ring_size)?;
         let wire = Tap::create("ptl-srv")?;
         filter.attach_tap(ChannelId::SERVER, wire.ifindex)?;
@@ -325,7 +340,7 @@ impl Server {
             started: now,
             incarnation: random_u64(),
             now,
-            stopping: false,
+            stopping: None,
             poll,
             listener,
             signals,
@@ -347,6 +362,7 @@ impl Server {
             are_all_clients_read: false,
             sink: Sink::new(threads),
             filter,
+            inheritance,
             holder_count: load_holder_count(),
             rx_path: RxPath::new(ring, doorbell),
             stack: Stack::new(now),
@@ -391,6 +407,8 @@ impl Server {
             source,
             config,
         };
+        server.control.counters.inheritances_refused = u64::from(is_refused);
+        server.keep_inheritance();
         server.await_first_spare();
         server.start_links(instance);
         server.start_cpu(instance);
@@ -398,6 +416,9 @@ impl Server {
         server.publish();
         for ifindex in server.managed.clone() {
             server.filter_device(ifindex)?;
+        }
+        if let Err(failure) = server.filter.forget_endpoints() {
+            warn!(%failure, "endpoints of the previous server stay");
         }
         if let Err(refused) = server.apply_policies() {
             server.stop();
@@ -412,12 +433,13 @@ impl Server {
         server
             .supervisor
             .tell_ready(&server.config.interfaces.join(", "));
+        server.supervisor.keep(server.filter.heritage());
         Ok(server)
     }
 
     /// Serves until a signal stops the server.
     pub fn run(&mut self) -> Result<(), Errno> {
-        while !self.stopping {
+        while self.stopping.is_none() {
             self.turn(None)?;
         }
         Ok(())
@@ -512,12 +534,15 @@ impl Server {
         while let Some(signal) = self.signals.next() {
             match signal {
                 Signal::HUP => self.reload_file(),
-                signal => {
-                    info!(?signal, "stopping");
-                    self.stopping = true;
-                }
+                Signal::INT => self.stop_soon(signal, Departure::ForGood),
+                signal => self.stop_soon(signal, Departure::ForSuccessor),
             }
         }
+    }
+
+    fn stop_soon(&mut self, signal: Signal, departure: Departure) {
+        info!(?signal, "stopping");
+        self.stopping = Some(departure);
     }
 
     /// Sends what is due and handles changes, until there are no more.
@@ -558,8 +583,11 @@ impl Server {
         }
     }
 
-    /// Restores the host's state: detaches filters, resets connections, releases ports.
-    pub fn stop(mut self) {
+    /// Ends what is the server's own. If another server may continue with connections of programs, leaves these, the
+    /// filter and the ports to it; otherwise restores the host's state: detaches filters, resets connections, releases
+    /// ports.
+    pub fn stop(mut self) -> Departure {
+        let departure = self.stopping.unwrap_or(Departure::ForSuccessor);
         self.supervisor.tell_stopping();
         self.end_all_cpu();
         let held: Vec<SessionId> = self
@@ -570,7 +598,12 @@ impl Server {
             .collect();
         // A process that accepts must find the server gone when its listener hangs up.
         let mut listeners = Vec::new();
+        let mut left = 0;
         for id in held {
+            if departure == Departure::ForSuccessor && self.is_left_to_successor(id) {
+                left += 1;
+                continue;
+            }
             if self.handles.local(id).is_some() {
                 self.handles.of(id).local = None;
                 self.forget(id);
@@ -587,13 +620,22 @@ impl Server {
             }
         }
         let end = clock::now() + SHUTDOWN_GRACE;
-        while clock::now() < end && self.control.registry.session_count() > 0 {
+        while clock::now() < end && self.control.registry.session_count() > left {
             if let Err(errno) = self.turn(Some(end)) {
                 warn!(%errno, "cannot take leave of peers");
                 break;
             }
         }
         self.stop_links();
+        if departure == Departure::ForSuccessor && (left > 0 || self.inheritance.has_flows()) {
+            self.leave_connections();
+            drop(listeners);
+            info!(
+                connections = left,
+                "stopped; the next server may continue with connections"
+            );
+            return departure;
+        }
         for ifindex in std::mem::take(&mut self.managed) {
             if let Err(failure) = self.filter.detach_interface(ifindex) {
                 warn!(%failure, "the packet filter stays attached");
@@ -604,7 +646,24 @@ impl Server {
         }
         self.clients.clear();
         drop(listeners);
+        self.supervisor.keep_nothing();
         info!("stopped");
+        Departure::ForGood
+    }
+
+    /// Leaves everything to the next server except what it cannot continue with.
+    fn leave_connections(&mut self) {
+        let sessions = self.control.registry.sessions().map(|session| session.id);
+        let lost: Vec<SessionId> = sessions
+            .filter(|id| !self.is_left_to_successor(*id))
+            .collect();
+        for id in lost {
+            self.forget(id);
+        }
+        self.listener.leave_path();
+        // The next server finds the ports reserved.
+        std::mem::forget(self.reserved.take());
+        self.clients.clear();
     }
 
     /// Returns the parameters of a connection over `path`.

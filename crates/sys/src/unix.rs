@@ -126,7 +126,7 @@ pub struct Received {
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
-    path: PathBuf,
+    path: Option<PathBuf>,
 }
 
 impl Listener {
@@ -150,8 +150,13 @@ impl Listener {
         })?;
         Ok(Listener {
             fd,
-            path: path.to_owned(),
+            path: Some(path.to_owned()),
         })
+    }
+
+    /// Leaves the path, as if the server had died.
+    pub fn leave_path(&mut self) {
+        self.path = None;
     }
 
     /// Accepts the next pending connection.
@@ -177,7 +182,7 @@ impl AsFd for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         // It may have been removed already.
-        let _ = unlink(&self.path);
+        let _ = self.path.as_ref().map(unlink);
     }
 }
 

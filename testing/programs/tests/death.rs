@@ -357,20 +357,36 @@ fn a_listener_that_may_not_be_the_kernels_waits_quietly_when_its_server_has_gone
 }
 
 #[test]
-fn sessions_end_when_their_server_stops() {
+fn sessions_end_when_their_server_stops_for_good() {
     let mut bed = bed();
     let scene = scene(&bed, Side::Server, Stack::Portolan);
-    drop(bed.daemon(Side::Client).take());
+    let daemon = bed.daemon(Side::Client).take().expect("it runs");
+    daemon.signal(Signal::INT).expect("it runs");
     scene.assert_end_seen("the watcher's server has stopped");
 }
 
 #[test]
-fn sessions_end_when_another_server_takes_the_place_of_a_dead_one() {
+fn sessions_go_on_when_another_server_takes_the_place_of_a_dead_one_and_end_with_their_peer() {
     let mut bed = bed();
     let mut scene = scene(&bed, Side::Server, Stack::Portolan);
     kill_daemon(&mut bed, Side::Client);
     assert!(!scene.watcher.wait(PROMPTLY), "nothing happens at first");
     bed.start_daemon(Side::Client)
         .unwrap_or_else(|error| panic!("{error}"));
-    scene.assert_end_seen("the watcher's server was replaced");
+    await_one_in("ESTAB", &bed, Side::Client);
+    assert!(!scene.watcher.wait(PROMPTLY), "it goes on");
+    scene.kill();
+    scene.assert_end_seen("its peer was killed");
+}
+
+#[test]
+fn sessions_end_when_the_next_server_cannot_take_over_the_tables() {
+    let mut bed = bed();
+    let mut scene = scene(&bed, Side::Server, Stack::Portolan);
+    kill_daemon(&mut bed, Side::Client);
+    assert!(!scene.watcher.wait(PROMPTLY), "nothing happens at first");
+    bed.set_settings("[limits]\ntime_wait = 1000");
+    bed.start_daemon(Side::Client)
+        .unwrap_or_else(|error| panic!("{error}"));
+    scene.assert_end_seen("tables of another size");
 }

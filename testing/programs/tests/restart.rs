@@ -1,10 +1,13 @@
-//! Programs across restarts of the server: listeners and bound sockets are Portolan's again with the next server,
-//! whether the previous one was stopped or killed.
+//! Programs across restarts of the server: their connections go on, and listeners and bound sockets are Portolan's again
+//! with the next server, whether the previous one was stopped or killed.
 
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};
@@ -450,4 +453,274 @@ fn a_program_with_nothing_open_is_registered_anew_with_its_next_socket() {
         assert_eq!(opened(&bed), 1);
     }
     assert!(Path::new(&format!("/proc/{}", opener.id())).exists());
+}
+
+/// Sends back what each connection brings, by a thread for each that waits.
+const ECHO: &str = r#"
+import socket, sys, threading
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+def serve(connection):
+    while data := connection.recv(1 << 16):
+        connection.sendall(data)
+    connection.close()
+while True:
+    connection, _ = listener.accept()
+    threading.Thread(target=serve, args=(connection,), daemon=True).start()
+"#;
+
+/// Keeps one connection, by which it asks for each line that it reads.
+const KEEPER: &str = r#"
+import socket, sys
+with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as kept:
+    print("open", flush=True)
+    for line in sys.stdin:
+        kept.sendall(line.encode())
+        print(kept.recv(100).decode(), end="", flush=True)
+"#;
+
+/// A client on a thread that checks every byte until it is told to stop, and then the rest.
+struct Load {
+    is_over: Arc<AtomicBool>,
+    client: JoinHandle<std::io::Result<u64>>,
+}
+
+impl Load {
+    fn start(client: impl FnOnce(&AtomicBool) -> std::io::Result<u64> + Send + 'static) -> Load {
+        let is_over = Arc::new(AtomicBool::new(false));
+        let theirs = Arc::clone(&is_over);
+        Load {
+            is_over,
+            client: std::thread::spawn(move || client(&theirs)),
+        }
+    }
+
+    /// Returns how much it has done.
+    fn finish(self) -> u64 {
+        self.is_over.store(true, Ordering::Release);
+        let done = self.client.join().expect("it does not panic");
+        done.unwrap_or_else(|error| panic!("{error}"))
+    }
+}
+
+/// Sends requests in batches, and awaits the answers to each.
+fn pipelining(mut stream: TcpStream) -> Load {
+    const BATCH: usize = 64;
+    Load::start(move |is_over| {
+        let mut rounds = 0;
+        let mut answers = [0; BATCH * 7];
+        while !is_over.load(Ordering::Acquire) {
+            stream.write_all(&b"PING\r\n".repeat(BATCH))?;
+            stream.read_exact(&mut answers)?;
+            assert_eq!(answers[..], b"+PONG\r\n".repeat(BATCH)[..]);
+            rounds += 1;
+        }
+        Ok(rounds)
+    })
+}
+
+/// Sends without pause, and checks what comes back.
+fn bulk(stream: TcpStream) -> Load {
+    let block: Vec<u8> = (0..=250).collect();
+    Load::start(move |is_over| {
+        let mut outgoing = stream.try_clone()?;
+        std::thread::scope(|scope| {
+            let sender = scope.spawn(|| {
+                while !is_over.load(Ordering::Acquire) {
+                    outgoing.write_all(&block)?;
+                }
+                outgoing.shutdown(std::net::Shutdown::Write)
+            });
+            let mut incoming = stream;
+            let mut buffer = vec![0; 1 << 16];
+            let mut count = 0;
+            loop {
+                let length = incoming.read(&mut buffer)?;
+                if length == 0 {
+                    sender.join().expect("it does not panic")?;
+                    return Ok(count);
+                }
+                for byte in &buffer[..length] {
+                    assert_eq!(u64::from(*byte), count % block.len() as u64);
+                    count += 1;
+                }
+            }
+        })
+    })
+}
+
+fn connect(bed: &Bed, port: u16) -> TcpStream {
+    let endpoint = bed.endpoint(port);
+    let stream = bed
+        .namespace(Side::Client)
+        .enter(|| TcpStream::connect_timeout(&endpoint, SOON))
+        .expect("it listens");
+    stream.set_read_timeout(Some(SOON)).expect("a time");
+    stream
+}
+
+fn echoed(stream: &mut TcpStream, word: &[u8]) {
+    stream.write_all(word).expect("it is connected");
+    let mut answer = vec![0; word.len()];
+    stream.read_exact(&mut answer).expect("it is connected");
+    assert_eq!(answer, word);
+}
+
+/// Counts the taps of programs on the server host.
+fn taps(bed: &Bed) -> usize {
+    let mut list = bed.command(Side::Server, Stack::Kernel, "ip");
+    let shown = list.args(["-o", "link", "show"]).output().expect("it runs");
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    shown.matches(": ptl").count()
+}
+
+fn python(bed: &Bed, (side, stack): (Side, Stack), port: u16, code: &str) -> Background {
+    let address = match side {
+        Side::Server => bed.server.address,
+        Side::Client => bed.client.address,
+    };
+    let mut command = bed.command(side, stack, PYTHON);
+    command.args(["-c", code, &address.to_string(), &port.to_string()]);
+    let service = Background::start(&mut command).unwrap_or_else(|error| panic!("{error}"));
+    let listens = || {
+        let endpoint = SocketAddr::new(address, port);
+        let from = bed.namespace(Side::Client);
+        from.enter(|| TcpStream::connect_timeout(&endpoint, SOON))
+            .is_ok()
+    };
+    assert!(eventually(SOON, listens), "nobody listens at {port}");
+    service
+}
+
+#[test]
+fn connections_go_on_over_twenty_restarts() {
+    const IDLE: usize = 5;
+    let mut bed = bed();
+    let redis = redis(&bed);
+    let echo = python(&bed, (Side::Server, Stack::Portolan), PORT, ECHO);
+    let _kernels = python(&bed, (Side::Client, Stack::Kernel), PORT, ECHO);
+    let launcher = bed.tools().portolan.display().to_string();
+    let mut keeper = bed.command(Side::Server, Stack::Kernel, &launcher);
+    keeper.args(["run", "--", PYTHON, "-c", KEEPER]);
+    keeper.args([bed.client.address.to_string(), PORT.to_string()]);
+    let mut keeper = Steps::start(&mut keeper);
+    keeper.await_line("open");
+    let loads = [
+        pipelining(connect(&bed, REDIS)),
+        bulk(connect(&bed, PORT)),
+        bulk(connect(&bed, PORT)),
+    ];
+    let mut idle: Vec<TcpStream> = (0..IDLE).map(|_| connect(&bed, PORT)).collect();
+    for stream in &mut idle {
+        echoed(stream, b"before");
+    }
+    let connections = loads.len() + IDLE + 1;
+    let pids = [redis.pid(), echo.pid(), keeper.id()];
+    let is_settled = || live_sessions(&bed, Side::Server) == connections + 2;
+    assert!(eventually(SOON, is_settled), "{}", sockets(&bed));
+    let mut before = Vec::new();
+    let mut taps_before = 0;
+    for turn in 0..RESTARTS {
+        let end = [Signal::TERM, Signal::KILL][turn % 2];
+        restart(&mut bed, end);
+        let adopted = || counter(&bed, Side::Server, "server", "connections_adopted");
+        let all = || adopted() == connections as u64;
+        assert!(
+            eventually(SOON, all),
+            "{turn}: {} of {connections}, refused {:?}\n{}\n{}",
+            adopted(),
+            ["adoptions_refused", "channels_refused", "refused_requests"].map(|name| counter(
+                &bed,
+                Side::Server,
+                "server",
+                name
+            )),
+            sockets(&bed),
+            bed.daemon_log(Side::Server)
+        );
+        keeper.say("line");
+        keeper.await_line("line");
+        echoed(&mut idle[turn % IDLE], b"between");
+        if turn == 1 {
+            before = pids.iter().map(|pid| descriptors(*pid)).collect();
+            taps_before = taps(&bed);
+        }
+    }
+    for load in loads {
+        assert!(load.finish() > 0);
+    }
+    for stream in &mut idle {
+        echoed(stream, b"after");
+    }
+    let after: Vec<usize> = pids.iter().map(|pid| descriptors(*pid)).collect();
+    let grew = after.iter().zip(&before);
+    let is_same = grew
+        .into_iter()
+        .all(|(after, before)| *after <= before + LAZY);
+    assert!(is_same, "{before:?} descriptors, then {after:?}");
+    drop(idle);
+    drop(keeper);
+    let is_over = || live_sessions(&bed, Side::Server) == 2;
+    assert!(eventually(SOON, is_over), "{}", sockets(&bed));
+    assert!(
+        taps(&bed) <= taps_before,
+        "{taps_before}, then {}",
+        taps(&bed)
+    );
+    let refused = counter(&bed, Side::Server, "server", "adoptions_refused");
+    assert_eq!(refused, 0);
+}
+
+#[test]
+fn the_peer_of_a_program_that_was_killed_without_a_server_sees_the_end() {
+    for end in [Signal::TERM, Signal::KILL] {
+        let mut bed = bed();
+        let echo = python(&bed, (Side::Server, Stack::Portolan), PORT, ECHO);
+        let mut peer = connect(&bed, PORT);
+        echoed(&mut peer, b"word");
+        stop(&mut bed, end);
+        echoed(&mut peer, b"without a server");
+        echo.signal(Signal::KILL).expect("it runs");
+        bed.start_daemon(Side::Server)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let end = peer.read(&mut [0]).expect_err("nothing is sent");
+        assert_eq!(end.kind(), std::io::ErrorKind::ConnectionReset);
+        assert_eq!(
+            counter(&bed, Side::Server, "server", "connections_abandoned"),
+            1
+        );
+    }
+}
+
+/// SIGINT is an operator who will not start another.
+#[test]
+fn a_server_that_is_stopped_for_good_resets_connections_and_leaves_no_filter() {
+    let mut bed = bed();
+    let _echo = python(&bed, (Side::Server, Stack::Portolan), PORT, ECHO);
+    let mut peer = connect(&bed, PORT);
+    echoed(&mut peer, b"word");
+    stop(&mut bed, Signal::INT);
+    let end = peer.read(&mut [0]).expect_err("nothing is sent");
+    assert_eq!(end.kind(), std::io::ErrorKind::ConnectionReset);
+    let mut list = bed.command(Side::Server, Stack::Kernel, "tc");
+    let shown = list
+        .args(["qdisc", "show", "dev", "eth0"])
+        .output()
+        .expect("it runs");
+    assert!(!String::from_utf8_lossy(&shown.stdout).contains("clsact"));
+}
+
+#[test]
+fn doctor_names_the_filter_of_a_server_that_is_gone() {
+    let mut bed = bed();
+    let doctor = |bed: &Bed| {
+        let said = bed.own_command(Side::Server).arg("doctor").output();
+        String::from_utf8_lossy(&said.expect("it runs").stdout).into_owned()
+    };
+    assert!(doctor(&bed).contains("Portolan's filter"));
+    stop(&mut bed, Signal::KILL);
+    let said = doctor(&bed);
+    assert!(
+        said.contains("the filter of a server that is gone"),
+        "{said}"
+    );
 }

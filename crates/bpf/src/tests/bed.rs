@@ -42,7 +42,7 @@ const GROWTH: usize = 64;
 pub(super) struct Bed {
     pub filter: Filter,
     objects: RefCell<Objects>,
-    maps: Maps,
+    pub(super) maps: Maps,
     counted: RefCell<BTreeMap<(&'static str, &'static str), u64>>,
 }
 
@@ -114,20 +114,22 @@ pub(super) fn any_address(flow: &FlowKey) -> SocketAddr {
     SocketAddr::new(unspecified.parse().unwrap(), flow.local.port())
 }
 
+pub(super) const LIMITS: Limits = Limits {
+    flows: 1024,
+    bindings: 64,
+    shared: 8,
+    groups: 8,
+    channels: 8,
+};
+
 impl Bed {
     pub(super) fn new() -> Bed {
         Bed::with(FilterSettings::default())
     }
 
     pub(super) fn with(settings: FilterSettings) -> Bed {
-        let limits = Limits {
-            flows: 1024,
-            bindings: 64,
-            shared: 8,
-            groups: 8,
-            channels: 8,
-        };
-        let objects = Objects::load(&limits, &settings).expect("the tests run as root");
+        let limits = LIMITS;
+        let objects = Objects::load(&limits, &settings, None).expect("the tests run as root");
         let mut filter = Filter::of(&objects, &limits, &settings).unwrap();
         let maps = Maps::create(RING_SIZE).unwrap();
         filter.map_builder().install(&[(CHANNEL, &maps)]).unwrap();

@@ -13,12 +13,16 @@ const OFFLOADS: [&str; 3] = [
     "tx-checksumming",
 ];
 
-pub(super) fn checks(wanted: Option<&str>, managed: &[String]) -> Vec<Check> {
-    match (wanted, managed) {
-        (Some(name), _) => one(name),
-        (None, []) => present().iter().flat_map(|name| one(name)).collect(),
-        (None, managed) => managed.iter().flat_map(|name| one(name)).collect(),
-    }
+/// `managed` are the devices of the server, if one runs.
+pub(super) fn checks(wanted: Option<&str>, managed: Option<&[String]>) -> Vec<Check> {
+    let names = match (wanted, managed) {
+        (Some(name), _) => vec![name.to_owned()],
+        (None, None | Some([])) => present(),
+        (None, Some(managed)) => managed.to_vec(),
+    };
+    let is_managed = |name: &String| managed.is_none_or(|managed| managed.contains(name));
+    let check = |name: &String| one(name, managed.is_some() && is_managed(name));
+    names.iter().flat_map(check).collect()
 }
 
 /// Returns the names of the Ethernet devices that are up.
@@ -33,7 +37,7 @@ fn present() -> Vec<String> {
         .collect()
 }
 
-fn one(name: &str) -> Vec<Check> {
+fn one(name: &str, is_managed: bool) -> Vec<Check> {
     match json("ip", &["-j", "-d", "link", "show", "dev", name]) {
         Ok(links) => {
             let link = &links[0];
@@ -41,7 +45,7 @@ fn one(name: &str) -> Vec<Check> {
                 state(name, link),
                 xdp(name, link),
                 offloads(name),
-                qdisc(name),
+                qdisc(name, is_managed),
             ]
         }
         Err(error) => vec![Check::fail(name, error, "name a device of `ip link`")],
@@ -139,8 +143,11 @@ fn missing_offloads(features: &str) -> Vec<&'static str> {
 /// The tc handle that identifies Portolan's filters.
 const HANDLE: &str = "handle 0x706f7274 ";
 
+/// Selects them all, for a command.
+const PREFERENCE: &str = "pref 28783";
+
 /// Other programs on the same hook are no conflict: our filter passes on packets that are not Portolan's.
-fn qdisc(name: &str) -> Check {
+fn qdisc(name: &str, is_managed: bool) -> Check {
     let title = format!("{name} clsact");
     let filters = match output("tc", &["filter", "show", "dev", name, "ingress"]) {
         Ok(filters) => filters,
@@ -162,14 +169,16 @@ fn qdisc(name: &str) -> Check {
             "one that redirects or drops packets hides them from Portolan",
         );
     }
-    Check::ok(
-        title,
-        if programs.is_empty() {
-            "free"
-        } else {
-            "Portolan's filter"
-        },
-    )
+    match (programs.is_empty(), is_managed) {
+        (true, _) => Check::ok(title, "free"),
+        (false, true) => Check::ok(title, "Portolan's filter"),
+        // Connections of programs may go on by it.
+        (false, false) => Check::warn(
+            title,
+            "the filter of a server that is gone",
+            format!("start portoland, or tc filter del dev {name} ingress {PREFERENCE}"),
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -200,7 +209,7 @@ mod tests {
 
     #[test]
     fn a_device_that_is_not_there_fails() {
-        let checks = checks(Some("nosuch0"), &[]);
+        let checks = checks(Some("nosuch0"), Some(&[]));
         assert_eq!(checks[0].verdict, super::super::Verdict::Fail);
     }
 }

@@ -131,6 +131,7 @@ pub(crate) fn install(
         socket.leave_to_server();
     }
     process.hear_of_tx_queues();
+    socket.note_server(process.incarnation());
     let mut core = process.lock();
     if socket.change(SocketState::Cached { slot }).is_err() {
         drop(core);

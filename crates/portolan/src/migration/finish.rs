@@ -28,13 +28,20 @@ pub(crate) fn close_arrival(process: &Process, socket: &Arc<Socket>, arrival: Ne
                 session.connection.close(now);
             }
             // A lost server has nothing to finish, and this process has sent nothing.
-            let _ = finish(process, socket, session);
+            let _ = hand_in(process, socket, session);
         }
     }
 }
 
-/// Has the server finish a session; returns it if there is no server.
+/// Has the server finish a session; returns it if there is no server, or one that does not know the session.
 pub(crate) fn finish(process: &Process, socket: &Socket, session: Session) -> Result<(), Session> {
+    match session {
+        Session::Tcp(_) if is_unknown(process, socket) => Err(session),
+        session => hand_in(process, socket, session),
+    }
+}
+
+fn hand_in(process: &Process, socket: &Socket, session: Session) -> Result<(), Session> {
     match session {
         Session::Tcp(mut session) => match flush_to_close(process, &mut session) {
             Ok(()) => Ok(()),
@@ -49,6 +56,15 @@ pub(crate) fn finish(process: &Process, socket: &Socket, session: Session) -> Re
             let _ = process.control.call(release, &[]);
             Ok(())
         }
+    }
+}
+
+/// Is the connection of an earlier server's time, and not adopted by this one? An adoption in progress is awaited.
+fn is_unknown(process: &Process, socket: &Socket) -> bool {
+    let is_of_before = || socket.is_unknown_to(process.incarnation());
+    is_of_before() && {
+        let _adoption = socket.setup();
+        is_of_before()
     }
 }
 

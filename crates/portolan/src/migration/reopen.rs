@@ -2,6 +2,7 @@
 //! asked to reopen the sockets. Sessions keep their numbers, by which the server recognises a listener that
 //! several processes share: the first process has it listen again, and the others get its descriptor.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use portolan_proto::control::{
 use portolan_proto::encode;
 use portolan_sys::port_right::BoundPort;
 use portolan_sys::unix::{self, PairKind, socket_pair};
-use portolan_sys::{descriptor, socket_filter};
+use portolan_sys::{clock, descriptor, socket_filter};
 use portolan_types::{Generation, Protocol, SessionId};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, listen, shutdown, sockopt};
@@ -42,24 +43,34 @@ pub(crate) enum Opened {
     Some,
 }
 
-/// Reopens all sockets of this process that the previous server knew, except connections.
+/// Reopens all sockets of this process that the previous server knew; of connections, those that are held here.
 pub(crate) fn open_again(process: &'static Process) -> Opened {
-    let mut seen: Vec<Arc<Socket>> = Vec::new();
+    let mut seen: HashSet<*const Socket> = HashSet::new();
     let mut opened = Opened::All;
+    let mut connections = Vec::new();
     for (_, socket) in table::sockets() {
-        if seen.iter().any(|known| Arc::ptr_eq(known, &socket)) {
+        if !seen.insert(Arc::as_ptr(&socket)) {
             continue;
         }
         let outcome = match (socket.protocol, socket.phase()) {
             (Protocol::Tcp, SocketPhase::Listening) => open_listener(process, &socket).map(drop),
             (Protocol::Tcp, SocketPhase::Idle) => bind_stream(process, &socket),
             (Protocol::Udp, SocketPhase::Cached) => bind_datagrams(process, &socket),
+            (Protocol::Tcp, SocketPhase::Cached) => {
+                // They keep working meanwhile.
+                connections.push(Arc::clone(&socket));
+                Ok(())
+            }
             _ => Ok(()),
         };
         if outcome.is_err() {
             opened = Opened::Some;
         }
-        seen.push(socket);
+    }
+    for socket in connections {
+        if adopt(process, &socket).is_err() {
+            opened = Opened::Some;
+        }
     }
     opened
 }
@@ -322,6 +333,75 @@ fn bind_again(
         }
         refused => Err(refusal(refused)),
     }
+}
+
+/// Has the server adopt a connection of before, on a new descriptor. One that it refuses ends.
+fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
+    let mut setup = socket.setup();
+    let is_here = |socket: &Socket| socket.phase() == SocketPhase::Cached;
+    if !is_here(socket) || !socket.is_unknown_to(process.incarnation()) {
+        return Ok(());
+    }
+    let slot = socket.slot();
+    let Some((session, flow, generation)) = ({
+        let mut core = process.lock();
+        let session = core.stack.tcp(slot);
+        session
+            .filter(|it| !it.connection.is_closed())
+            .map(|it| (it.id, it.flow, it.generation))
+    }) else {
+        // Within the host, or it has ended.
+        return Ok(());
+    };
+    let (reuse, v6_only, delivery, priority) = {
+        let options = socket.options();
+        let delivery = options.delivery().unwrap_or(process.delivery());
+        (
+            options.reuse(),
+            options.v6_only(),
+            delivery,
+            options.priority(),
+        )
+    };
+    let (near, far) = process.control.replacing_pair(PairKind::Stream)?;
+    let request = RequestBody::Adopt {
+        session,
+        local: flow.local,
+        remote: flow.remote,
+        slot,
+        generation,
+        reuse,
+        v6_only,
+        delivery,
+        priority,
+    };
+    match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
+        Ok((ReplyBody::Done, _)) => {}
+        Ok((ReplyBody::Error { errno }, _)) if is_shortage(errno) => {
+            return Err(Errno::from_raw_os_error(errno).into());
+        }
+        Ok(_) => {
+            let mut core = process.lock();
+            core.end_one(clock::now(), slot);
+            core.poll_tx(clock::now());
+            return Ok(());
+        }
+        lost => return Err(refusal(lost)),
+    }
+    socket.note_server(process.incarnation());
+    setup.carries_messages = false;
+    setup.incarnation = process.incarnation();
+    if is_here(socket) {
+        return Ok(replace_fds(socket, &near)?);
+    }
+    // Closed meanwhile: its end must reach the server before the hang-up.
+    setup.kept = Some(InternalFd::new(near));
+    Ok(())
+}
+
+/// Are descriptors lacking, here or in the server, of which there may be some soon?
+fn is_shortage(errno: i32) -> bool {
+    [libc::EMFILE, libc::ENFILE, libc::ETOOMANYREFS].contains(&errno)
 }
 
 /// Reopens a TCP socket that is bound and not in use yet.

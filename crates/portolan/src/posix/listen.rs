@@ -31,8 +31,9 @@ use crate::threads::start::start;
 use crate::threads::successor;
 
 /// How long after a listener's descriptor the control connection may hang up if the server was
-/// killed: a process that ends closes its descriptors one after the other.
-const EXIT: Duration = Duration::from_millis(100);
+/// killed: a process that ends closes its descriptors one after the other, and waits tens of milliseconds for each tap
+/// among them that nobody else has.
+const EXIT: Duration = Duration::from_secs(5);
 
 /// Bytes of the longest message that a listener's descriptor carries.
 const ACCEPT_MESSAGE: usize = 4096;

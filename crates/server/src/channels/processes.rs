@@ -28,8 +28,14 @@ const PROGRAM_MAX: usize = 64;
 const ENDING_PER_TURN: Duration = Duration::from_millis(2);
 
 impl Server {
-    /// Registers a process and gives it a channel, now or as soon as there is one.
-    pub fn hello(&mut self, id: ClientId, version: u32, program: String) -> Result<Answer, Errno> {
+    /// Registers a process and gives it a channel, now or as soon as there is one. `ring` is that of its channel under the
+    /// previous server.
+    pub fn hello(
+        &mut self,
+        id: ClientId,
+        (version, program): (u32, String),
+        ring: Option<&OwnedFd>,
+    ) -> Result<Answer, Errno> {
         let client = self.clients.get(&id).ok_or(Errno::BADF)?;
         let program: String = program.chars().take(PROGRAM_MAX).collect();
         // One channel per connection, including one that is being made.
@@ -44,6 +50,7 @@ impl Server {
             return Err(Errno::PROTO);
         }
         let uid = client.credentials.uid;
+        self.note_shown_ring(id, ring);
         let charge = match self.control.registry.admit_process(uid) {
             Ok(charge) => charge,
             // Waits for its user's own taps that are about to be deleted.
@@ -117,12 +124,26 @@ impl Server {
         while program.len() > PROGRAM_MAX {
             program.pop();
         }
-        if let Err(errno) = self.register(id, (program, charge), spare.channel) {
+        let client = self.clients.get_mut(&id);
+        let inherited = client.and_then(|client| client.inherits.take());
+        let channel = inherited.unwrap_or(spare.channel);
+        let uid = charge.uid();
+        if let Err(errno) = self.register(id, (program, charge), channel) {
             self.return_spare(spare);
             return Err(errno);
         }
-        let channel = spare.channel;
-        let (tap, maps) = (spare.tap, spare.maps);
+        if inherited.is_some()
+            && let Err(errno) = self.move_tap(&spare, channel)
+        {
+            let charge = self.disown(id, channel);
+            self.drop_channel(channel, spare.tap, charge);
+            return Err(errno);
+        }
+        if let Err(failure) = self.filter.set_owner(channel, uid) {
+            error!(%failure, channel = channel.0, "the next server will not know the channel");
+        }
+        let tap = spare.tap;
+        let maps = inherited.is_none().then_some(spare.maps);
         match self.share_channel(id, channel, (&tap, maps)) {
             Ok((answer, ends)) => {
                 self.channels.insert(channel, Channel::new(ends, tap));
@@ -172,24 +193,25 @@ impl Server {
         &mut self,
         client: ClientId,
         channel: ChannelId,
-        (tap, maps): (&Tap, ChannelMaps),
+        (tap, maps): (&Tap, Option<ChannelMaps>),
     ) -> anyhow::Result<(Answer, Ends)> {
         self.sysctls.look(self.now);
         let statistics = StatisticsReader::create()?;
         let (recall_receiver, recall_event) = wake_pair()?;
         let (wake_receiver, address) = wake_receiver(self.wake_directory.path())?;
         let notifier = ProcessNotifier::new(address)?;
-        let fds: Vec<OwnedFd> = vec![
-            tap.fd.try_clone()?,
-            maps.ring,
-            maps.doorbell,
+        let continues = maps.is_none();
+        let mut fds: Vec<OwnedFd> = vec![tap.fd.try_clone()?];
+        fds.extend(maps.into_iter().flat_map(|maps| [maps.ring, maps.doorbell]));
+        fds.extend([
             self.metastate.as_fd().try_clone_to_owned()?,
             statistics.as_fd().try_clone_to_owned()?,
             recall_receiver.into(),
             wake_receiver.into(),
-        ];
+        ]);
         let body = ReplyBody::Welcome {
             channel,
+            continues,
             incarnation: self.incarnation,
             notifier: notifier.number,
             ring_size: self.config.ring_size,

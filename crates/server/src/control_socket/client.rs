@@ -21,6 +21,8 @@ pub struct Client {
     pub credentials: Credentials,
     /// Set by `Hello`.
     pub channel: Option<ChannelId>,
+    /// A channel of the previous server, whose ring its `Hello` has brought.
+    pub inherits: Option<ChannelId>,
     /// As shown by `ShowRight`.
     pub right: PortRight,
     /// `Hello` was received, and not answered yet.

@@ -5,17 +5,20 @@ use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use portolan_control::{Charge, ClientId, Command, Errno, Input, Requester, Timer};
-use portolan_proto::control::{ListPart, Reply, ReplyBody, Request, RequestBody, SessionRef};
+use portolan_proto::control::{
+    HandshakeOptions, ListPart, Reply, ReplyBody, Request, RequestBody, SessionRef,
+};
 use portolan_proto::extension::ExtensionRequest;
 use portolan_proto::qos::QosRequest;
 use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_stack::NextHop;
 use portolan_sys::unix::{AcceptError, Connection, Credentials, MAX_FDS, ReceiveError, SendError};
 use portolan_sys::{clock, port_right};
-use portolan_types::ChannelId;
+use portolan_types::{ChannelId, FlowKey, Protocol, canonical};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
+use crate::adoption::Adoption;
 use crate::calls::{Asker, Call, Sequel};
 use crate::channels::pool::PendingHello;
 use crate::connections::rights::PortRight;
@@ -84,6 +87,7 @@ impl Server {
                 token,
                 credentials,
                 channel: None,
+                inherits: None,
                 right: PortRight::Nothing,
                 is_registering: false,
                 is_throttled: false,
@@ -337,7 +341,9 @@ impl Server {
         fds: Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
         match body {
-            RequestBody::Hello { version, program } => self.hello(id, version, program),
+            RequestBody::Hello { version, program } => {
+                self.hello(id, (version, program), fds.first())
+            }
             RequestBody::ShowRight => self.keep_right(id, fds),
             RequestBody::Relay { session, reader } => self.relay(id, session, reader, &fds),
             RequestBody::Share {
@@ -483,6 +489,36 @@ impl Server {
                     slot,
                 };
                 self.claim(channel, listener, claimed, &mut fds)
+            }
+            RequestBody::Adopt {
+                session,
+                local,
+                remote,
+                slot,
+                generation,
+                reuse,
+                v6_only,
+                delivery,
+                priority,
+            } => {
+                let adoption = Adoption {
+                    session,
+                    flow: FlowKey {
+                        protocol: Protocol::Tcp,
+                        local: canonical(local),
+                        remote: canonical(remote),
+                    },
+                    slot,
+                    generation,
+                    reuse,
+                    v6_only,
+                    options: HandshakeOptions {
+                        delivery: Some(delivery),
+                        priority,
+                        ..HandshakeOptions::default()
+                    },
+                };
+                self.adopt(channel, adoption, &mut fds)
             }
             RequestBody::ReturnPending { listener, capsule } => {
                 self.surrender(channel, listener, (capsule, fds.pop()))
@@ -641,6 +677,7 @@ impl Server {
         if client.is_registering {
             self.channel_pool.forget_pending_hello(id);
         }
+        self.inheritance.give_back(client.inherits);
         if let Some(channel) = client.channel {
             self.channel_gone(channel);
         }
@@ -671,6 +708,7 @@ fn takes_descriptors(body: &RequestBody) -> bool {
             matches!(session, SessionRef::New | SessionRef::Again(_))
         }
         RequestBody::Listen { .. }
+        | RequestBody::Adopt { .. }
         | RequestBody::PortToken { .. }
         | RequestBody::RegisterAccepted { .. } => true,
         _ => false,

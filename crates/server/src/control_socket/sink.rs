@@ -10,6 +10,7 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
+use portolan_bpf::map_id;
 use portolan_sys::unix::{self, PairKind};
 
 use crate::control_socket::client::PendingReply;
@@ -180,6 +181,11 @@ impl Sink {
                 continue;
             }
             if !unix::is_socket_or_memory(&fd) {
+                // The kernel frees rings by itself.
+                if map_id(fd.as_fd()).is_some() {
+                    fds.push(fd);
+                    continue;
+                }
                 add(&self.threads, Some(uid), fd.into());
                 continue;
             }

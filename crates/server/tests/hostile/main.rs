@@ -6,6 +6,7 @@
 mod common;
 
 mod admission;
+mod adopting;
 mod budgets;
 mod capsules;
 mod capture;

@@ -1,0 +1,133 @@
+//! What a dead server has left in the tables, and what of it stays: the rows of TCP connections that processes hold, and
+//! the channels that these lead to. Everything else was the dead server's own, or is made anew.
+
+use std::collections::HashMap;
+
+use portolan_proto::filter::{FilterChannel, FilterKey, FlowRow};
+use portolan_types::{ChannelId, Protocol};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+use crate::error::TableError;
+use crate::filter::Filter;
+use crate::table::Table;
+
+/// What processes may continue to use, if they say so.
+#[derive(Debug, Default)]
+pub struct Inheritance {
+    pub channels: HashMap<ChannelId, InheritedChannel>,
+    pub flows: HashMap<FilterKey, FlowRow>,
+}
+
+/// A channel that the dead server had given to a process.
+#[derive(Debug)]
+pub struct InheritedChannel {
+    /// The user of the process.
+    pub uid: u32,
+    /// The number by which the kernel knows its ring; see [`map_id`](crate::map_id).
+    pub ring: u32,
+    /// Devices by which it may send.
+    pub taps: Vec<u32>,
+}
+
+impl Filter {
+    /// Removes from the shared tables what does not survive a server. Rows that stay lead to the ring of their channel:
+    /// a ring of its own, a class and a budget were the dead server's to give.
+    pub fn take_over(&mut self) -> Result<Inheritance, TableError> {
+        self.leave_listeners()?;
+        let mut inheritance = Inheritance {
+            channels: self.inherited_channels()?,
+            flows: HashMap::new(),
+        };
+        for tap in self.taps.keys() {
+            let channel = self.taps.read(&tap).map(|row| ChannelId(row.channel));
+            match channel.and_then(|channel| inheritance.channels.get_mut(&channel)) {
+                Some(channel) => channel.taps.push(tap),
+                None => self.taps.remove(&tap)?,
+            }
+        }
+        for key in self.flows.keys() {
+            let row = self.flows.read(&key).filter(|row| {
+                key.protocol == Protocol::Tcp.number()
+                    && inheritance.channels.contains_key(&ChannelId(row.channel))
+            });
+            let Some(row) = row else {
+                self.flows.remove(&key)?;
+                continue;
+            };
+            let row = FlowRow {
+                channel: row.channel,
+                slot: row.slot,
+                generation: row.generation,
+                flags: row.flags & FlowRow::BY_TAP,
+                ..FlowRow::default()
+            };
+            self.flows.set(&key, &row)?;
+            inheritance.flows.insert(key, row);
+        }
+        Ok(inheritance)
+    }
+
+    /// Has SYNs to the dead server's listeners reach the kernel's stack, where their programs listen meanwhile.
+    fn leave_listeners(&self) -> Result<(), TableError> {
+        let is_servers = |row: &FlowRow| row.channel == ChannelId::SERVER.0;
+        remove_where(&self.bindings, is_servers)?;
+        remove_where(&self.shares, is_servers)
+    }
+
+    /// The programs are attached: from now on nothing is received by endpoints of before.
+    pub fn forget_endpoints(&self) -> Result<(), TableError> {
+        remove_where(&self.bindings, |_| true)?;
+        remove_where(&self.shares, |_| true)
+    }
+
+    fn inherited_channels(&self) -> Result<HashMap<ChannelId, InheritedChannel>, TableError> {
+        let mut channels = HashMap::new();
+        for number in (1..self.map_builder.channels()).map(ChannelId) {
+            let ring = self.map_builder.ring_id(number);
+            let row = self.channels.read(&number.0).unwrap_or_default();
+            match (row.owner(), ring) {
+                (Some(uid), Some(ring)) => {
+                    let taps = Vec::new();
+                    channels.insert(number, InheritedChannel { uid, ring, taps });
+                }
+                (_, None) => {}
+                (None, Some(_)) => {
+                    self.channels.set(&number.0, &FilterChannel::default())?;
+                    self.map_builder.remove(number);
+                }
+            }
+        }
+        Ok(channels)
+    }
+
+    /// Ends the rights of a channel whose process has not come, or of its taps of before.
+    pub fn forget_taps(&self, taps: &[u32]) -> Result<(), TableError> {
+        taps.iter().try_for_each(|tap| self.taps.remove(tap))
+    }
+
+    /// Removes a channel that no process continues to use.
+    pub fn drop_inherited(&self, channel: ChannelId) -> Result<(), TableError> {
+        self.map_builder.remove(channel);
+        self.channels.set(&channel.0, &FilterChannel::default())
+    }
+
+    /// Removes a row that nobody has taken.
+    pub fn drop_row(&self, key: &FilterKey) -> Result<(), TableError> {
+        self.flows.remove(key)
+    }
+}
+
+fn remove_where<K>(
+    table: &Table<K, FlowRow>,
+    is_wrong: impl Fn(&FlowRow) -> bool,
+) -> Result<(), TableError>
+where
+    K: IntoBytes + FromBytes + Immutable,
+{
+    for key in table.keys() {
+        if table.read(&key).is_some_and(|row| is_wrong(&row)) {
+            table.remove(&key)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,155 @@
+//! Connections of the previous server's time: the kernel's tables still have their rows, and the processes that hold them
+//! their state (ADR 34). A process shows the ring of its channel, gets the channel back, and names its connections, each
+//! of which the row of its flow confirms. What nobody has named after a while is reset.
+
+mod serve;
+
+pub use serve::Adoption;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::time::Duration;
+
+use portolan_bpf::{
+    Filter, InheritError, Inheritance as Left, InheritedChannel, Limits, LoadError, Predecessor,
+    TableError,
+};
+use portolan_proto::filter::{FilterKey, FilterSettings, FlowRow};
+use portolan_sys::device;
+use portolan_types::{ChannelId, FlowKey, Generation, Instant, Slot};
+use tracing::{info, warn};
+
+use crate::supervisor;
+
+/// How long processes may take to come and name what they hold. They look for a server at intervals of at most 250 ms.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What has not been named yet.
+#[derive(Debug, Default)]
+pub struct Inheritance {
+    channels: HashMap<ChannelId, InheritedChannel>,
+    /// Channels that their processes have.
+    claimed: BTreeSet<ChannelId>,
+    flows: HashMap<FilterKey, FlowRow>,
+    /// To be reset.
+    abandoned: VecDeque<(FilterKey, FlowRow)>,
+    until: Option<Instant>,
+}
+
+impl Inheritance {
+    /// Connections whose process has gone meanwhile, and its tap with it, are reset first.
+    fn new(left: Left, now: Instant) -> Inheritance {
+        let is_there =
+            |channel: &InheritedChannel| channel.taps.iter().any(|tap| device::exists(*tap));
+        let gone: BTreeSet<ChannelId> = left
+            .channels
+            .iter()
+            .filter(|(_, channel)| !is_there(channel))
+            .map(|(number, _)| *number)
+            .collect();
+        let (abandoned, flows): (HashMap<_, _>, _) = left
+            .flows
+            .into_iter()
+            .partition(|(_, row)| gone.contains(&ChannelId(row.channel)));
+        Inheritance {
+            until: (!left.channels.is_empty()).then(|| now + PATIENCE),
+            channels: left.channels,
+            claimed: BTreeSet::new(),
+            flows,
+            abandoned: abandoned.into_iter().collect(),
+        }
+    }
+
+    /// Is there anything that a process may still name?
+    pub fn has_flows(&self) -> bool {
+        !self.flows.is_empty()
+    }
+
+    /// Returns the channel whose ring the process has shown, unless another process has it already.
+    fn claim(&mut self, ring: u32, uid: u32) -> Option<ChannelId> {
+        let found = self.channels.iter().find(|(_, it)| it.ring == ring);
+        let (number, channel) = found?;
+        (channel.uid == uid && self.claimed.insert(*number)).then_some(*number)
+    }
+
+    /// The process has gone before it had the channel.
+    pub fn give_back(&mut self, channel: Option<ChannelId>) {
+        if let Some(channel) = channel {
+            self.claimed.remove(&channel);
+        }
+    }
+
+    /// Does the row of the flow say that the connection is there?
+    fn confirms(
+        &self,
+        channel: ChannelId,
+        flow: &FlowKey,
+        (slot, generation): (Slot, Generation),
+    ) -> bool {
+        let row = self.flows.get(&FilterKey::new(flow));
+        row.is_some_and(|row| {
+            (row.channel, row.slot, row.generation) == (channel.0, slot.0, generation.0)
+        })
+    }
+}
+
+/// The filter, and what is left of a dead server's.
+pub struct Loaded {
+    pub filter: Filter,
+    pub inheritance: Inheritance,
+    /// There was a filter whose tables cannot be taken over.
+    pub is_refused: bool,
+}
+
+/// Why there is nothing to continue with.
+#[derive(Debug, thiserror::Error)]
+enum Refusal {
+    #[error(transparent)]
+    Inherit(#[from] InheritError),
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error(transparent)]
+    Table(#[from] TableError),
+}
+
+/// Loads the filter, with the tables of a dead server if that has left one on these devices.
+pub fn load(
+    devices: &BTreeSet<u32>,
+    (limits, settings): (&Limits, &FilterSettings),
+    now: Instant,
+) -> Result<Loaded, LoadError> {
+    let inherited = inherit(devices, (limits, settings));
+    let is_refused = inherited.is_err();
+    let inherited = inherited.unwrap_or_else(|reason| {
+        warn!(%reason, "connections of the previous server are reset");
+        None
+    });
+    let (filter, left) = match inherited {
+        Some(inherited) => inherited,
+        None => (Filter::load(limits, settings)?, Left::default()),
+    };
+    if !left.channels.is_empty() {
+        info!(
+            connections = left.flows.len(),
+            processes = left.channels.len(),
+            "left by the previous server"
+        );
+    }
+    Ok(Loaded {
+        filter,
+        inheritance: Inheritance::new(left, now),
+        is_refused,
+    })
+}
+
+fn inherit(
+    devices: &BTreeSet<u32>,
+    with: (&Limits, &FilterSettings),
+) -> Result<Option<(Filter, Left)>, Refusal> {
+    let kept = supervisor::take_kept();
+    let Some(predecessor) = Predecessor::find(devices.iter().copied(), &kept, with)? else {
+        return Ok(None);
+    };
+    let mut filter = Filter::load_beside(&predecessor, with)?;
+    let left = filter.take_over()?;
+    Ok(Some((filter, left)))
+}

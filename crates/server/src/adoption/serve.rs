@@ -1,0 +1,214 @@
+//! Requests of processes that continue, and the end of what nobody has named.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use portolan_bpf::map_id;
+use portolan_control::{Adopted, ClientId, Errno, Holder, Life, Timer};
+use portolan_proto::control::{HandshakeOptions, ReplyBody, Reuse};
+use portolan_proto::filter::{FilterKey, FlowRow};
+use portolan_sys::clock;
+use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, is_scoped};
+use tracing::{info, warn};
+
+use crate::channels::pool::Spare;
+use crate::random::random_u64;
+use crate::requests::Answer;
+use crate::server::Server;
+
+/// Time spent per turn on what nobody has named.
+const ABANDONING_PER_TURN: Duration = Duration::from_millis(2);
+
+/// A connection as its process names it.
+#[derive(Clone, Copy, Debug)]
+pub struct Adoption {
+    pub session: SessionId,
+    pub flow: FlowKey,
+    pub slot: Slot,
+    pub generation: Generation,
+    pub reuse: Reuse,
+    pub v6_only: bool,
+    pub options: HandshakeOptions,
+}
+
+impl Server {
+    /// Keeps what the previous server's processes may continue to use.
+    pub fn keep_inheritance(&mut self) {
+        let inheritance = &self.inheritance;
+        for channel in inheritance.channels.keys() {
+            self.control.registry.keep_channel(*channel);
+        }
+        let flows = inheritance.flows.values();
+        let rows = flows.chain(inheritance.abandoned.iter().map(|(_, row)| row));
+        if let Some(latest) = rows.map(|row| row.generation).max() {
+            self.control.registry.continue_from(Generation(latest));
+        }
+        if inheritance.until.is_some() {
+            self.control.timers.defer(Timer::Inheritance);
+        }
+    }
+
+    /// Notes the channel that a process has shown the ring of, for its `Hello`.
+    pub fn note_shown_ring(&mut self, id: ClientId, ring: Option<&OwnedFd>) {
+        let Some(ring) = ring else { return };
+        let Some(client) = self.clients.get_mut(&id) else {
+            return;
+        };
+        if client.inherits.is_some() {
+            return;
+        }
+        let uid = client.credentials.uid;
+        let shown = map_id(ring.as_fd());
+        client.inherits = shown.and_then(|ring| self.inheritance.claim(ring, uid));
+        if client.inherits.is_none() {
+            self.control.counters.channels_refused += 1;
+        }
+    }
+
+    /// Moves the tap of a channel that was made in advance to the one that a process continues with.
+    pub fn move_tap(&mut self, spare: &Spare, channel: ChannelId) -> Result<(), Errno> {
+        let removed = self.filter.remove_channel(spare.channel);
+        let moved = removed.and_then(|()| self.filter.register_tap(channel, spare.tap.ifindex));
+        moved.map_err(|failure| {
+            warn!(%failure, channel = channel.0, "cannot move a tap");
+            Errno::NOBUFS
+        })
+    }
+
+    /// `Adopt`: a process holds a connection, as the row of the flow says, which only servers write.
+    pub fn adopt(
+        &mut self,
+        channel: ChannelId,
+        adoption: Adoption,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<Answer, Errno> {
+        let adopted = self.try_to_adopt(channel, adoption, fds);
+        match adopted {
+            Ok(()) => self.control.counters.adopted += 1,
+            Err(_) => self.control.counters.adoptions_refused += 1,
+        }
+        adopted.map(|()| ReplyBody::Done.into())
+    }
+
+    fn try_to_adopt(
+        &mut self,
+        channel: ChannelId,
+        adoption: Adoption,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<(), Errno> {
+        let Adoption {
+            flow,
+            slot,
+            generation,
+            ..
+        } = adoption;
+        if !self
+            .inheritance
+            .confirms(channel, &flow, (slot, generation))
+        {
+            return Err(Errno::PERM);
+        }
+        let descriptor = self.take_new_descriptor(fds)?;
+        let adopted = Adopted {
+            id: adoption.session,
+            flow,
+            slot,
+            generation,
+            reuse: adoption.reuse,
+            v6_only: adoption.v6_only,
+            options: adoption.options,
+            cookie: descriptor.cookie,
+        };
+        let id = self.control.adopt(channel, adopted)?;
+        self.inheritance.flows.remove(&FilterKey::new(&flow));
+        if let Err(errno) = self.watch_peer_end(id, descriptor.far) {
+            self.forget(id);
+            return Err(errno);
+        }
+        self.renew_rows(id);
+        self.note_arrival(id, channel);
+        Ok(())
+    }
+
+    /// Resets what nobody has named. There may be hundreds of thousands: the rest follows in the next turn.
+    pub fn look_at_inheritance(&mut self) {
+        let Some(until) = self.inheritance.until else {
+            return;
+        };
+        if until <= self.now {
+            let unnamed = std::mem::take(&mut self.inheritance.flows);
+            self.inheritance.abandoned.extend(unnamed);
+        }
+        let end = clock::now() + ABANDONING_PER_TURN;
+        while let Some((key, row)) = self.inheritance.abandoned.pop_front() {
+            self.abandon(&key, row);
+            if clock::now() >= end {
+                break;
+            }
+        }
+        if !self.inheritance.abandoned.is_empty() {
+            self.control.timers.defer(Timer::Inheritance);
+        } else if until <= self.now {
+            self.end_inheritance();
+        } else {
+            self.control.timers.arm(Timer::Inheritance, until);
+        }
+    }
+
+    fn abandon(&mut self, key: &FilterKey, row: FlowRow) {
+        self.control.counters.abandoned += 1;
+        let channel = self.inheritance.channels.get(&ChannelId(row.channel));
+        let uid = channel.map_or(0, |channel| channel.uid);
+        // What the table does not say of a flow between link-local addresses is needed to reach its peer.
+        let flow = key.flow().filter(|flow| !is_scoped(flow.local.ip()));
+        let effects = flow.and_then(|flow| {
+            let whose = (&flow, uid);
+            self.control.abandon(whose, random_u64, self.now).ok()
+        });
+        match effects {
+            Some(effects) => self.carry_out(effects),
+            // The kernel's stack resets it when the peer sends.
+            None => {
+                if let Err(failure) = self.filter.drop_row(key) {
+                    warn!(%failure, "cannot remove a row of the filter");
+                }
+            }
+        }
+    }
+
+    /// From now on numbers of channels are free that no process has, and taps of before send nothing.
+    fn end_inheritance(&mut self) {
+        // Programs that wait for a channel get a new one.
+        for client in self.clients.values_mut() {
+            self.inheritance.give_back(client.inherits.take());
+        }
+        let inheritance = std::mem::take(&mut self.inheritance);
+        for (number, channel) in &inheritance.channels {
+            let mut ended = self.filter.forget_taps(&channel.taps);
+            if !inheritance.claimed.contains(number) {
+                ended = ended.and_then(|()| self.filter.drop_inherited(*number));
+            }
+            if let Err(failure) = ended {
+                warn!(%failure, channel = number.0, "cannot end a channel");
+            }
+        }
+        self.control.registry.release_channels();
+        info!(
+            adopted = self.control.counters.adopted,
+            reset = self.control.counters.abandoned,
+            "nothing is left of the previous server's"
+        );
+    }
+
+    /// Can the next server continue with a session, whose state is its process's?
+    pub fn is_left_to_successor(&self, id: SessionId) -> bool {
+        let session = self.control.registry.session(id);
+        session.is_some_and(|session| {
+            session.protocol == Protocol::Tcp
+                && matches!(session.life, Life::Connected)
+                && matches!(session.holder, Holder::Process(..))
+                && session.awaited.is_none()
+                && !session.is_local()
+        })
+    }
+}
