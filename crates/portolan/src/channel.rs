@@ -303,9 +303,13 @@ impl Channel {
         std::iter::once(self.rx_path.doorbell()).chain(self.rings.doorbells())
     }
 
+    pub(crate) fn ring_fd(&self) -> BorrowedFd<'_> {
+        self.ring_fd.as_fd()
+    }
+
     /// The ring of the channel, and those of sessions.
     fn ring_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.ring_fd.as_fd()).chain(self.rings.fds())
+        std::iter::once(self.ring_fd()).chain(self.rings.fds())
     }
 
     /// Adds what is readable when an ICMP error, a frame that just missed the tap, or one of a session with a ring of its

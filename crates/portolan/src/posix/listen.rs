@@ -3,7 +3,6 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, IntoRawFd, RawFd};
 use std::sync::Arc;
-use std::time::Duration;
 
 use portolan_proto::control::{Caching, DescriptorEvent, ReplyBody, RequestBody, SessionRef};
 use portolan_sys::unix::{self, PairKind, ReceiveError};
@@ -29,11 +28,6 @@ use crate::socket::{Setup, Socket, SocketPhase, SocketState};
 use crate::threads::sleep::{Sleep, Woken, deadline_after, outside, restarts};
 use crate::threads::start::start;
 use crate::threads::successor;
-
-/// How long after a listener's descriptor the control connection may hang up if the server was
-/// killed: a process that ends closes its descriptors one after the other, and waits tens of milliseconds for each tap
-/// among them that nobody else has.
-const EXIT: Duration = Duration::from_secs(5);
 
 /// Bytes of the longest message that a listener's descriptor carries.
 const ACCEPT_MESSAGE: usize = 4096;
@@ -295,9 +289,9 @@ fn accept_from(
                 reopen::open_listener(process, listener)?;
                 return Ok(Next::Nobody);
             }
-            Err(ReceiveError::Closed) if process.control.hangs_up_by(clock::now() + EXIT) => {
-                return Ok(Next::HungUp);
-            }
+            // A server that was killed closes its descriptors one after the other, which may take seconds; one that lives
+            // answers.
+            Err(ReceiveError::Closed) if !process.control.is_answered() => return Ok(Next::HungUp),
             // Another process has shut the listener down.
             Err(ReceiveError::Closed) => return Err(Errno::INVAL.into()),
             Err(ReceiveError::Truncated) => return Err(Errno::PROTO.into()),

@@ -165,18 +165,18 @@ impl Control {
 
     /// Checks whether the server has hung up; costs a system call.
     pub(crate) fn has_hung_up(&self) -> bool {
-        self.hangs_up_by(Instant::ZERO)
-    }
-
-    /// As [`Control::has_hung_up`], but waits for a hang-up until `deadline`.
-    pub(crate) fn hangs_up_by(&self, deadline: Instant) -> bool {
         let seen = self.state.now();
         let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), 0)];
-        let looked = wait::ppoll(&mut fds, Some(deadline), None);
+        let looked = wait::ppoll(&mut fds, Some(Instant::ZERO), None);
         if looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0 {
             self.state.lose(seen);
         }
         self.is_lost()
+    }
+
+    /// Does the server answer? One that is ending does not: this waits until it has hung up.
+    pub(crate) fn is_answered(&self) -> bool {
+        self.call(RequestBody::ReadStatus, &[]).is_ok()
     }
 
     /// Is there room for the descriptors of a reply? Reserves it if possible.
