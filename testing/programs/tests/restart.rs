@@ -464,7 +464,11 @@ def serve(connection):
         connection.sendall(data)
     connection.close()
 while True:
-    connection, _ = listener.accept()
+    try:
+        connection, _ = listener.accept()
+    except ConnectionAbortedError:
+        # The server ended between two calls.
+        continue
     threading.Thread(target=serve, args=(connection,), daemon=True).start()
 "#;
 
