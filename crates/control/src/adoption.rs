@@ -12,7 +12,7 @@ use crate::session::{Holder, Life, Opening};
 mod tests;
 
 /// A connection that a process holds, as its row says.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Adopted {
     pub id: SessionId,
     pub flow: FlowKey,
@@ -21,13 +21,17 @@ pub struct Adopted {
     pub reuse: Reuse,
     pub v6_only: bool,
     pub options: HandshakeOptions,
-    /// Socket cookie of the new descriptor's near end.
-    pub cookie: u64,
 }
 
 impl Control {
-    /// Enters a connection that the process on `channel` holds, under its old number.
-    pub fn adopt(&mut self, channel: ChannelId, adopted: Adopted) -> Result<SessionId, Errno> {
+    /// Enters a connection that the process on `channel` holds, under its old number. `cookie` is the socket cookie of the
+    /// new descriptor's near end.
+    pub fn adopt(
+        &mut self,
+        channel: ChannelId,
+        adopted: Adopted,
+        cookie: u64,
+    ) -> Result<SessionId, Errno> {
         let id = adopted.id;
         if id.0 == 0 || self.registry.session(id).is_some() {
             return Err(Errno::INVAL);
@@ -37,7 +41,7 @@ impl Control {
         let opening = Opening {
             reuse: adopted.reuse,
             v6_only: adopted.v6_only,
-            cookie: adopted.cookie,
+            cookie,
             flow_claim: Some(self.claim_flow(&adopted.flow, uid)?),
             ..opening_of(&adopted.flow, uid)
         };

@@ -4,8 +4,6 @@
 
 mod serve;
 
-pub use serve::Adoption;
-
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 

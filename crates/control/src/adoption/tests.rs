@@ -24,14 +24,13 @@ fn adopted(id: u64) -> Adopted {
         reuse: Reuse::default(),
         v6_only: false,
         options: HandshakeOptions::default(),
-        cookie: 5,
     }
 }
 
 #[test]
 fn an_adopted_connection_is_its_processs_under_its_number() {
     let mut bed = Bed::new();
-    let id = bed.control.adopt(bed.channel, adopted(77)).unwrap();
+    let id = bed.control.adopt(bed.channel, adopted(77), 5).unwrap();
     assert_eq!(id, SessionId(77));
     let session = bed.control.registry.session(id).unwrap();
     assert_eq!(session.phase(), SessionPhase::Connected);
@@ -47,9 +46,9 @@ fn an_adopted_connection_is_its_processs_under_its_number() {
 #[test]
 fn neither_a_number_nor_a_flow_is_adopted_twice() {
     let mut bed = Bed::new();
-    bed.control.adopt(bed.channel, adopted(77)).unwrap();
+    bed.control.adopt(bed.channel, adopted(77), 5).unwrap();
     for again in [adopted(77), adopted(78), adopted(0)] {
-        assert!(bed.control.adopt(bed.channel, again).is_err());
+        assert!(bed.control.adopt(bed.channel, again, 5).is_err());
     }
     assert_eq!(bed.control.registry.session_count(), 1);
     assert_eq!(bed.control.ports.len(), 1);
@@ -58,7 +57,7 @@ fn neither_a_number_nor_a_flow_is_adopted_twice() {
 #[test]
 fn a_listener_returns_to_the_port_of_adopted_connections() {
     let mut bed = Bed::new();
-    bed.control.adopt(bed.channel, adopted(77)).unwrap();
+    bed.control.adopt(bed.channel, adopted(77), 5).unwrap();
     let claim = claim_of(flow().local);
     let of_another = PortClaim {
         uid: USER + 1,

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use portolan_bpf::map_id;
 use portolan_control::{Adopted, ClientId, Errno, Holder, Life, Timer};
-use portolan_proto::control::{HandshakeOptions, ReplyBody, Reuse};
+use portolan_proto::control::ReplyBody;
 use portolan_proto::filter::{FilterKey, FlowRow};
 use portolan_sys::clock;
-use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, is_scoped};
+use portolan_types::{ChannelId, Generation, Protocol, SessionId, is_scoped};
 use tracing::{info, warn};
 
 use crate::channels::pool::Spare;
@@ -18,18 +18,6 @@ use crate::server::Server;
 
 /// Time spent per turn on what nobody has named.
 const ABANDONING_PER_TURN: Duration = Duration::from_millis(2);
-
-/// A connection as its process names it.
-#[derive(Clone, Copy, Debug)]
-pub struct Adoption {
-    pub session: SessionId,
-    pub flow: FlowKey,
-    pub slot: Slot,
-    pub generation: Generation,
-    pub reuse: Reuse,
-    pub v6_only: bool,
-    pub options: HandshakeOptions,
-}
 
 impl Server {
     /// Keeps what the previous server's processes may continue to use.
@@ -79,47 +67,30 @@ impl Server {
     pub fn adopt(
         &mut self,
         channel: ChannelId,
-        adoption: Adoption,
+        adopted: Adopted,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        let adopted = self.try_to_adopt(channel, adoption, fds);
-        match adopted {
+        let result = self.try_to_adopt(channel, adopted, fds);
+        match result {
             Ok(()) => self.control.counters.adopted += 1,
             Err(_) => self.control.counters.adoptions_refused += 1,
         }
-        adopted.map(|()| ReplyBody::Done.into())
+        result.map(|()| ReplyBody::Done.into())
     }
 
     fn try_to_adopt(
         &mut self,
         channel: ChannelId,
-        adoption: Adoption,
+        adopted: Adopted,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<(), Errno> {
-        let Adoption {
-            flow,
-            slot,
-            generation,
-            ..
-        } = adoption;
-        if !self
-            .inheritance
-            .confirms(channel, &flow, (slot, generation))
-        {
+        let flow = adopted.flow;
+        let place = (adopted.slot, adopted.generation);
+        if !self.inheritance.confirms(channel, &flow, place) {
             return Err(Errno::PERM);
         }
         let descriptor = self.take_new_descriptor(fds)?;
-        let adopted = Adopted {
-            id: adoption.session,
-            flow,
-            slot,
-            generation,
-            reuse: adoption.reuse,
-            v6_only: adoption.v6_only,
-            options: adoption.options,
-            cookie: descriptor.cookie,
-        };
-        let id = self.control.adopt(channel, adopted)?;
+        let id = self.control.adopt(channel, adopted, descriptor.cookie)?;
         self.inheritance.flows.remove(&FilterKey::new(&flow));
         if let Err(errno) = self.watch_peer_end(id, descriptor.far) {
             self.forget(id);

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use portolan_control::{Charge, ClientId, Command, Errno, Input, Requester, Timer};
+use portolan_control::{Adopted, Charge, ClientId, Command, Errno, Input, Requester, Timer};
 use portolan_proto::control::{
     HandshakeOptions, ListPart, Reply, ReplyBody, Request, RequestBody, SessionRef,
 };
@@ -18,7 +18,6 @@ use portolan_types::{ChannelId, FlowKey, Protocol, canonical};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
-use crate::adoption::Adoption;
 use crate::calls::{Asker, Call, Sequel};
 use crate::channels::pool::PendingHello;
 use crate::connections::rights::PortRight;
@@ -501,8 +500,8 @@ impl Server {
                 delivery,
                 priority,
             } => {
-                let adoption = Adoption {
-                    session,
+                let adopted = Adopted {
+                    id: session,
                     flow: FlowKey {
                         protocol: Protocol::Tcp,
                         local: canonical(local),
@@ -518,7 +517,7 @@ impl Server {
                         ..HandshakeOptions::default()
                     },
                 };
-                self.adopt(channel, adoption, &mut fds)
+                self.adopt(channel, adopted, &mut fds)
             }
             RequestBody::ReturnPending { listener, capsule } => {
                 self.surrender(channel, listener, (capsule, fds.pop()))
