@@ -124,11 +124,7 @@ impl Channel {
         descriptors::renumber(ring_fd, self.ring_fd.as_fd())?;
         self.main.backlog.clear();
         self.rx_path = rx_path;
-        self.others.clear();
-        self.awaited.clear();
-        self.chosen = TxQueueId::MAIN;
-        self.rings = Rings::default();
-        self.renewals += 1;
+        self.begin_anew();
         Ok(())
     }
 
@@ -136,12 +132,17 @@ impl Channel {
     /// accepted go by the new one.
     pub(crate) fn carry_on(&mut self, tap: BorrowedFd<'_>) -> Result<(), Errno> {
         descriptors::renumber(tap, self.main.tap.as_fd())?;
+        self.begin_anew();
+        Ok(())
+    }
+
+    /// Transmit queues and rings of sessions were the previous server's to give.
+    fn begin_anew(&mut self) {
         self.others.clear();
         self.awaited.clear();
         self.chosen = TxQueueId::MAIN;
         self.rings = Rings::default();
         self.renewals += 1;
-        Ok(())
     }
 
     /// Adds an open transmit queue.

@@ -20,8 +20,8 @@ pub(super) fn checks(wanted: Option<&str>, managed: Option<&[String]>) -> Vec<Ch
         (None, None | Some([])) => present(),
         (None, Some(managed)) => managed.to_vec(),
     };
-    let is_managed = |name: &String| managed.is_none_or(|managed| managed.contains(name));
-    let check = |name: &String| one(name, managed.is_some() && is_managed(name));
+    let is_managed = |name: &String| managed.is_some_and(|managed| managed.contains(name));
+    let check = |name: &String| one(name, is_managed(name));
     names.iter().flat_map(check).collect()
 }
 
