@@ -151,6 +151,10 @@ impl Pair {
         let own = routes("10.0.0.1", "10.0.0.2");
         self.own.output(now(), &own, &mut wire);
         self.delegation.answer(&own, &mut wire);
+        self.deliver(wire);
+    }
+
+    fn deliver(&mut self, wire: KeptFrames) {
         for frame in wire.0 {
             let packet = Packet::parse(&frame, &RecordHeader::default()).unwrap();
             let flow = packet.flow().unwrap();
@@ -358,6 +362,31 @@ fn a_cookie_that_finds_the_accept_queue_full_may_come_again() {
     pair.say(clients[1], b"again");
     pair.hear();
     assert_eq!(pair.count("syn_cookies_accepted"), 1);
+}
+
+#[test]
+fn who_has_acknowledged_a_cookie_is_connected_though_a_handshake_has_begun() {
+    let mut pair = Pair::new(1);
+    pair.connect(1);
+    pair.hear();
+    let client = pair.connect(2);
+    pair.hear();
+    let mut cookie = KeptFrames::default();
+    let own = routes("10.0.0.1", "10.0.0.2");
+    pair.delegation.answer(&own, &mut cookie);
+    // There is room for the client's second SYN.
+    pair.delegation.opens.queue.resize(8);
+    pair.clients.expire(now() + Duration::from_secs(3));
+    pair.hear();
+    assert_eq!(pair.count("delegated_handshakes"), 2);
+    pair.deliver(cookie);
+    pair.say(client, b"early");
+    pair.hear();
+    assert_eq!(pair.count("syn_cookies_accepted"), 1);
+    let (_, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    assert_eq!(session.connection.readable(), 5);
+    pair.answer();
+    assert_eq!(pair.state(client), StateName::Established);
 }
 
 #[test]
