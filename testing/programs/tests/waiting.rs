@@ -5,7 +5,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
-use portolan_bench::process::{ProcessError, TIME_LIMIT, run_within};
+use portolan_bench::process::{ProcessError, TIME_LIMIT, run, run_within};
 use portolan_programs::{
     PAIRINGS, PYTHON, Pairing, STACKS, Steps, bed, client, compiled, each_pairing, serve,
 };
@@ -57,6 +57,7 @@ fn over_the_wire(bed: &Bed, pairing: Pairing, program: &str, port: u16) {
 fn no_wait_ends_late() {
     let bed = bed();
     let program = compiled(&bed, SOURCE);
+    reuse_ports(&bed);
     within_one_host(&bed, &program);
     // The service of streams has the next port.
     let mut ports = (7100..).step_by(2);
@@ -66,6 +67,12 @@ fn no_wait_ends_late() {
     };
     each_pairing(&bed, &mut test);
     each_pairing(&bed.over_ipv6(), &mut test);
+}
+
+/// In a long run the kernel's clients would use up their ports.
+fn reuse_ports(bed: &Bed) {
+    let mut sysctl = bed.command(Side::Client, Stack::Kernel, "sysctl");
+    run(sysctl.args(["-qw", "net.ipv4.tcp_tw_reuse=1"])).expect("the host's own setting");
 }
 
 fn within_one_host(bed: &Bed, program: &str) {
