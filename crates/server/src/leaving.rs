@@ -15,6 +15,9 @@ use tracing::warn;
 
 use crate::channels::pool::SpareClaim;
 
+/// A user with more taps that are being deleted starts programs in a loop. A shell script has one or two.
+const FEW: usize = 6;
+
 /// No device can be created while the kernel deletes several.
 const AT_ONCE: usize = 64;
 
@@ -57,14 +60,15 @@ impl LeavingTaps {
         let _ = self.to_delete.send(tap);
     }
 
-    /// Returns whether taps of the user are being deleted.
-    fn has_of(&self, uid: u32) -> bool {
-        self.charges.values().any(|charge| charge.uid() == uid)
+    /// Returns the number of the user's taps that are being deleted.
+    fn count_of(&self, uid: u32) -> usize {
+        let its = |charge: &&Charge| charge.uid() == uid;
+        self.charges.values().filter(its).count()
     }
 
-    /// Users whose programs come and go leave some channels to others.
+    /// Users whose programs come and go in a loop leave some channels to others.
     pub fn claim_of(&self, uid: u32) -> SpareClaim {
-        if self.has_of(uid) {
+        if self.count_of(uid) > FEW {
             SpareClaim::NotReserve
         } else {
             SpareClaim::Any
@@ -74,7 +78,7 @@ impl LeavingTaps {
     /// Returns whether more of what was refused becomes free soon.
     pub fn relieves(&self, uid: u32, exhausted: Exhausted) -> bool {
         match exhausted {
-            Exhausted::User => self.has_of(uid),
+            Exhausted::User => self.count_of(uid) > 0,
             Exhausted::Total => !self.charges.is_empty(),
         }
     }

@@ -21,8 +21,8 @@ pub(super) const MOST: usize = 16;
 /// Enough for a server with two workers, and for its successor.
 pub(super) const FEWEST: usize = 2;
 
-/// In addition, one in so many, but at least one, is reserved for users none of whose channels were just freed.
-const PER_RESERVED: usize = 4;
+/// In addition, one in so many, but at least one, is reserved for users of whom few programs have just ended.
+const PER_RESERVED: usize = 2;
 
 /// A channel without a process.
 #[derive(Debug)]
@@ -81,17 +81,17 @@ pub(super) enum Order {
 }
 
 /// Which of the ready channels a new program may get.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum SpareClaim {
     Any,
-    /// All but the last ones, which are for users none of whose channels were just freed.
+    /// All but the last ones, which are for users of whom few programs have just ended.
     NotReserve,
 }
 
 pub struct ChannelPool {
     pub(super) ready: VecDeque<Spare>,
     pub(super) ordered: BTreeSet<ChannelId>,
-    /// Users take turns; the requests of each are in order.
+    /// Users of whom fewer programs have just ended go first, then users take turns; the requests of each are in order.
     pub(super) waiting: VecDeque<PendingHello>,
     /// Number of channels to keep ready, besides the reserve.
     pub(super) target: usize,
@@ -179,15 +179,20 @@ impl ChannelPool {
         self.target > FEWEST || self.ready.len() > FEWEST + self.reserve()
     }
 
-    /// Removes the next program to serve, and moves other users ahead of this one's other programs.
+    /// Removes the next program to serve, and moves other users ahead of this one's other programs. `claim` is that of a
+    /// user.
     pub(super) fn next_pending_hello(
         &mut self,
         claim: impl Fn(u32) -> SpareClaim,
     ) -> Option<PendingHello> {
-        let may_be = |pending_hello: &PendingHello| {
-            pending_hello.charge.is_some() && self.has_for(claim(pending_hello.uid))
-        };
-        let at = self.waiting.iter().position(may_be)?;
+        let claims = self.waiting.iter().map(|pending_hello| {
+            let claim = claim(pending_hello.uid);
+            (pending_hello.charge.is_some() && self.has_for(claim)).then_some(claim)
+        });
+        let (at, _) = claims
+            .enumerate()
+            .filter_map(|(at, claim)| claim.map(|claim| (at, claim)))
+            .min_by_key(|(_, claim)| *claim)?;
         let next = self.waiting.remove(at)?;
         let waiting = std::mem::take(&mut self.waiting);
         let (its, others): (Vec<_>, Vec<_>) = waiting.into_iter().partition(|n| n.uid == next.uid);
