@@ -51,7 +51,15 @@ fn redis_serves_fifty_clients_with_and_without_pipelining() {
 fn redis_runs_under_a_filter_that_kills_for_unusual_system_calls() {
     let bed = bed();
     let address = bed.server.address.to_string();
-    let redis = ["redis-server", "--bind", &address, "--protected-mode", "no"];
+    let redis = [
+        "redis-server",
+        "--bind",
+        &address,
+        "--protected-mode",
+        "no",
+        "--save",
+        "",
+    ];
     let words = [&[FILTERED], &redis[..]].concat();
     let mut server = serve(&bed, Stack::Portolan, 6379, PYTHON, &words);
     for _ in 0..3 {
