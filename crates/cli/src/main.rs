@@ -2,6 +2,7 @@
 //! measures. It only sends requests to the server; it never holds a session.
 #![forbid(unsafe_code)]
 
+mod capture;
 mod counters;
 mod doctor;
 mod enable;
@@ -90,6 +91,17 @@ enum Command {
     /// the copies to and from the program. The library measures one in 61 operations and extrapolates; after
     /// 100,000 frames the figure is accurate to a few percent, and too high by up to 0.2 microseconds per frame.
     Top(top::Arguments),
+    /// Capture what programs of this host send each other in shared memory.
+    ///
+    /// Writes local sessions as TCP segments to a pcap-ng file, which tcpdump, tshark and Wireshark read: sessions
+    /// between two programs on Portolan on this host send no packets that tcpdump could see. Everyone may capture the
+    /// sessions of his own programs, root those of all. A session whose two ends are relayed by the server is not
+    /// captured.
+    ///
+    /// Programs never wait for the capture. What finds no room in a program's buffer is left out and counted, in the
+    /// file, too (interface statistics); the gap shows in the sequence numbers. Handshakes and sequence numbers are
+    /// made up, since a session in shared memory has none.
+    Capture(capture::Arguments),
     /// Show every drop, fallback and event counter.
     ///
     /// Shows the counters of filters, server and libraries that are not zero. The reference of counters explains
@@ -177,6 +189,7 @@ fn main() -> ExitCode {
         Command::Disable(arguments) => enable::disable(&arguments),
         Command::Ss(arguments) => ss::run(&arguments),
         Command::Top(arguments) => top::run(&arguments),
+        Command::Capture(arguments) => capture::run(&arguments),
         Command::Counters(arguments) => counters::run(&arguments),
         Command::Metrics(arguments) => metrics::run(&arguments),
         Command::Nstat(arguments) => nstat::run(&arguments),

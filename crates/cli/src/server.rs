@@ -1,4 +1,5 @@
-//! Client of the server: one request, and its reply or the parts of a list, over the SEQPACKET control socket.
+//! Client of the server: one request, and its reply, the parts of a list, or replies that do not end, over the SEQPACKET
+//! control socket.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -9,7 +10,7 @@ use portolan_proto::control::{ListPart, Reply, ReplyBody, Request, RequestBody};
 use portolan_proto::qos::{QosReply, QosReport, QosRequest};
 use portolan_proto::report::{CounterReport, RawReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
-use portolan_sys::unix::Connection;
+use portolan_sys::unix::{Connection, ReceiveError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use serde::de::DeserializeOwned;
@@ -95,6 +96,18 @@ impl ServerAddress {
         })
     }
 
+    /// Sends a request that is answered more than once.
+    pub fn subscribe(&self, body: RequestBody) -> Result<Subscription, Failure> {
+        let path = self.path()?;
+        let connection = send(&path, body, &[])
+            .with_context(|| path.display().to_string())
+            .map_err(Failure::NoServer)?;
+        Ok(Subscription {
+            connection,
+            buffer: vec![0; MAX_MESSAGE],
+        })
+    }
+
     /// As [`ServerAddress::ask`], for a request with descriptors.
     pub fn ask_showing(
         &self,
@@ -117,6 +130,36 @@ impl ServerAddress {
         exchange(&path, body, fds)
             .with_context(|| path.display().to_string())
             .map_err(Failure::NoServer)
+    }
+}
+
+/// Replies that come for as long as the connection lasts.
+pub struct Subscription {
+    connection: Connection,
+    buffer: Vec<u8>,
+}
+
+impl Subscription {
+    /// Returns the next reply, if there is one.
+    pub fn receive(&mut self) -> anyhow::Result<Option<(ReplyBody, Vec<OwnedFd>)>> {
+        let received = match self.connection.receive(&mut self.buffer) {
+            Err(ReceiveError::Blocked) => return Ok(None),
+            received => received?,
+        };
+        let reply: Reply = decode(&self.buffer[..received.length])?;
+        Ok(Some((reply.body, received.fds.into_iter().collect())))
+    }
+
+    /// Waits for a reply, or for the end of the connection.
+    pub fn wait(&self, limit: Duration) -> anyhow::Result<()> {
+        let limit = Timespec::try_from(limit)?;
+        match poll(
+            &mut [PollFd::new(&self.connection, PollFlags::IN)],
+            Some(&limit),
+        ) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(errno) => Err(errno.into()),
+        }
     }
 }
 

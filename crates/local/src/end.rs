@@ -11,9 +11,11 @@ use portolan_sys::word::{self, Scope};
 use portolan_tcp::{Error, Events, Options};
 use portolan_types::Instant;
 
+mod shown;
 mod stream;
 mod wake;
 
+pub use shown::Direction;
 pub use wake::{Wake, WakeBy, WakeRequest};
 
 use crate::stream::Stream;
@@ -650,9 +652,8 @@ impl Local {
     }
 
     fn copy_out(&self, position: u64, out: &mut [u8]) {
-        let offset = position.wrapping_sub(self.peer_base);
-        let cycle = Local::to_length(self.peer_cycle);
-        self.rings.get(self.side.other(), cycle, offset, out);
+        let ring = (self.peer_base, self.peer_cycle);
+        self.copy_from(self.side.other(), ring, position, out);
     }
 
     fn to_length(bytes: u64) -> usize {

@@ -5,7 +5,7 @@ mod end;
 mod stream;
 mod wake_word;
 
-pub use end::{Local, Remains, Wake, WakeBy, WakeRequest};
+pub use end::{Direction, Local, Remains, Wake, WakeBy, WakeRequest};
 pub use stream::Stream;
 
 #[cfg(test)]

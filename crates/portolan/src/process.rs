@@ -238,6 +238,9 @@ impl Process {
             Control::connect(&path).map_err(|error| format!("{}: {error}", path.display()))?;
         let registration = Registration::with(&control, &path, None)?;
         let process = Process::with_channel(control, registration, work)?;
+        // A capture has the first byte, too. There is no session yet.
+        let recalled = process.fetch_recalls();
+        debug_assert!(recalled.is_empty());
         *SERVER.lock().unwrap_or_else(PoisonError::into_inner) = Some(server);
         Ok(portolan_sys::leak::store(&CURRENT, process))
     }

@@ -1,6 +1,7 @@
 //! The sessions of this process and the channel that feeds them, behind one lock.
 
 mod arrivals;
+mod captures;
 pub(crate) mod delegations;
 pub(crate) mod lending;
 pub(crate) mod locals;
@@ -28,6 +29,7 @@ use rustix::io::Errno;
 use crate::channel::Channel;
 use crate::channel::layers::{self, Layer};
 use crate::channel::rings::OwnRing;
+use crate::runtime::captures::Captures;
 use crate::runtime::delegations::Delegations;
 use crate::runtime::lending::Lending;
 use crate::runtime::locals::Locals;
@@ -54,6 +56,7 @@ pub(crate) struct Core {
     pub(crate) channel: Channel,
     pub(crate) tx_queues: TxQueueMap,
     pub(crate) locals: Locals,
+    captures: Captures,
     pub(crate) inboxes: Inboxes,
     pub(crate) delegations: Delegations,
     pub(crate) lending: Lending,
@@ -127,6 +130,7 @@ impl Core {
             channel,
             tx_queues: TxQueueMap::default(),
             locals,
+            captures: Captures::default(),
             inboxes: Inboxes::default(),
             delegations: Delegations::default(),
             lending: Lending::default(),
@@ -453,6 +457,7 @@ impl Core {
         (metastate, statistics): (MetastateReader, StatisticsWriter),
     ) {
         self.forget_tx_queues(now);
+        self.captures = Captures::default();
         self.migrated_flows = MigratedFlows::default();
         self.metastate = metastate;
         self.routes = read_routes(&self.metastate).unwrap_or_default();

@@ -9,6 +9,7 @@ use core::net::{IpAddr, SocketAddr};
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot};
 use serde::{Deserialize, Serialize};
 
+use crate::capture::{CaptureNews, CaptureRequest, CaptureRing};
 use crate::extension::{ExtensionReply, ExtensionRequest};
 use crate::ip::IpOptions;
 use crate::local::Side;
@@ -164,6 +165,8 @@ pub enum RequestBody {
     /// Requests the sessions that the server recalls, and other news. Sent when the recall event is set.
     /// Reply: `Recalled`.
     FetchRecalls,
+    /// Requests the rings in which the process is to record what its local sessions carry. Reply: `Captures`.
+    FetchCaptures,
     /// Requests the process's transmit queues. Reply: `TxQueues`.
     TxQueues,
     /// All sessions of that transmit queue use it, and none of their frames wait elsewhere. No reply.
@@ -238,6 +241,9 @@ pub enum RequestBody {
     ReadCounters,
     /// For commands; needs no `Hello`. Reply: `Status`.
     ReadStatus,
+    /// For commands; needs no `Hello`. Has the caller's processes, or root all, record what their local sessions carry,
+    /// until the connection is closed. Replies: `Capture`, as long as it lasts, or `Error`.
+    Capture(CaptureRequest),
     /// For root's commands; needs no `Hello`. Replaces the server's configuration by this text. Reply: `Reloaded` or
     /// `Error`.
     Reload { text: Blob },
@@ -563,7 +569,13 @@ pub enum ReplyBody {
         ended: Vec<SessionId>,
         /// The transmit queues have changed.
         has_tx_queues: bool,
+        /// The rings of `FetchCaptures` have changed.
+        has_captures: bool,
     },
+    /// All rings of the process. The packet carries the memory of the new ones, in the same order.
+    Captures(Vec<CaptureRing>),
+    /// `Process` carries its ring.
+    Capture(CaptureNews),
     /// The packet carries the taps of the new ones, in their order.
     TxQueues(TxQueues),
     /// The packet carries the kernel socket.

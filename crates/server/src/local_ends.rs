@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Release;
+use std::sync::atomic::Ordering::{Acquire, Release};
 
 use portolan_control::ClaimId;
 use portolan_local::Local;
@@ -47,6 +47,15 @@ pub struct LocalEnd {
 pub(crate) struct Memory {
     pub(crate) fd: OwnedFd,
     pub(crate) rings: Arc<Rings>,
+    /// Distinguishes local sessions.
+    pub(crate) number: u64,
+}
+
+impl Memory {
+    /// How many bytes an end has taken, as it says.
+    pub(crate) fn taken_by(&self, side: Side) -> u64 {
+        self.rings.ends().of(side).taken.0.bytes.load(Acquire)
+    }
 }
 
 impl LocalEnd {
@@ -95,6 +104,8 @@ pub struct Locals {
     /// Ends whose peers have ended, and when their holders are told so.
     pub(crate) untold: VecDeque<(Instant, SessionId)>,
     pub(crate) address: WakeAddress,
+    /// How many local sessions were made.
+    pub(crate) made: u64,
 }
 
 impl Locals {
@@ -109,6 +120,7 @@ impl Locals {
             unread: 0,
             due: VecDeque::new(),
             untold: VecDeque::new(),
+            made: 0,
         })
     }
 

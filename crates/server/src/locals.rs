@@ -21,6 +21,7 @@ use portolan_tcp::Events;
 use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot};
 use tracing::debug;
 
+use crate::captures::ClosedEnd;
 use crate::local_ends::{LocalEnd, Memory};
 use crate::random::random_u64;
 use crate::requests::Answer;
@@ -102,7 +103,9 @@ impl Server {
             .introduce(opener, to, listener, ends, random_u64)?;
         let made = Rings::create(RING).ok().and_then(|fd| {
             let rings = Arc::new(Rings::map(&fd).ok()?);
-            Some(Arc::new(Memory { fd, rings }))
+            self.locals.made += 1;
+            let number = self.locals.made;
+            Some(Arc::new(Memory { fd, rings, number }))
         });
         let Some(memory) = made else {
             self.forget(accepter);
@@ -155,6 +158,7 @@ impl Server {
         let Holder::Process(channel, _) = self.holder(opener)? else {
             return None;
         };
+        self.announce_end(opener, channel);
         let end = self.handles.local(opener)?;
         end.give_to(self.channels.get(&channel)?.notifier.number);
         let memory = Arc::clone(&end.memory);
@@ -193,6 +197,7 @@ impl Server {
             .steer(id, Holder::Process(channel, slot));
         self.control.counters.handoffs += 1;
         self.note_migration(id);
+        self.announce_end(id, channel);
         self.tell_of_end_later(id);
         let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         let options_blob = session.options_blob.clone();
@@ -259,6 +264,7 @@ impl Server {
             return;
         }
         let (peer, awaited_by) = (end.peer, end.awaited_by.take());
+        let pair = (end.memory.number, end.side);
         let mut local = end.watched.take().unwrap_or_else(|| end.open());
         finish(&mut local);
         // The wake-up that it requests is among those that follow.
@@ -272,9 +278,13 @@ impl Server {
             }
         }
         self.leave_behind(id, peer, local.remains());
+        let mut is_last = true;
         if let Some(other) = self.handles.local_mut(peer) {
             other.peer_has_ended = true;
+            is_last = other.has_ended;
         }
+        let is_reset = local.has_reset();
+        self.tell_of_closed_end(pair, ClosedEnd { is_reset, is_last });
         match self.holder(peer) {
             Some(Holder::Process(channel, _)) => {
                 if let Some(channel) = self.channels.get(&channel) {

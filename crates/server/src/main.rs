@@ -3,6 +3,7 @@
 
 mod adoption;
 mod calls;
+mod captures;
 mod channels;
 mod config;
 mod confine;

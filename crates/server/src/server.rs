@@ -37,6 +37,7 @@ use tracing::{info, warn};
 
 use crate::adoption::{self, Inheritance, Loaded};
 use crate::calls::Calls;
+use crate::captures::Captures;
 use crate::channels::channel::{Channel, Ending};
 use crate::channels::pool::ChannelPool;
 use crate::channels::rings::{self, Directs};
@@ -251,6 +252,7 @@ pub struct Server {
     pub(crate) directs: Directs,
     pub(crate) sharing: Sharing,
     pub(crate) locals: Locals,
+    pub(crate) captures: Captures,
     /// Where wake-up sockets have their names for a moment.
     pub(crate) wake_directory: WakeDirectory,
     /// Exited processes whose sessions are still being ended.
@@ -396,6 +398,7 @@ impl Server {
             directs: Directs::new(config.limits.processes),
             sharing: Sharing::new(config.limits.shared_ports()),
             locals,
+            captures: Captures::default(),
             wake_directory,
             ending: VecDeque::new(),
             done: Vec::new(),

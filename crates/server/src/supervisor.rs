@@ -39,7 +39,8 @@ impl Supervisor {
     pub fn keep<'a>(&self, descriptors: impl Iterator<Item = BorrowedFd<'a>>) {
         self.keep_nothing();
         let descriptors: Vec<BorrowedFd<'_>> = descriptors.collect();
-        let stored = format!("FDSTORE=1\nFDNAME={KEPT}\n");
+        // A map is always readable by an error, and would be closed.
+        let stored = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={KEPT}\n");
         for some in descriptors.chunks(MAX_FDS) {
             if let Err(error) = tell_with(&stored, some) {
                 warn!(%error, "the service manager does not keep the tables");

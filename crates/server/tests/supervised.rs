@@ -53,12 +53,23 @@ impl Manager {
         let mut fds = Vec::new();
         while fds.len() < KEPT {
             let mut message = [0; 4096];
-            common::await_some("descriptors", || {
+            let received = common::await_some("descriptors", || {
                 unix::receive_all(&self.socket, &mut message, &mut fds).ok()
             });
+            // Otherwise systemd closes descriptors that it finds readable by an error, as maps are.
+            let text = String::from_utf8_lossy(&message[..received.length]);
+            assert!(
+                received_nothing(&text) || text.contains("FDPOLL=0"),
+                "{text}"
+            );
         }
         fds
     }
+}
+
+/// Is a message without descriptors to keep?
+fn received_nothing(text: &str) -> bool {
+    !text.contains("FDSTORE=1")
 }
 
 impl Drop for Manager {

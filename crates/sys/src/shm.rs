@@ -1,9 +1,10 @@
 //! Memory shared by library and server: metastate (written by the server), statistics (written by the library), rings
-//! of local sessions (written by both ends), and sealed blobs. Seals keep the other side from shrinking what is mapped
-//! here.
+//! of local sessions (written by both ends), captures (written by the library, read by a command), and sealed blobs.
+//! Seals keep the other side from shrinking what is mapped here.
 
 mod blob;
 mod capsule;
+mod capture;
 mod metastate;
 mod rings;
 mod statistics;
@@ -18,6 +19,7 @@ use rustix::io::Errno;
 
 pub use blob::{BlobReadError, BlobWriteError, Bytes, pack, unpack, write_blob};
 pub use capsule::{Unread, pack_capsule, stretch, unpack_capsule};
+pub use capture::{BadRecord, CaptureReader, CaptureWriter, create_capture};
 pub use metastate::{MetastateReader, MetastateWriter, PublishError};
 pub use rings::Rings;
 pub use statistics::{StatisticsReader, StatisticsWriter};

@@ -5,6 +5,8 @@ use std::num::NonZeroU64;
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
+use rustix::thread::SecureComputingMode;
+
 /// Number of threads of this process; a large number without `/proc`.
 pub fn count() -> usize {
     // The directory has a subdirectory per thread.
@@ -39,6 +41,12 @@ pub fn processor() -> i32 {
 /// Sets the calling thread's timer slack to [`EXACT`] instead of 50 microseconds (PR_SET_TIMERSLACK).
 pub fn sleep_exactly() {
     let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(EXACT.as_nanos() as u64));
+}
+
+/// Does a filter (seccomp) decide on the calling thread's system calls? It may kill the program for an unusual one.
+pub fn is_filtered() -> bool {
+    let mode = rustix::thread::secure_computing_mode();
+    !matches!(mode, Ok(SecureComputingMode::Disabled))
 }
 
 /// How long the kernel may delay the end of a sleep to save interrupts.

@@ -1,10 +1,13 @@
 //! Unmodified services and their clients, with Portolan at either end and at both.
 
 use std::fs;
+use std::time::Duration;
 
-use portolan_bench::bed::Side;
+use portolan_bench::bed::{Side, Stack};
 use portolan_bench::process::{Background, run};
-use portolan_programs::{PYTHON, client, eventually, file, over_both_families, serve};
+use portolan_programs::{PYTHON, bed, client, eventually, file, over_both_families, serve};
+
+const FILTERED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/filtered.py");
 
 #[test]
 fn redis_serves_fifty_clients_with_and_without_pipelining() {
@@ -41,6 +44,32 @@ fn redis_serves_fifty_clients_with_and_without_pipelining() {
             assert!(csv.contains("\"SET\"") && csv.contains("\"GET\""), "{csv}");
         }
     });
+}
+
+/// As the unit of Debian's redis, whose filter (`SystemCallFilter=~@resources`) kills for calls that redis does not make.
+#[test]
+fn redis_runs_under_a_filter_that_kills_for_unusual_system_calls() {
+    let bed = bed();
+    let address = bed.server.address.to_string();
+    let redis = [
+        "redis-server",
+        "--bind",
+        &address,
+        "--protected-mode",
+        "no",
+        "--save",
+        "",
+    ];
+    let words = [&[FILTERED], &redis[..]].concat();
+    let mut server = serve(&bed, Stack::Portolan, 6379, PYTHON, &words);
+    for _ in 0..3 {
+        let cli = ["-h", &address, "PING"];
+        assert_eq!(client(&bed, Stack::Portolan, "redis-cli", &cli), "PONG");
+        std::thread::sleep(Duration::from_millis(200));
+    }
+    assert!(server.is_running());
+    let listeners = bed.portolan(Side::Server, &["ss", "-Htln", "sport", "=", ":6379"]);
+    assert!(!listeners.expect("the server answers").is_empty());
 }
 
 #[test]

@@ -130,7 +130,7 @@ pub(crate) fn install(
     if !stays || Socket::has_unseen_waits() {
         socket.leave_to_server();
     }
-    process.hear_of_tx_queues();
+    process.hear_before_session();
     socket.note_server(process.incarnation());
     let mut core = process.lock();
     if socket.change(SocketState::Cached { slot }).is_err() {
@@ -168,7 +168,7 @@ pub(crate) fn retarget(
     remote: Option<SocketAddr>,
     generation: Generation,
 ) {
-    process.hear_of_tx_queues();
+    process.hear_before_session();
     let mut core = process.lock();
     if let Some(session) = core.stack.udp(slot) {
         session.local = local;

@@ -1,5 +1,5 @@
-//! What the server asks of a process by its recall event: sessions that others need, and transmit queues; and which peers
-//! within the host have ended.
+//! What the server asks of a process by its recall event: sessions that others need, transmit queues, and captures; and
+//! which peers within the host have ended.
 
 use std::sync::PoisonError;
 
@@ -10,8 +10,8 @@ use portolan_types::SessionId;
 use crate::process::Process;
 
 impl Process {
-    /// Returns the sessions that the server recalls for other processes. Fetches the list of transmit queues, if that has
-    /// changed, and ends the local sessions whose peers have ended.
+    /// Returns the sessions that the server recalls for other processes. Fetches the lists of transmit queues and
+    /// captures, if they have changed, and ends the local sessions whose peers have ended.
     pub(crate) fn fetch_recalls(&self) -> Vec<SessionId> {
         let recall_lock = self
             .recall_lock
@@ -25,6 +25,7 @@ impl Process {
                 sessions,
                 ended,
                 has_tx_queues,
+                has_captures,
             },
             _,
         )) = self.control.call(RequestBody::FetchRecalls, &[])
@@ -34,6 +35,9 @@ impl Process {
         if has_tx_queues {
             self.fetch_tx_queues();
         }
+        if has_captures {
+            self.fetch_captures();
+        }
         drop(recall_lock);
         if !ended.is_empty() {
             self.lock().end_peers(&ended, clock::now());
@@ -41,16 +45,25 @@ impl Process {
         sessions
     }
 
-    /// The server notifies before it hands over a session that must wait for its transmit queue; the receiver of the
-    /// session checks here before it sends anything. If the helper has cleared the notifier and fetches the list, this
-    /// waits for it.
-    pub(crate) fn hear_of_tx_queues(&self) {
+    /// The server notifies before it hands over a session that must wait for its transmit queue, or of which a capture is to
+    /// have the first byte; the receiver of the session checks here before it sends anything. If the helper has cleared
+    /// the notifier and fetches the lists, this waits for it.
+    pub(crate) fn hear_before_session(&self) {
         let _hearing = self
             .recall_lock
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         if self.recall_event.is_notified() {
             self.fetch_tx_queues();
+            self.fetch_captures();
+        }
+    }
+
+    fn fetch_captures(&self) {
+        if let Ok((ReplyBody::Captures(rings), memory)) =
+            self.control.call(RequestBody::FetchCaptures, &[])
+        {
+            self.lock().set_captures(&rings, memory);
         }
     }
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use portolan_local::{Local, Stream, Wake, WakeBy, WakeRequest};
+use portolan_proto::capture::CaptureRing;
 use portolan_proto::local::Side;
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
@@ -18,6 +19,7 @@ use portolan_types::{Instant, SessionId, Slot};
 
 use crate::descriptors::{self, InternalFd};
 use crate::runtime::Core;
+use crate::runtime::captures::Recorded;
 
 /// How often an awake process checks ends whose peers would have notified it.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -71,6 +73,7 @@ struct LocalSlot {
     /// It is in [`Locals::corked`].
     is_corked: bool,
     wake_sender: Option<(u64, Arc<WakeSender<InternalFd>>)>,
+    recorded: Recorded,
 }
 
 /// Opens an end, in the memory that came with a message.
@@ -132,6 +135,7 @@ impl Locals {
         }
         let held = LocalSlot {
             id,
+            recorded: Recorded::until_now(&end),
             end,
             is_active: true,
             is_corked: false,
@@ -377,6 +381,7 @@ impl Core {
         };
         let now = clock::now();
         let wake = held.end.publish(now);
+        self.captures.note(held.id, &held.end, &mut held.recorded);
         if held.is_corked != held.end.pushes_at().is_some() {
             self.locals.note_corked(slot);
         }
@@ -459,6 +464,17 @@ impl Core {
         self.report_local_events();
     }
 
+    /// Sets the rings in which the local sessions are recorded from now on.
+    pub(crate) fn set_captures(&mut self, rings: &[CaptureRing], memory: Vec<OwnedFd>) {
+        let was_active = self.captures.is_active();
+        self.captures.set(rings, memory);
+        if self.captures.is_active() && !was_active {
+            for held in self.locals.ends.iter_mut().flatten() {
+                held.recorded = Recorded::until_now(&held.end);
+            }
+        }
+    }
+
     fn look_at(&mut self, slot: Slot, now: Instant) {
         self.look_by(slot, |end| end.look(now));
     }
@@ -468,6 +484,7 @@ impl Core {
             return;
         };
         let events = look(&mut held.end);
+        self.captures.note(held.id, &held.end, &mut held.recorded);
         if events != Events::NONE {
             let arose = held.end.news_at();
             self.locals.news += 1;
@@ -509,6 +526,7 @@ impl Core {
             held.is_active = false;
             held.end.arm(by);
             let events = held.end.look(clock::now());
+            self.captures.note(held.id, &held.end, &mut held.recorded);
             if events != Events::NONE {
                 let arose = held.end.news_at();
                 has_news = true;

@@ -8,6 +8,7 @@ use portolan_sys::tap::Tap;
 use portolan_sys::wait::WakeSender;
 use portolan_types::{ChannelId, SessionId};
 
+use crate::captures::ProcessCaptures;
 use crate::local_ends::ProcessNotifier;
 use crate::qos::tx_queues::TxQueueSet;
 
@@ -28,7 +29,7 @@ pub struct Channel {
     /// Holds a copy of the tap's descriptor: if the process had the only one, its exit would destroy the device,
     /// which is slow, before its connections are closed.
     pub tap: Tap,
-    /// Becomes readable when `recalled` or `ended` is not empty, or transmit queues have changed.
+    /// Becomes readable when `recalled` or `ended` is not empty, or transmit queues or captures have changed.
     pub recall_event: WakeSender,
     pub notifier: ProcessNotifier,
     /// Sessions that the process is to give back, until it fetches the list.
@@ -36,6 +37,7 @@ pub struct Channel {
     /// Local sessions whose peers have ended, until it fetches the list.
     pub ended: BTreeSet<SessionId>,
     pub tx_queues: TxQueueSet,
+    pub captures: ProcessCaptures,
 }
 
 /// What the server shares with a process.
@@ -57,6 +59,7 @@ impl Channel {
             recalled: Vec::new(),
             ended: BTreeSet::new(),
             tx_queues: TxQueueSet::default(),
+            captures: ProcessCaptures::default(),
         }
     }
 }

@@ -148,6 +148,7 @@ impl Server {
             Ok((answer, ends)) => {
                 self.channels.insert(channel, Channel::new(ends, tap));
                 self.tell_channel(channel);
+                self.capture_newcomer(channel);
                 self.apply_policies_to(channel);
                 Ok(answer)
             }
@@ -293,6 +294,7 @@ impl Server {
                 self.destroy_tx_queue(tap);
             }
             self.add_to_ended(&gone.statistics);
+            self.tell_of_gone_process(channel, gone.captures);
             self.drop_channel(channel, gone.tap, charge);
         }
     }

@@ -358,6 +358,7 @@ impl Server {
             RequestBody::ListRawFlows => Ok(self.list_raw_flows()),
             RequestBody::ReadCounters => Ok(self.read_counters()),
             RequestBody::ReadStatus => Ok(self.read_status()),
+            RequestBody::Capture(request) => self.begin_capture(id, number, request),
             RequestBody::Reload { text } => self.reload_text(id, (text, fds)),
             RequestBody::Qos(request) => self.qos_when_asked(id, request),
             RequestBody::Extension(request) => Ok(self.extension(id, number, request)),
@@ -528,6 +529,7 @@ impl Server {
             RequestBody::Cache { session, slot } => self.cache(channel, session, slot, fds.pop()),
             RequestBody::Accepted { session } => Ok(self.leave_accepted(channel, session)),
             RequestBody::FetchRecalls => Ok(self.take_recalls(channel)),
+            RequestBody::FetchCaptures => Ok(self.fetch_captures(channel)),
             RequestBody::TxQueues => Ok(self.tx_queues(channel)),
             RequestBody::TxQueueEntered { number } => {
                 self.tx_queue_entered(channel, number);
@@ -598,6 +600,7 @@ impl Server {
             | RequestBody::ListRawFlows
             | RequestBody::ReadCounters
             | RequestBody::ReadStatus
+            | RequestBody::Capture(_)
             | RequestBody::Reload { .. }
             | RequestBody::Direct { .. }
             | RequestBody::Qos(_)
@@ -677,6 +680,7 @@ impl Server {
             self.channel_pool.forget_pending_hello(id);
         }
         self.inheritance.give_back(client.inherits);
+        self.end_capture(id);
         if let Some(channel) = client.channel {
             self.channel_gone(channel);
         }

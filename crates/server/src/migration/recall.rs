@@ -262,6 +262,7 @@ impl Server {
             sessions: std::mem::take(&mut channel.recalled),
             ended: told,
             has_tx_queues: channel.tx_queues.has_news(),
+            has_captures: channel.captures.has_news(),
         }
         .into()
     }

@@ -29,6 +29,7 @@ mod misdelivered;
 mod offloads;
 mod own_protocols;
 mod raw;
+mod recording;
 mod rejoining;
 mod relays;
 mod sending;
