@@ -16,7 +16,7 @@ LIBDIR  ?= $(PREFIX)/lib
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 JSON    ?= bench.json
 
-.PHONY: build run check test lint fuzz soak strangers bench doc install uninstall deb image clean \
+.PHONY: build run check test lint fuzz memcheck soak strangers bench doc install uninstall deb image clean \
   build-deps run-deps test-deps
 
 # The programs that `make install` installs.
@@ -44,6 +44,10 @@ lint: build-deps
 # and the models of waiting with more threads.
 fuzz: test-deps
 	scripts/fuzz "$(or $(TARGET),all)" $(TIME)
+
+# Memory that is lent to programs, under valgrind: seconds.
+memcheck: test-deps
+	scripts/memcheck
 
 # Runs all attackers at once beside another user's redis, nginx and iperf3, and prints a table: make soak TIME=1200. Needs
 # root, and an otherwise idle machine.

@@ -21,18 +21,26 @@
 //! # Limits
 //! The descriptor of a socket ([`AsFd`]) is one end of a UNIX socket pair, as for any Portolan socket: the kernel's
 //! `poll` does not report its state. Use [`posix::poll`](crate::posix::poll) and
-//! [`posix::epoll_wait`](crate::posix::epoll_wait) instead. Do not close the descriptor behind the library's back. A
+//! [`posix::epoll_wait`](crate::posix::epoll_wait) instead, or the types of the features `tokio` (`net::tokio`) and `mio`
+//! (`net::mio`). Do not close the descriptor behind the library's back. A
 //! child of `fork` inherits the sockets; each session moves to the process that uses it. Signal handlers must not call
 //! into this module, unless the program runs under the preload library.
 //!
 //! [`AsFd`]: std::os::fd::AsFd
 //! [`ErrorKind::NetworkDown`]: std::io::ErrorKind::NetworkDown
+#![warn(missing_docs)]
 
 pub mod buf;
 mod datagram;
 mod handle;
 mod listener;
+#[cfg(feature = "mio")]
+pub mod mio;
+#[cfg(any(feature = "mio", feature = "tokio"))]
+mod reactor;
 mod stream;
+#[cfg(feature = "tokio")]
+pub mod tokio;
 
 pub use datagram::UdpSocket;
 pub use listener::{Incoming, TcpListener};

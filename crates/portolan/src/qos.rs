@@ -3,6 +3,31 @@
 //! keeps no state.
 //!
 //! `<portolan/qos.h>` is the same interface for C.
+//!
+//! ```no_run
+//! use portolan::net::TcpStream;
+//! use portolan::qos::{Kind, Rate, Slack, Transmit, Whom, release, reserve};
+//! use std::os::fd::AsRawFd;
+//!
+//! let stream = TcpStream::connect("192.0.2.7:7").expect("a server");
+//! let whom = Whom::Socket(stream.as_raw_fd());
+//! let spec = Transmit {
+//!     device: None,
+//!     rate: Rate::Bits(20_000_000),
+//!     burst: None,
+//!     slack: Slack::None,
+//! };
+//! match reserve(whom, spec) {
+//!     Ok(()) => release(whom, Kind::Transmit)?,
+//!     Err(refused) => eprintln!("not granted: {refused}"),
+//! }
+//! # Ok::<(), portolan::qos::Refused>(())
+//! ```
+//!
+//! # Errors
+//! All calls fail with `CONNREFUSED` if there is no server, `NETDOWN` if it has gone, `PERM` if the configuration does not
+//! permit the request, and `BUSY` or `NOSPC` if the rate is not available. [`Refused::reason`] says which check failed.
+#![warn(missing_docs)]
 
 use std::fmt;
 use std::os::fd::{OwnedFd, RawFd};
@@ -36,8 +61,11 @@ pub enum Whom {
 /// The requested guarantee.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Guarantee {
+    /// A rate for what is sent.
     Transmit(Transmit),
+    /// A budget for what is received.
     Receive(Receive),
+    /// CPU time.
     Cpu(Cpu),
 }
 
@@ -69,6 +97,7 @@ pub struct Refused {
 }
 
 impl Refused {
+    /// Makes a refusal with a reason in words.
     pub fn new(errno: Errno, reason: impl Into<String>) -> Refused {
         Refused {
             errno,
@@ -92,6 +121,10 @@ impl fmt::Display for Refused {
 impl std::error::Error for Refused {}
 
 /// Makes a guarantee, or changes the existing one of this kind.
+///
+/// # Errors
+/// Besides those of the [module](self): `NOTSOCK`, the descriptor is not one of Portolan's sockets; `INVAL`, the socket has
+/// neither a peer nor a port, or a number is out of its range; `NAMETOOLONG`.
 pub fn reserve(whom: Whom, spec: impl Into<Guarantee>) -> Result<(), Refused> {
     let scope = scope(whom)?;
     let request = match spec.into() {
@@ -109,6 +142,9 @@ pub fn reserve(whom: Whom, spec: impl Into<Guarantee>) -> Result<(), Refused> {
 }
 
 /// Ends a guarantee.
+///
+/// # Errors
+/// Besides those of the [module](self): `NOENT`, there is none of this kind.
 pub fn release(whom: Whom, kind: Kind) -> Result<(), Refused> {
     let scope = scope(whom)?;
     ask(QosRequest::Delete { scope, kind }).map(drop)
@@ -116,6 +152,18 @@ pub fn release(whom: Whom, kind: Kind) -> Result<(), Refused> {
 
 /// A group of flows that share a reserved rate, named by a key that is unique on this host (MS
 /// Table I). The server keeps the group: dropping this value does not delete it.
+///
+/// ```no_run
+/// use portolan::qos::{GroupOptions, MultiplexGroup, Whom};
+///
+/// // 10 Mb/s for all members together, of which this process has 2.
+/// let options = GroupOptions { share: true, ..GroupOptions::default() };
+/// let group = MultiplexGroup::create(7, 10_000_000, None, options, 0o750)?;
+/// let member = group.join(Whom::Process, 2_000_000)?;
+/// group.leave(member)?;
+/// group.delete()?;
+/// # Ok::<(), portolan::qos::Refused>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MultiplexGroup {
     key: u32,
@@ -128,6 +176,9 @@ pub struct Member(pub u32);
 impl MultiplexGroup {
     /// Makes a group with `bits` per second of a link. `mode` has the form of a file's mode: the
     /// right to join (execute), inspect (read) and change the group (write).
+    ///
+    /// # Errors
+    /// Besides those of the [module](self): `EXIST`, there is a group with this key.
     pub fn create(
         key: u32,
         bits: u64,
@@ -153,6 +204,9 @@ impl MultiplexGroup {
     }
 
     /// Opens an existing group, which this process must have the right to join.
+    ///
+    /// # Errors
+    /// Besides those of the [module](self): `NOENT`, there is none with this key; `ACCESS`.
     pub fn open(key: u32) -> Result<MultiplexGroup, Refused> {
         let group = MultiplexGroup::named(key);
         group.ask(GroupAction::Open)?;
@@ -160,16 +214,25 @@ impl MultiplexGroup {
     }
 
     /// Replaces all options.
+    ///
+    /// # Errors
+    /// As [`MultiplexGroup::open`], for the right to change it.
     pub fn set_options(&self, options: GroupOptions) -> Result<(), Refused> {
         self.ask(GroupAction::SetOptions(options)).map(drop)
     }
 
-    /// Changes the group's rate, which is admitted like that of a new group.
+    /// Changes the group's rate, in bits per second, which is admitted like that of a new group.
+    ///
+    /// # Errors
+    /// As [`MultiplexGroup::open`], for the right to change it.
     pub fn set_rate(&self, bits: u64) -> Result<(), Refused> {
         self.ask(GroupAction::SetRate { bits }).map(drop)
     }
 
     /// Adds a flow, or all flows of this process, with `bits` per second for the member itself.
+    ///
+    /// # Errors
+    /// As [`reserve`] and [`MultiplexGroup::open`].
     pub fn join(&self, whom: Whom, bits: u64) -> Result<Member, Refused> {
         let scope = scope(whom)?;
         match self.ask(GroupAction::Join { scope, bits })? {
@@ -178,11 +241,18 @@ impl MultiplexGroup {
         }
     }
 
+    /// Removes a member.
+    ///
+    /// # Errors
+    /// Besides those of the [module](self): `NOENT`, the group or the member is gone.
     pub fn leave(&self, Member(member): Member) -> Result<(), Refused> {
         self.ask(GroupAction::Leave { member }).map(drop)
     }
 
     /// Deletes the group, and with it the rates of its members.
+    ///
+    /// # Errors
+    /// As [`MultiplexGroup::open`], for the right to change it.
     pub fn delete(self) -> Result<(), Refused> {
         self.ask(GroupAction::Delete).map(drop)
     }

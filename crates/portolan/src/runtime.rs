@@ -82,6 +82,8 @@ pub(crate) struct Core {
     pub(crate) attended: u64,
     /// A thread spins: no other thread has to be asked to read frames.
     is_spinning: bool,
+    /// The leader sleeps in an event loop of the program, which may compute instead of waking it.
+    pub(crate) leader_computes: bool,
     /// Counts the notifications of sockets' watchers.
     pub(crate) notify_seq: u64,
     pub(crate) spread: Spread,
@@ -149,6 +151,7 @@ impl Core {
             wire_until: Instant::ZERO,
             attended: 0,
             is_spinning: false,
+            leader_computes: false,
             notify_seq: 0,
             spread: Spread::default(),
         }
@@ -689,7 +692,7 @@ impl Core {
         self.watch.has_wire()
     }
 
-    fn stop_leading(&mut self, now: Instant) {
+    pub(crate) fn stop_leading(&mut self, now: Instant) {
         wake(self.watch.stop());
         self.channel.wake_up(now);
         self.receive(now);

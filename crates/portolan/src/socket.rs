@@ -68,7 +68,7 @@ pub(crate) struct Socket {
     watchers: Mutex<Watchers>,
     datagrams: Mutex<Datagrams>,
     stamps: Mutex<Stamps>,
-    /// Was it ever asked to stamp sent data? Otherwise no check is needed.
+    /// Was it ever asked to stamp sent data, or to report its completion? Otherwise no check is needed.
     is_stamping: AtomicBool,
     error: AtomicI32,
     /// An active open has ended or continues, and no `connect` has reported it yet.
@@ -447,12 +447,12 @@ impl Socket {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Time stamps of a stream; no further lock is taken while this is held.
+    /// Reports of sent data; no further lock is taken while this is held.
     pub(crate) fn stamps(&self) -> MutexGuard<'_, Stamps> {
         self.stamps.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Called when `SO_TIMESTAMPING` was set, or came with a message.
+    /// Called when `SO_TIMESTAMPING` was set, or came with a message, and before the first completion is reported.
     pub(crate) fn start_stamping(&self) {
         self.is_stamping.store(true, Ordering::Relaxed);
     }

@@ -52,8 +52,11 @@ impl Scope {
 /// The kind of a guarantee of a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Kind {
+    /// A rate for what is sent.
     Transmit,
+    /// A budget for what is received.
     Receive,
+    /// CPU time.
     Cpu,
 }
 
@@ -81,7 +84,7 @@ pub enum QosRequest {
 pub enum Rate {
     /// Bits per second, Ethernet headers included.
     Bits(u64),
-    /// A share of each period of the link's time (NE §4.4).
+    /// A share of each period of the link's time (NE §4.4), both in microseconds.
     Slice { slice_us: u32, period_us: u32 },
 }
 
@@ -102,9 +105,11 @@ pub enum Slack {
 pub struct Transmit {
     /// The link; may be left out if only one has a rate.
     pub device: Option<String>,
+    /// What is reserved.
     pub rate: Rate,
     /// Bytes that may be sent at once after a pause; by default a slice's worth.
     pub burst: Option<u32>,
+    /// What may be sent beyond it.
     pub slack: Slack,
 }
 
@@ -135,9 +140,11 @@ pub struct Cpu {
     pub class: Option<String>,
     /// Nominal rate in millionths of one CPU.
     pub rate_ppm: u32,
+    /// Microseconds in which the thread gets its rate.
     pub period_us: u32,
     /// May exceed its rate while CPUs are idle.
     pub slack: bool,
+    /// What to do if the measured use differs.
     pub adapt: Adapt,
 }
 
@@ -149,6 +156,7 @@ impl Cpu {
 /// What to do if a thread's measured use differs from its rate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Adapt {
+    /// Nothing.
     #[default]
     Off,
     /// Show a better rate.
@@ -189,6 +197,7 @@ pub enum GroupAction {
     Delete,
 }
 
+/// How a multiplex group uses spare capacity, and how long it lives.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupOptions {
     /// Flows may use what other flows of the group leave over.

@@ -3,6 +3,7 @@
 mod accept;
 mod by_number;
 mod cancel;
+mod completions;
 mod connect;
 mod datagram_options;
 mod datagram_paths;
@@ -43,7 +44,7 @@ pub struct Topic {
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 34] = [
+pub static TOPICS: [Topic; 35] = [
     Topic {
         name: "connect",
         run: connect::run,
@@ -179,5 +180,9 @@ pub static TOPICS: [Topic; 34] = [
     Topic {
         name: "order",
         run: order::run,
+    },
+    Topic {
+        name: "completions",
+        run: completions::run,
     },
 ];

@@ -71,7 +71,8 @@ fn streams_within_one_host_behave_as_the_kernels_do_over_ipv6() {
 }
 
 fn assert_alike_within_one_host(address: &str, more: &'static str) {
-    const TOPICS: [&str; 29] = [
+    const TOPICS: [&str; 30] = [
+        "completions",
         "connect",
         "accept",
         "receive",

@@ -203,11 +203,11 @@ fn tokio_without_timers_returns_what_was_sent() {
     const PROGRAM: &str = env!("CARGO_BIN_EXE_portolan-tokio");
     let start = |bed: &Bed, stack: Stack| {
         let endpoint = bed.endpoint(PORT).to_string();
-        serve(bed, stack, PORT, PROGRAM, &["serve", &endpoint])
+        serve(bed, stack, PORT, PROGRAM, &["kernel", "serve", &endpoint])
     };
     each_start(start, |client| {
         let endpoint = client.bed.endpoint(PORT).to_string();
-        let arguments = ["talk", &endpoint, "16", "100"];
+        let arguments = ["kernel", "talk", &endpoint, "16", "100"];
         assert_eq!(client.run(PROGRAM, &arguments), "exact");
     });
 }

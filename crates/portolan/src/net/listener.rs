@@ -57,10 +57,17 @@ impl TcpListener {
     /// `WouldBlock`: no connection is pending on a non-blocking listener. `ConnectionAborted`: the peer has
     /// closed the connection again, or the server has stopped. The process has no free descriptor.
     pub fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        match self.0.ours(|fd| posix::accept(fd, libc::SOCK_CLOEXEC))? {
+        self.accept_with(0)
+    }
+
+    /// As [`TcpListener::accept`]. `flags` may have `SOCK_NONBLOCK`.
+    pub(super) fn accept_with(&self, flags: i32) -> io::Result<(TcpStream, SocketAddr)> {
+        let accepted = |fd| posix::accept(fd, libc::SOCK_CLOEXEC | flags);
+        match self.0.ours(accepted)? {
             Some((fd, peer)) => Ok((TcpStream::of(Handle::of_number(fd)?), peer)),
             None => {
                 let (stream, peer) = self.0.std().accept()?;
+                stream.set_nonblocking(flags & libc::SOCK_NONBLOCK != 0)?;
                 let handle = Handle::of_kernel(OwnedFd::from(stream));
                 Ok((TcpStream::of(handle), peer))
             }

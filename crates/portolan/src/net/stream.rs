@@ -31,6 +31,16 @@ impl TcpStream {
         Err(last.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
     }
 
+    /// Starts to connect a non-blocking socket. Once it is writable, [`TcpStream::take_error`] has the outcome.
+    #[cfg(any(feature = "mio", feature = "tokio"))]
+    pub(super) fn begin_to_connect(address: SocketAddr) -> io::Result<TcpStream> {
+        let handle = Handle::open(address, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)?;
+        match handle.connect(address) {
+            Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
+            _ => Ok(TcpStream(handle)),
+        }
+    }
+
     pub(super) fn of(handle: Handle<std::net::TcpStream>) -> TcpStream {
         TcpStream(handle)
     }

@@ -8,14 +8,14 @@ use std::sync::Arc;
 
 use portolan_local::Stream;
 use portolan_sys::{clock, descriptor, probes};
-use portolan_tcp::StateName;
+use portolan_tcp::{Events, StateName};
 use portolan_types::{Instant, Protocol};
 use rustix::io::Errno;
 
 use super::blocking::{Call, gone};
 use super::buffers::{are_readable, gather, may_be_filled, may_be_sent, scatter};
 use super::connect::{TakesOutcome, connect_with, wait_connected};
-use super::datagram::{await_port, receive_stamp, receive_udp, send_udp, times};
+use super::datagram::{await_port, receive_report, receive_udp, send_udp, times};
 use super::find::{Transfer, find_here, find_to_use, retry_if_moved};
 use super::message::{Control, Received, SendControl};
 use super::oob::receive_urgent;
@@ -76,7 +76,7 @@ fn receive_tcp(
     flags: i32,
 ) -> Outcome<Received> {
     if flags & libc::MSG_ERRQUEUE != 0 {
-        return receive_stamp(process, socket);
+        return receive_report(process, socket);
     }
     if flags & libc::MSG_OOB != 0 {
         return receive_urgent(process, socket, buffers, flags);
@@ -248,7 +248,7 @@ pub fn send_message(
     ) -> Outcome<usize> {
         let (socket, process) = find_to_use(fd, || transfer_of(buffers, flags, control))?;
         complete_connect(process, fd, &socket);
-        match (socket.settled_phase(), socket.protocol) {
+        let sent = match (socket.settled_phase(), socket.protocol) {
             (SocketPhase::Cached, Protocol::Tcp) if flags & libc::MSG_FASTOPEN != 0 => {
                 Err(Errno::ISCONN.into())
             }
@@ -276,7 +276,11 @@ pub fn send_message(
             (SocketPhase::Listening | SocketPhase::Closed, _) => {
                 Err(socket.take_error().unwrap_or(Errno::PIPE).into())
             }
+        };
+        if flags & libc::MSG_ZEROCOPY != 0 && sent.is_ok_and(|bytes| bytes > 0) {
+            report_completion(process, &socket);
         }
+        sent
     }
     let _call = layers::enter(Layer::Call);
     let answer = retry_if_moved(|| give(fd, buffers, to, flags, control));
@@ -359,6 +363,15 @@ fn stamp_stream(process: &Process, socket: &Socket, control: &SendControl) {
     let flags = of_socket | control.timestamping.unwrap_or(0);
     if flags & (timestamping::TX_SCHED | timestamping::TX_SOFTWARE | timestamping::TX_ACK) != 0 {
         process.lock().stamp(clock::now(), socket.slot(), flags);
+    }
+}
+
+/// Reports a call with `MSG_ZEROCOPY` as completed: its bytes have been copied.
+fn report_completion(process: &Process, socket: &Socket) {
+    if socket.options().reports_completions() {
+        socket.start_stamping();
+        socket.stamps().complete();
+        process.lock().tell(socket.slot(), Events::ERROR);
     }
 }
 

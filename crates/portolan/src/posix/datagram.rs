@@ -24,10 +24,14 @@ use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::runtime::Core;
 use crate::socket::options::{Options, timestamping};
+use crate::socket::stamps::SentEvent;
 use crate::socket::{Corked, Family, RECEIVE, SEND, Socket, SocketPhase};
 
-/// The origin in `linux/errqueue.h` that is not an error.
+/// The origins in `linux/errqueue.h` that are not errors.
 const ORIGIN_TIMESTAMPING: u8 = 4;
+const ORIGIN_ZEROCOPY: u8 = 5;
+/// `SO_EE_CODE_ZEROCOPY_COPIED`
+const COPIED: u8 = 1;
 
 /// Maximum number of datagrams that a payload is cut into (Linux's `UDP_MAX_SEGMENTS`).
 const SEGMENTS_MAX: usize = 128;
@@ -237,6 +241,11 @@ fn receive_error(
     socket: &Arc<Socket>,
     buffers: &mut [IoSliceMut<'_>],
 ) -> Outcome<Received> {
+    if socket.is_stamping()
+        && let Some(event) = socket.stamps().take()
+    {
+        return Ok(of_sent(socket, event));
+    }
     let mut core = process.lock();
     core.poll_rx(clock::now());
     let error = match core.stack.udp(socket.slot()) {
@@ -268,31 +277,46 @@ fn receive_error(
     })
 }
 
-/// `MSG_ERRQUEUE` of a stream: time stamps of tracked bytes.
-pub(super) fn receive_stamp(process: &'static Process, socket: &Arc<Socket>) -> Outcome<Received> {
+/// `MSG_ERRQUEUE` of a stream.
+pub(super) fn receive_report(process: &'static Process, socket: &Arc<Socket>) -> Outcome<Received> {
     process.lock().poll(clock::now());
-    let stamp = socket.stamps().take().ok_or(Errno::AGAIN)?;
-    let error = ExtendedError {
-        errno: libc::ENOMSG,
-        origin: ORIGIN_TIMESTAMPING,
-        kind: 0,
-        code: 0,
-        info: stamp.kind,
-        data: stamp.number,
-        offender: None,
-        is_v6: socket.family() == Family::V6,
+    let event = socket.stamps().take().ok_or(Errno::AGAIN)?;
+    Ok(of_sent(socket, event))
+}
+
+/// Returns a report of sent data.
+fn of_sent(socket: &Socket, event: SentEvent) -> Received {
+    let (errno, origin) = match event {
+        SentEvent::Stamp(_) => (libc::ENOMSG, ORIGIN_TIMESTAMPING),
+        SentEvent::Completed { .. } => (0, ORIGIN_ZEROCOPY),
+    };
+    let (code, info, data) = match event {
+        SentEvent::Stamp(stamp) => (0, stamp.kind, stamp.number),
+        SentEvent::Completed { first, last } => (COPIED, first, last),
+    };
+    let at = match event {
+        SentEvent::Stamp(stamp) => Some(stamp.at),
+        SentEvent::Completed { .. } => None,
     };
     let is_told = socket.options().timestamping() & timestamping::SOFTWARE != 0;
-    Ok(Received {
-        length: 0,
-        from: None,
+    Received {
         flags: libc::MSG_ERRQUEUE,
         control: Control {
-            timestamping: is_told.then(|| since_epoch(stamp.at)),
-            error: Some(error),
+            timestamping: at.filter(|_| is_told).map(since_epoch),
+            error: Some(ExtendedError {
+                errno,
+                origin,
+                kind: 0,
+                code,
+                info,
+                data,
+                offender: None,
+                is_v6: socket.family() == Family::V6,
+            }),
             ..Control::default()
         },
-    })
+        ..Received::default()
+    }
 }
 
 fn extended(socket: &Socket, error: &DatagramError) -> ExtendedError {

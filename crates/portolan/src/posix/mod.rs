@@ -11,6 +11,8 @@ mod buffers;
 mod connect;
 mod data;
 mod datagram;
+#[cfg(feature = "tokio")]
+mod embedded;
 mod find;
 mod flags;
 mod fork;
@@ -41,6 +43,8 @@ pub use attach::{attach, attach_inherited};
 pub use bind::bind;
 pub use connect::connect;
 pub use data::{receive, send, send_message, send_space};
+#[cfg(feature = "tokio")]
+pub use embedded::{EmbeddedWait, epoll_wait_embedded, join_embedded, leave_embedded};
 pub use flags::{fcntl, ioctl};
 pub use fork::{
     after_fork_in_child, after_fork_in_parent, after_fork_to_namespace, before_chroot,

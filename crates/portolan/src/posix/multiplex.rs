@@ -239,6 +239,10 @@ fn control(
                 core.look_at_locals(clock::now());
             }
             epoll.set((fd, &socket), event, |socket| core.readiness(socket));
+            if socket.phase() == SocketPhase::HeldElsewhere {
+                // They have to obtain it.
+                epoll.wake_sleepers();
+            }
             Ok(())
         }
         _ => Err(Errno::INVAL.into()),

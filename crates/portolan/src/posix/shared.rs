@@ -42,12 +42,20 @@ const NOTABLE_PART: usize = 4;
 pub struct Moved {
     /// Read by the program where the kernel put them.
     pub received_in_place: u64,
+    /// Received, but copied.
     pub received_copied: u64,
     /// Passed to the device from where the program wrote them.
     pub sent_in_place: u64,
+    /// Sent, but copied: less than 64 KiB at a time, or within the host.
     pub sent_copied: u64,
 }
 
+/// Returns what this process has moved so far. Neither the socket calls nor datagrams that are sent are counted.
+///
+/// ```no_run
+/// let moved = portolan::net::buf::moved();
+/// println!("{} bytes were not copied", moved.received_in_place + moved.sent_in_place);
+/// ```
 pub fn moved() -> Moved {
     let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
     Moved {

@@ -55,14 +55,14 @@ impl Core {
         } else {
             0
         };
+        let has_reports = socket.is_stamping() && socket.stamps().has_some();
+        let reports = if has_reports { ERR } else { 0 };
         if let Some(stream) = self.stream_to_send(slot) {
-            let has_stamps = socket.is_stamping() && socket.stamps().has_some();
-            let stamps = if has_stamps { ERR } else { 0 };
-            return stream_readiness(stream) | stamps | retained;
+            return stream_readiness(stream) | reports | retained;
         }
         let has_room = self.stack.has_room(slot, &mut self.channel);
         match self.stack.udp(slot) {
-            Some(session) => udp_readiness(session, has_room) | shut_readiness(socket),
+            Some(session) => udp_readiness(session, has_room) | reports | shut_readiness(socket),
             None => HUP | ERR,
         }
     }

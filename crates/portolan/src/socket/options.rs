@@ -396,6 +396,11 @@ impl Options {
             .map_or(0, i32::cast_unsigned)
     }
 
+    /// Are calls with `MSG_ZEROCOPY` to be reported as completed (`SO_ZEROCOPY`)?
+    pub(crate) fn reports_completions(&self) -> bool {
+        self.flag(SOL_SOCKET, libc::SO_ZEROCOPY)
+    }
+
     /// `UDP_SEGMENT`; 0 if unset.
     pub(crate) fn segment(&self) -> u16 {
         self.int(libc::SOL_UDP, libc::UDP_SEGMENT)

@@ -1,6 +1,6 @@
-//! Time stamps of sent stream data (`SO_TIMESTAMPING`, Linux's networking/timestamping.rst): when
-//! the last byte of a call left for the device, and when the peer acknowledged it. A session that
-//! leaves the process loses its marks.
+//! What the error queue reports of sent data: time stamps of a stream (`SO_TIMESTAMPING`, Linux's
+//! networking/timestamping.rst), when the last byte of a call left for the device and when the peer acknowledged it, and
+//! completions of `MSG_ZEROCOPY` (networking/msg_zerocopy.rst). A session that leaves the process loses its marks.
 
 use std::collections::VecDeque;
 
@@ -26,6 +26,16 @@ struct Mark {
 
 /// One entry of the error queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum SentEvent {
+    Stamp(Stamp),
+    /// The memory of these calls, counted from 0, is the program's again.
+    Completed {
+        first: u32,
+        last: u32,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     pub(crate) kind: u32,
     /// Of the byte, from where the program started to count (`SOF_TIMESTAMPING_OPT_ID`).
@@ -38,7 +48,9 @@ pub(crate) struct Stamps {
     /// Sequence number of byte 0.
     base: SeqNum,
     marks: VecDeque<Mark>,
-    queue: VecDeque<Stamp>,
+    queue: VecDeque<SentEvent>,
+    /// Calls with `MSG_ZEROCOPY` so far.
+    completed: u32,
 }
 
 impl Stamps {
@@ -80,11 +92,11 @@ impl Stamps {
                 }
                 mark.wanted &= !flag;
                 if self.queue.len() < MOST {
-                    self.queue.push_back(Stamp {
+                    self.queue.push_back(SentEvent::Stamp(Stamp {
                         kind,
                         number: mark.number,
                         at: now,
-                    });
+                    }));
                 }
             }
         }
@@ -100,7 +112,21 @@ impl Stamps {
         !self.queue.is_empty()
     }
 
-    pub(crate) fn take(&mut self) -> Option<Stamp> {
+    /// Reports a call with `MSG_ZEROCOPY` as completed. As on Linux, it joins those before it that are at the queue's end, so
+    /// that there are at most as many such entries as stamps.
+    pub(crate) fn complete(&mut self) {
+        let number = self.completed;
+        self.completed = number.wrapping_add(1);
+        match self.queue.back_mut() {
+            Some(SentEvent::Completed { last, .. }) => *last = number,
+            _ => self.queue.push_back(SentEvent::Completed {
+                first: number,
+                last: number,
+            }),
+        }
+    }
+
+    pub(crate) fn take(&mut self) -> Option<SentEvent> {
         self.queue.pop_front()
     }
 }
@@ -116,7 +142,10 @@ mod tests {
 
     fn told(stamps: &mut Stamps) -> Vec<(u32, u32)> {
         std::iter::from_fn(|| stamps.take())
-            .map(|stamp| (stamp.kind, stamp.number))
+            .map(|event| match event {
+                SentEvent::Stamp(stamp) => (stamp.kind, stamp.number),
+                SentEvent::Completed { first, last } => (first, last),
+            })
             .collect()
     }
 
@@ -154,5 +183,20 @@ mod tests {
         }
         stamps.pass(Instant::ZERO, &edges(0, 1 << 20, 1 << 20));
         assert_eq!(told(&mut stamps).len(), MOST);
+    }
+
+    #[test]
+    fn completions_are_joined_until_they_are_read_or_a_stamp_comes_between() {
+        let mut stamps = Stamps::default();
+        for _ in 0..3 {
+            stamps.complete();
+        }
+        assert_eq!(told(&mut stamps), [(0, 2)]);
+        stamps.complete();
+        stamps.mark(&edges(0, 0, 10), TX_SOFTWARE);
+        stamps.pass(Instant::ZERO, &edges(10, 10, 10));
+        stamps.complete();
+        stamps.complete();
+        assert_eq!(told(&mut stamps), [(3, 3), (0, 0), (4, 5)]);
     }
 }

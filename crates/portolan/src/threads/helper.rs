@@ -4,7 +4,8 @@
 //! to the channel, and helps out if frames or timers wait; frames that a computing program leaves unread for
 //! a while wake it earlier (`bpf/attention.h`). *On duty*: no thread has attended since the last tick, so it
 //! sleeps on the channel like any leader. *Resting*: an application thread sleeps as leader and does all the
-//! work, until that thread returns to the program.
+//! work, until that thread returns to the program. It does not rest while the leader sleeps in an event loop of the
+//! program (`embedded`), which may compute instead.
 
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::Ordering;
@@ -21,6 +22,7 @@ use crate::migration::yield_session;
 use crate::process::control::Control;
 use crate::process::inside;
 use crate::process::{CoreGuard, Process};
+use crate::runtime::Core;
 use crate::socket::Socket;
 use crate::threads::sleep::{WatchSet, earliest};
 use crate::threads::successor;
@@ -64,6 +66,12 @@ pub(crate) fn run(process: &'static Process, mut unattended: RingEvents) {
         let mut core = process.lock();
         let since = Since::of(seen, core.attended);
         match core.watch.after_tick(since) {
+            HelperStep::Rest if core.is_leader_late() => {
+                core.stop_leading(clock::now());
+                seen = process.stand_in(core, &mut schedule);
+            }
+            // That leader has to be watched.
+            HelperStep::Rest if core.leader_computes => {}
             HelperStep::Rest => process.rest(core),
             HelperStep::StandIn => {
                 process.publish(&mut core);
@@ -248,6 +256,20 @@ impl Process {
         self.pause(watched.into_iter().collect(), Some(clock::now() + REST));
         self.look_for_server();
         self.helper.is_resting.store(false, Ordering::Release);
+    }
+}
+
+impl Core {
+    /// Has a leader that may compute left something to do? It had the time since the last tick.
+    fn is_leader_late(&self) -> bool {
+        if !self.leader_computes {
+            return false;
+        }
+        let mut fds: Vec<_> = self.locals.pollfds().collect();
+        self.channel_fds(&mut fds);
+        let is_due = |timer: Instant| timer <= clock::now();
+        self.deadline().is_some_and(is_due)
+            || wait::ppoll(&mut fds, Some(Instant::ZERO), None).is_ok_and(|ready| ready > 0)
     }
 }
 

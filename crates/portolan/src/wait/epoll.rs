@@ -173,9 +173,17 @@ impl<M> Epoll<M> {
             interest.is_candidate = true;
             state.candidates.push_back(fd);
         }
+        let is_candidate = interest.is_candidate;
         state.interests.insert(fd, interest);
-        state.wake();
-        self.notify(&state);
+        if is_candidate {
+            state.wake();
+            self.notify(&state);
+        }
+    }
+
+    /// Has sleeping threads look at the members again. The caller holds `Core`.
+    pub(crate) fn wake_sleepers(&self) {
+        self.state().wake();
     }
 
     /// Returns the registration of a member.

@@ -63,7 +63,7 @@ fn sent_times(side: &mut Side) {
         side.report(&format!("time of sending: {name}: set"), told(set));
         let ready = call::events_now(socket).map(events);
         side.report(&format!("time of sending: {name}: ready"), told(ready));
-        let mut stamps: Vec<String> = (0..8).map_while(|_| sent_time(socket)).collect();
+        let mut stamps: Vec<String> = (0..8).map_while(|_| report_of_sent(socket)).collect();
         stamps.sort();
         // Linux stamps retransmissions again, which a busy machine may cause.
         stamps.dedup();
@@ -73,7 +73,7 @@ fn sent_times(side: &mut Side) {
 }
 
 /// Waits for the last acknowledgement, which may be delayed.
-fn until_acknowledged(socket: Fd) {
+pub(super) fn until_acknowledged(socket: Fd) {
     let start = Instant::now();
     while call::ioctl_int(socket, libc::TIOCOUTQ) != Ok(0) {
         assert!(start.elapsed() < Duration::from_secs(10), "unacknowledged");
@@ -82,7 +82,7 @@ fn until_acknowledged(socket: Fd) {
 }
 
 /// Returns one entry of the error queue.
-fn sent_time(socket: Fd) -> Option<String> {
+pub(super) fn report_of_sent(socket: Fd) -> Option<String> {
     let mut room = [0; 256];
     let message = call::receive_message(socket, &mut [&mut room], libc::MSG_ERRQUEUE).ok()?;
     let entries = message.control.iter().zip(&message.contents);

@@ -111,7 +111,7 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         libc::SO_RCVLOWAT => Shape::Int { default: 1 },
         libc::SO_SNDLOWAT => Shape::ReadOnly { default: 1 },
         libc::SO_PRIORITY | libc::SO_MARK | libc::SO_BUSY_POLL => Shape::Int { default: 0 },
-        libc::SO_TIMESTAMPING => Shape::Int { default: 0 },
+        libc::SO_TIMESTAMPING | libc::SO_ZEROCOPY => Shape::Int { default: 0 },
         libc::SO_PEEK_OFF | SO_CONCURRENT_SERVER | SO_DELEGATE | SO_DELIVERY | SO_DIRECT => {
             Shape::Int { default: -1 }
         }
@@ -125,8 +125,6 @@ fn socket_shape(protocol: Protocol, name: i32) -> Option<Shape> {
         | libc::SO_OOBINLINE
         | libc::SO_TIMESTAMP
         | libc::SO_TIMESTAMPNS => Shape::Flag { default: 0 },
-        // Completions would never be reported.
-        libc::SO_ZEROCOPY => Shape::ReadOnly { default: 0 },
         // Bound to no device: a socket that is bound to one is the kernel's.
         libc::SO_BINDTODEVICE => Shape::Nothing,
         // Packets do not arrive by a device queue that the socket could name.
@@ -233,6 +231,7 @@ pub(super) fn check_range(
         (IPPROTO_TCP, TCP_USER_TIMEOUT) => 0..=i32::MAX,
         (libc::SOL_UDP, libc::UDP_SEGMENT) => 0..=i32::from(u16::MAX),
         (SOL_SOCKET, libc::SO_TIMESTAMPING) => 0..=timestamping::MASK,
+        (SOL_SOCKET, libc::SO_ZEROCOPY) => 0..=1,
         // A stream is never sent to a group.
         (IPPROTO_IP, libc::IP_MULTICAST_TTL) if protocol == Protocol::Tcp => {
             return Err(Errno::INVAL);
