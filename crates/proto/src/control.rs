@@ -673,6 +673,8 @@ pub enum KernelReason {
     NotUnicast,
     /// Portolan does not support the family, type or option.
     Unsupported,
+    /// The host has a policy of its own, which the kernel applies.
+    Policy,
 }
 
 impl KernelReason {
@@ -683,6 +685,7 @@ impl KernelReason {
             KernelReason::NoRoute => "no-route",
             KernelReason::NotUnicast => "not-unicast",
             KernelReason::Unsupported => "unsupported",
+            KernelReason::Policy => "policy",
         }
     }
 }

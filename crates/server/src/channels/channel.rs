@@ -36,6 +36,8 @@ pub struct Channel {
     /// Local sessions whose peers have ended, until it fetches the list.
     pub ended: BTreeSet<SessionId>,
     pub tx_queues: TxQueueSet,
+    /// Whether programs of its control group decide on its sockets; `None` until the first one.
+    pub has_cgroup_policy: Option<bool>,
 }
 
 /// What the server shares with a process.
@@ -57,6 +59,7 @@ impl Channel {
             recalled: Vec::new(),
             ended: BTreeSet::new(),
             tx_queues: TxQueueSet::default(),
+            has_cgroup_policy: None,
         }
     }
 }
