@@ -20,6 +20,7 @@
 #include "opening.h"
 #include "search.h"
 #include "parse.h"
+#include "policy.h"
 #include "settings.h"
 
 /* Whether the kernel may have merged packets before this hook. */
@@ -123,6 +124,8 @@ static __always_inline int filter(struct xdp_md *packet, const enum hook hook)
 	if (!row || (flags && key.protocol == IPPROTO_TCP && opening_of(packet) != OPENS &&
 		     is_of_kernel_connection(packet, &key)))
 		return leave(driver_left_unclaimed);
+	if (flags && is_for_policy(row, OPENS))
+		return leave(driver_left_policy);
 	if (hook == HOOK_GENERIC && key.protocol == IPPROTO_UDP)
 		return leave(driver_left_datagram);
 	return deliver_or_leave(packet, row, key.protocol, flags);

@@ -22,6 +22,7 @@
 #include "martian.h"
 #include "opening.h"
 #include "parse.h"
+#include "policy.h"
 #include "raw.h"
 #include "search.h"
 #include "settings.h"
@@ -101,6 +102,36 @@ __noinline int filter_protocol(struct __sk_buff *skb, const struct filter_key *k
 	return deliver_raw(skb, row, interface);
 }
 
+/* A packet from a network that only a binding claims. */
+enum claim {
+	/* A datagram, or a segment that opens a connection. */
+	CLAIM_OPENS,
+	CLAIM_CONTINUES,
+	/* For the kernel's stack. */
+	CLAIM_KERNELS,
+};
+
+/* Counts the reason if it is the kernel's. Global as above. */
+__noinline int judge_claim(struct __sk_buff *skb, const struct filter_key *key,
+			   const struct flow_row *row)
+{
+	int opening = OPENS;
+
+	if (!key || !row)
+		return CLAIM_OPENS;
+	if (key->protocol == IPPROTO_TCP)
+		opening = opening_of(skb);
+	if (opening != OPENS && is_of_kernel_connection(skb, key)) {
+		count(receive_pass_connection);
+		return CLAIM_KERNELS;
+	}
+	if (is_for_policy(row, opening)) {
+		count(receive_pass_policy);
+		return CLAIM_KERNELS;
+	}
+	return opening == CONTINUES ? CLAIM_CONTINUES : CLAIM_OPENS;
+}
+
 /*
  * Delivers a frame that arrived on a device if a session claims it; else counts the reason and
  * returns TC_ACT_UNSPEC. Frames that the server held and re-injects are not held again.
@@ -113,8 +144,8 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 	enum parsed parsed = parse_received(skb, &key, &piece);
 	__u16 flags = parsed == PARSED_ICMP_ERROR ? RECORD_ICMP_ERROR : 0;
 	struct flow_row *row;
-	int opening = OPENS;
-	bool is_refused, is_kernels;
+	int claimed = CLAIM_OPENS;
+	bool is_refused;
 	int verdict;
 
 	switch (parsed) {
@@ -124,11 +155,9 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 		/* A flow's row names its peer. */
 		is_refused = row && flags & RECORD_BINDING && parsed == PARSED_FLOW &&
 			     origin == FROM_NETWORK && is_martian(&key);
-		if (row && flags == RECORD_BINDING && origin == FROM_NETWORK &&
-		    key.protocol == IPPROTO_TCP)
-			opening = opening_of(skb);
-		is_kernels = opening != OPENS && is_of_kernel_connection(skb, &key);
-		if (is_refused || is_kernels)
+		if (row && !is_refused && flags == RECORD_BINDING && origin == FROM_NETWORK)
+			claimed = judge_claim(skb, &key, row);
+		if (is_refused || claimed == CLAIM_KERNELS)
 			row = NULL;
 		if (piece.is_fragment && parsed == PARSED_FLOW)
 			remember(skb, &key, &piece, row, flags);
@@ -136,9 +165,7 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 			count(receive_drop_martian);
 			return TC_ACT_SHOT;
 		}
-		if (is_kernels)
-			count(receive_pass_connection);
-		if (row && opening == CONTINUES && !piece.is_fragment &&
+		if (row && claimed == CLAIM_CONTINUES && !piece.is_fragment &&
 		    is_stray_too_many(row, &key, flags)) {
 			count(receive_drop_stray);
 			return TC_ACT_SHOT;

@@ -384,6 +384,7 @@ fn routes(own: u8, peer: u8) -> Routes {
         prefix: 24,
     };
     let state = Metastate {
+        obeys_policy: false,
         interfaces: vec![interface],
         addresses: vec![address],
         routes: vec![route],

@@ -69,6 +69,7 @@ pub struct Filter {
     /// Keeps the timers' map: timers run only while a program has it.
     _attentions: MapHandle,
     budgets: Table<u32, Budget>,
+    policy: Table<u32, u32>,
     pub(crate) map_builder: Arc<MapBuilder>,
     /// What programs install in the packets' path.
     pub extensions: Extensions,
@@ -144,6 +145,7 @@ impl Filter {
             losses: Table::of(objects, "losses")?,
             _attentions: objects.map("attentions")?,
             budgets: Table::of(objects, "budgets")?,
+            policy: Table::of(objects, ".data.policy")?,
             map_builder: Arc::new(MapBuilder::of(objects, limits)?),
             extensions: Extensions::of(objects)?,
             floods: Floods::of(objects)?,
@@ -358,6 +360,11 @@ impl Filter {
             Some(handles) => handles.borrow_mut().give(&FilterKey::new(flow), row, nonce),
             None => Ok(None),
         }
+    }
+
+    /// Sets whether the host has a policy of its own: then packets of no flow go to the kernel's stack.
+    pub fn set_policy(&self, is_there: bool) -> Result<(), TableError> {
+        self.policy.set(&0, &u32::from(is_there))
     }
 
     /// Directs packets to a local endpoint that belong to no flow.

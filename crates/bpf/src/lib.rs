@@ -3,6 +3,7 @@
 //! themselves are in `bpf/`; the layouts in `portolan_proto::filter`.
 #![deny(unsafe_code)]
 
+mod cgroup;
 mod channel;
 mod counters;
 mod driver;
@@ -27,6 +28,7 @@ mod workers;
 #[cfg(test)]
 mod tests;
 
+pub use cgroup::has_deciding_programs;
 pub use channel::ChannelMaps;
 pub use counters::{Counter, counter_names};
 pub use driver::{DriverError, DriverHook};

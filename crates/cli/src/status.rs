@@ -51,6 +51,8 @@ pub struct StatusView {
     pub direct: u32,
     pub uptime_s: u64,
     pub filter: FilterView,
+    /// New sockets are the kernel's, because the host has netfilter or policy rules.
+    pub obeys_policy: bool,
     /// Present faults, one sentence each.
     pub faults: Vec<String>,
 }
@@ -98,6 +100,7 @@ impl From<&StatusReport> for StatusView {
                 nanoseconds: status.filter.nanoseconds,
                 driver_hooks: hooks.collect(),
             },
+            obeys_policy: status.obeys_policy,
             faults: status.faults.clone(),
         }
     }
@@ -105,9 +108,8 @@ impl From<&StatusReport> for StatusView {
 
 fn describe(status: &StatusReport) -> String {
     let faults = status.faults.iter();
-    faults.fold(describe_server(status), |text, fault| {
-        format!("{text}\nfault       {fault}")
-    })
+    let text = describe_server(status) + describe_policy(status);
+    faults.fold(text, |text, fault| format!("{text}\nfault       {fault}"))
 }
 
 fn describe_server(status: &StatusReport) -> String {
@@ -122,6 +124,14 @@ fn describe_server(status: &StatusReport) -> String {
         describe_sessions(status),
         describe_filter(&status.filter),
     )
+}
+
+fn describe_policy(status: &StatusReport) -> &'static str {
+    if status.obeys_policy {
+        "\npolicy      the host has netfilter or policy rules: new sockets are the kernel's"
+    } else {
+        ""
+    }
 }
 
 fn describe_sessions(status: &StatusReport) -> String {
@@ -175,6 +185,7 @@ mod tests {
                 nanoseconds: 0,
                 driver_hooks: Vec::new(),
             },
+            obeys_policy: true,
             faults: vec!["device eth1 is gone".into()],
             times: Default::default(),
         };
@@ -182,6 +193,7 @@ mod tests {
             describe(&status),
             "portoland 0.1.0 (1a2b), protocol 00000007, pid 7, up 1:02:05\ninterfaces  eth0 eth1\nprocesses   2\nsessions    3, 1 with a ring of its own\n\
              filter      hash\n\
+             policy      the host has netfilter or policy rules: new sockets are the kernel's\n\
              fault       device eth1 is gone"
         );
     }

@@ -155,6 +155,9 @@ counters! {
     use_kernel_no_route = "use_kernel_no_route",
     use_kernel_not_unicast = "use_kernel_not_unicast",
     use_kernel_unsupported = "use_kernel_unsupported",
+    use_kernel_policy = "use_kernel_policy",
+    /// Times that the host's first netfilter or policy rule appeared, or its last one disappeared.
+    policy_changes = "host_policy_changes",
 }
 
 impl Counters {
@@ -165,6 +168,7 @@ impl Counters {
             KernelReason::NoRoute => &mut self.use_kernel_no_route,
             KernelReason::NotUnicast => &mut self.use_kernel_not_unicast,
             KernelReason::Unsupported => &mut self.use_kernel_unsupported,
+            KernelReason::Policy => &mut self.use_kernel_policy,
         } += 1;
     }
 

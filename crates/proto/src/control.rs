@@ -685,6 +685,8 @@ pub enum KernelReason {
     NotUnicast,
     /// Portolan does not support the family, type or option.
     Unsupported,
+    /// The host has a policy of its own, which the kernel applies.
+    Policy,
 }
 
 impl KernelReason {
@@ -695,6 +697,7 @@ impl KernelReason {
             KernelReason::NoRoute => "no-route",
             KernelReason::NotUnicast => "not-unicast",
             KernelReason::Unsupported => "unsupported",
+            KernelReason::Policy => "policy",
         }
     }
 }

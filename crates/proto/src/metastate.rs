@@ -24,6 +24,8 @@ pub struct Metastate {
     /// Longest prefix first, then lowest metric.
     pub routes: Vec<Route>,
     pub neighbours: Vec<Neighbour>,
+    /// The host has a policy of its own (netfilter, policy rules), which the kernel applies to what its sockets send.
+    pub obeys_policy: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -346,6 +346,8 @@ pub struct StatusReport {
     pub direct: u32,
     pub uptime_s: u64,
     pub filter: FilterReport,
+    /// New sockets are the kernel's, because the host has a policy of its own.
+    pub obeys_policy: bool,
     /// Current faults, one sentence each.
     pub faults: Vec<String>,
     pub times: Box<TimesReport>,

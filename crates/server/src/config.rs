@@ -18,6 +18,7 @@ mod demux;
 mod error;
 mod extension;
 mod filter;
+mod host_policy;
 mod limits;
 mod qos;
 mod raw;
@@ -34,6 +35,7 @@ pub use error::ConfigError;
 use error::LONGEST_FILE;
 pub use extension::ExtensionConfig;
 pub use filter::FilterConfig;
+pub use host_policy::HostPolicy;
 pub use limits::{FLOWS, LimitsConfig};
 pub use qos::{LinkConfig, Policy, QosConfig, Whom};
 pub use raw::RawRule;
@@ -66,6 +68,7 @@ pub struct Config {
     pub congestion: String,
     /// Explicit congestion notification: `off`, `accept` or `request`; if none, `tcp_ecn` applies.
     pub ecn: Option<String>,
+    pub host_policy: HostPolicy,
     pub buffers: Buffers,
     pub limits: LimitsConfig,
     pub filter: FilterConfig,
@@ -119,6 +122,7 @@ impl Default for Config {
             spin_us: None,
             congestion: CongestionKind::default().name().to_owned(),
             ecn: None,
+            host_policy: HostPolicy::default(),
             buffers: Buffers::default(),
             limits: LimitsConfig::default(),
             filter: FilterConfig::default(),

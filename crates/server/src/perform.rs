@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use portolan_control::{Effect, Effects, Holder, Input, Requester, Timer};
 use portolan_proto::control::ReplyBody;
-use portolan_sys::{probes, socket_filter};
+use portolan_sys::probes;
 use portolan_types::{ChannelId, SessionId, Slot};
-use tracing::warn;
 
 use crate::server::Server;
 
@@ -94,15 +93,6 @@ impl Server {
             channel.recalled.push(id);
             channel.recall_event.wake();
             probes::recalled(id.0, number.0.into());
-        }
-    }
-
-    /// By now the filter has seen everything that reaches the kernel's stack since the port's row was written.
-    fn open_port_at_kernel(&mut self, id: SessionId) {
-        if let Some(port) = self.handles.port(id)
-            && let Err(errno) = socket_filter::lift(&port.socket)
-        {
-            warn!(%errno, session = id.0, "the kernel takes no connections by managed devices");
         }
     }
 

@@ -14,6 +14,7 @@ pub mod tx_queues;
 use crate::config::{Config, Policy};
 
 pub use policy::PolicyError;
+pub use scope::cgroup_of;
 
 /// All guarantees of this server.
 #[derive(Debug)]

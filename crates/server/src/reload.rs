@@ -81,7 +81,11 @@ impl Server {
             self.slices = Slices::new(limits.slice());
             self.shares = Shares::new(limits.time_share);
         }
+        let is_other_policy = self.config.host_policy != next.host_policy;
         self.config = next;
+        if is_other_policy {
+            self.publish();
+        }
         Reloaded::Changed(changes.iter().map(|change| change.key.to_owned()).collect())
     }
 }

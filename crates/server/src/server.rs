@@ -64,6 +64,7 @@ use crate::wake_directory::WakeDirectory;
 use crate::watch::hooks::HookWatch;
 use crate::watch::metastate::{RESOLVING, Resolving};
 use crate::watch::network::{Network, NetworkError};
+use crate::watch::policy::PolicyWatch;
 use crate::watch::sysctls::Sysctls;
 use crate::wire::TapWire;
 
@@ -86,6 +87,7 @@ pub enum Source {
     Signals,
     Network,
     Hooks,
+    Policy,
     Ring,
     Wire,
     Inject,
@@ -117,6 +119,8 @@ pub enum StartError {
     WakeDirectory(std::io::Error),
     #[error("cannot watch over the packet filter: {0}")]
     HookWatch(std::io::Error),
+    #[error("cannot watch the host's policy: {0}")]
+    PolicyWatch(std::io::Error),
     #[error("cannot attach the packet filter: {0}")]
     Attach(#[from] AttachError),
     #[error(transparent)]
@@ -235,6 +239,9 @@ pub struct Server {
     pub(crate) generation: u32,
     pub(crate) managed: BTreeSet<u32>,
     pub(crate) hooks: HookWatch,
+    pub(crate) policy: PolicyWatch,
+    /// Whether the host has a policy of its own that new flows must obey, as the filter and the libraries know.
+    pub(crate) obeys_policy: bool,
     /// Neighbours being resolved, and since when.
     pub(crate) resolving: HashMap<NextHop, Resolving>,
     /// Neighbours that have not answered, until the sessions that wait for them are told.
@@ -301,6 +308,7 @@ impl Server {
         let doorbell = Doorbell::map(&ends.doorbell)?;
         let network = Network::follow()?;
         let hooks = HookWatch::start().map_err(StartError::HookWatch)?;
+        let policy = PolicyWatch::start().map_err(StartError::PolicyWatch)?;
         let reserved = Some(reserve_ports(first..=last, instance)?);
         let listener = ControlSocket::bind(instance.socket())?;
         set_permissions(&config, instance.socket())?;
@@ -310,6 +318,7 @@ impl Server {
         poll.add(&signals, Source::Signals, EventFlags::IN)?;
         poll.add(&*network.news, Source::Network, EventFlags::IN)?;
         poll.add(&*hooks.news, Source::Hooks, EventFlags::IN)?;
+        poll.add(&*policy.news, Source::Policy, EventFlags::IN)?;
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
         let channel_pool = ChannelPool::new(filter.map_builder(), config.ring_size, now)?;
         poll.add(&*channel_pool.notifier, Source::ChannelPool, EventFlags::IN)?;
@@ -387,6 +396,8 @@ impl Server {
             generation: 0,
             managed,
             hooks,
+            policy,
+            obeys_policy: false,
             resolving: HashMap::new(),
             unanswered: Vec::new(),
             lists: Budget::new(LISTS),
@@ -495,6 +506,7 @@ impl Server {
             Source::Signals => self.on_signal(),
             Source::Network => self.on_network_change(),
             Source::Hooks => self.on_lost_hooks(),
+            Source::Policy => self.on_policy_news(),
             Source::Ring => self.drain(),
             Source::Wire => self.wire.flush(),
             Source::Inject => self.inject.flush(),

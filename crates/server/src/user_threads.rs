@@ -22,6 +22,8 @@ pub enum WaitsFor {
     Socket,
     /// rtnl, which the kernel takes for group memberships and devices.
     Network,
+    /// The lock of control groups.
+    ControlGroups,
 }
 
 /// `None`: the server itself.

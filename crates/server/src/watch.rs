@@ -4,4 +4,5 @@ pub mod faults;
 pub mod hooks;
 pub mod metastate;
 pub mod network;
+pub mod policy;
 pub mod sysctls;

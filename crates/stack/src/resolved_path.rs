@@ -53,7 +53,8 @@ pub(crate) struct ResolvedPath {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RouteError {
     NoRoute,
-    /// The destination is local, not unicast, refused by a route, or reached through an unmanaged device.
+    /// The destination is local, not unicast, refused by a route, or reached through an unmanaged device, or the host has
+    /// a policy of its own.
     NotOurs,
 }
 
@@ -75,8 +76,10 @@ impl ResolvedPath {
         if !path.managed || path.kind != RouteKind::Unicast || !is_unicast(ends.destination) {
             return Err(RouteError::NotOurs);
         }
-        // A UDP session bound to a group or to a broadcast address sends from another one.
-        if ends.protocol == Protocol::Udp && !routes.is_local(ends.source) {
+        // A UDP session bound to a group or to a broadcast address sends from another one. A datagram may be the first
+        // of its flow.
+        if ends.protocol == Protocol::Udp && (routes.obey_policy() || !routes.is_local(ends.source))
+        {
             return Err(RouteError::NotOurs);
         }
         let station = routes.neighbour(path.interface, path.next_hop);
@@ -93,6 +96,7 @@ impl ResolvedPath {
     ) -> Result<ResolvedPath, RouteError> {
         let path = routes
             .path_on(interface, ends.destination)
+            .filter(|_| !routes.obey_policy())
             .ok_or(RouteError::NotOurs)?;
         let (true, Some(group)) = (path.managed, MacAddr::of_group(ends.destination)) else {
             return Err(RouteError::NotOurs);

@@ -182,6 +182,11 @@ impl Routes {
         of.map(|address| address.interface).or_else(routed)
     }
 
+    /// Whether the host has a policy of its own, which only the kernel applies.
+    pub fn obey_policy(&self) -> bool {
+        self.state.obeys_policy
+    }
+
     /// Whether a device with that index exists, up or down.
     pub fn has_interface(&self, index: u32) -> bool {
         let mut interfaces = self.state.interfaces.iter();
@@ -342,6 +347,7 @@ mod tests {
         Routes::new(
             4,
             Metastate {
+                obeys_policy: false,
                 interfaces: vec![interface(2, true), interface(3, false)],
                 addresses: vec![
                     Address {

@@ -17,6 +17,7 @@ mod mapping;
 pub mod memory;
 pub mod namespace;
 pub mod namespace_lock;
+pub mod netfilter;
 pub mod netlink;
 pub mod owner;
 pub mod pi;

@@ -1,7 +1,8 @@
 //! The server's view of the host's network: links, addresses, routes (main and local table) and
 //! neighbours, kept up to date by rtnetlink. Events only tell which table to read again: the kernel does
 //! not announce all consequences of a change (a link that goes down silently loses its IPv4 routes), and
-//! a table that is read as a whole cannot drift. Policy rules and further tables are not mirrored.
+//! a table that is read as a whole cannot drift. Of policy rules only their existence is noted; further tables are not
+//! mirrored.
 
 mod parse;
 mod socket;
@@ -17,6 +18,7 @@ use portolan_types::Instant;
 use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
+use parse::Rule;
 use socket::{Events, Requests};
 
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +90,7 @@ struct Stale {
     addresses: bool,
     routes: bool,
     neighbours: bool,
+    rules: bool,
 }
 
 /// Delay after a table that changed while it was read.
@@ -108,6 +111,7 @@ impl Stale {
         addresses: true,
         routes: true,
         neighbours: true,
+        rules: true,
     };
 
     fn note(&mut self, message: &RouteNetlinkMessage) {
@@ -126,6 +130,7 @@ impl Stale {
             RouteNetlinkMessage::NewNeighbour(_) | RouteNetlinkMessage::DelNeighbour(_) => {
                 self.neighbours = true;
             }
+            RouteNetlinkMessage::NewRule(_) | RouteNetlinkMessage::DelRule(_) => self.rules = true,
             _ => {}
         }
     }
@@ -138,6 +143,7 @@ pub struct Tables {
     addresses: Vec<Address>,
     routes: Vec<Route>,
     neighbours: Vec<Neighbour>,
+    rules: Vec<Rule>,
 }
 
 impl Tables {
@@ -152,7 +158,15 @@ impl Tables {
             addresses: self.addresses.clone(),
             routes: self.routes.clone(),
             neighbours: self.neighbours.clone(),
+            ..Metastate::default()
         }
+    }
+
+    /// Whether the namespace has policy rules (`ip rule`) other than those it begins with.
+    pub fn has_policy_rules(&self) -> bool {
+        let of = |is_v6: bool| self.rules.iter().filter(move |rule| rule.is_v6 == is_v6);
+        let are_usual = |is_v6, usual: &[Rule]| of(is_v6).count() == 0 || of(is_v6).eq(usual);
+        !are_usual(false, &Rule::USUAL) || !are_usual(true, &Rule::USUAL_V6)
     }
 
     /// The indices of all devices.
@@ -264,6 +278,15 @@ impl Monitor {
             let neighbours = self.table("neighbour", parse::all_neighbours(), parse::neighbour)?;
             self.stale.neighbours = false;
             self.changed |= replace(&mut self.tables.neighbours, neighbours);
+        }
+        if self.stale.rules {
+            let rules = match self.table("rule", parse::all_rules(), parse::rule) {
+                // A kernel with a single table.
+                Err(MonitorError::Read { errno, .. }) if errno == Errno::OPNOTSUPP => Vec::new(),
+                rules => rules?,
+            };
+            self.stale.rules = false;
+            self.changed |= replace(&mut self.tables.rules, rules);
         }
         Ok(())
     }

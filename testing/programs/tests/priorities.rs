@@ -4,7 +4,8 @@ use std::process::Command;
 
 use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::run;
-use portolan_programs::{PYTHON, bed, client, file, serve};
+use portolan_netns::Bed as Wire;
+use portolan_programs::{PYTHON, client, file, serve};
 
 const PORT: u16 = 7_083;
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/priorities.py");
@@ -60,7 +61,10 @@ fn drop_priority_five(bed: &Bed) {
 
 #[test]
 fn filters_and_routes_of_the_users_see_what_a_program_chooses() {
-    let bed = bed();
+    // The rule that shows marks must not make all sockets the kernel's.
+    let mut bed = Bed::bare(Wire::veth()).expect("a bed");
+    bed.set_settings("host_policy = \"ignore\"\n");
+    bed.start_daemon(Side::Client).expect("a server");
     let endpoint = bed.endpoint(PORT);
     let (address, port) = (endpoint.ip().to_string(), PORT.to_string());
     let _echo = serve(

@@ -317,6 +317,26 @@ fn a_packet_without_a_flow_goes_to_the_binding_of_its_port() {
     }
 }
 
+/// The kernel's sockets on the port receive what the policy admits. A delegated listener's handshakes have no flows.
+#[test]
+fn where_the_host_has_a_policy_only_flows_are_not_left_to_the_kernel() {
+    for flow in all_flows() {
+        let bed = Bed::new();
+        let key = BindingKey::new(flow.protocol, flow.local);
+        bed.filter.bind(&key, row(CHANNEL)).unwrap();
+        bed.filter.set_policy(true).unwrap();
+        let frame = Frame::received(&flow).build();
+        let left = outcome(UNSPEC, &["pass_policy"]);
+        assert_eq!(filter(&bed, &frame), left, "{flow}");
+        bed.filter.steer(&flow, row(CHANNEL)).unwrap();
+        let delivered = outcome(SHOT, &["delivered"]);
+        assert_eq!(filter(&bed, &frame), delivered, "{flow}");
+        bed.filter.unsteer(&flow).unwrap();
+        bed.filter.set_policy(false).unwrap();
+        assert_eq!(filter(&bed, &frame), delivered, "{flow}");
+    }
+}
+
 #[test]
 fn a_flow_goes_before_a_binding_and_an_address_before_any() {
     let [flow, _] = flows(Protocol::Udp);

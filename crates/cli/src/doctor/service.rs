@@ -104,6 +104,7 @@ pub(super) fn checks(server: &ServerAddress, status: &Result<StatusReport, Silen
         let (what, advice) = fault.split_once(": ").unwrap_or((fault, ""));
         Check::fail("server's work", what, advice)
     }));
+    checks.extend(status.as_ref().ok().and_then(host_policy));
     checks.push(preload());
     checks
 }
@@ -130,6 +131,17 @@ fn running(server: &ServerAddress, status: &Result<StatusReport, Silence>) -> Ch
         ),
         Err(silence) => silence.check(&path),
     }
+}
+
+fn host_policy(status: &StatusReport) -> Option<Check> {
+    let check = || {
+        Check::warn(
+            "host's policy",
+            "netfilter or policy rules: new sockets are the kernel's",
+            "remove them (nft list ruleset, ip rule), or set host_policy = \"ignore\"",
+        )
+    };
+    status.obeys_policy.then(check)
 }
 
 /// Each session takes one or two descriptors; the server raises its limit at its start, if it may.

@@ -36,6 +36,7 @@ fn routes() -> Routes {
         kind,
     };
     let state = Metastate {
+        obeys_policy: false,
         interfaces: vec![interface(1, false), interface(2, true), interface(3, false)],
         addresses: vec![
             address(1, "127.0.0.1"),

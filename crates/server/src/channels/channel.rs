@@ -38,6 +38,8 @@ pub struct Channel {
     pub ended: BTreeSet<SessionId>,
     pub tx_queues: TxQueueSet,
     pub captures: ProcessCaptures,
+    /// Whether programs of its control group decide on its sockets; `None` until the first one.
+    pub has_cgroup_policy: Option<bool>,
 }
 
 /// What the server shares with a process.
@@ -60,6 +62,7 @@ impl Channel {
             ended: BTreeSet::new(),
             tx_queues: TxQueueSet::default(),
             captures: ProcessCaptures::default(),
+            has_cgroup_policy: None,
         }
     }
 }

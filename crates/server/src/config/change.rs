@@ -52,6 +52,7 @@ impl Config {
             ("spin_us", a.spin_us != b.spin_us, None),
             ("congestion", a.congestion != b.congestion, None),
             ("ecn", a.ecn != b.ecn, None),
+            ("host_policy", a.host_policy != b.host_policy, None),
             ("buffers", a.buffers != b.buffers, None),
             (
                 "limits.processes, bindings or shared_ports",

@@ -9,7 +9,7 @@ use portolan_control::sharing::{UdpEndpoint, any_of};
 use portolan_control::{
     ClaimId, Command, Effects, Errno, Fallback, Holder, Input, Life, Opening, PortClaim, Way,
 };
-use portolan_proto::control::{DescriptorEvent, ReplyBody, Reuse, SessionRef};
+use portolan_proto::control::{DescriptorEvent, KernelReason, ReplyBody, Reuse, SessionRef};
 use portolan_stack::passive::{tune_config, tune_connection};
 use portolan_stack::{Path, TcpSession};
 use portolan_tcp::Connection;
@@ -43,6 +43,9 @@ impl Server {
         }
         if let SessionRef::Known(id) = session {
             self.control.registry.admit(channel, Command::Bind, id)?;
+        }
+        if session == SessionRef::New && self.is_subject_to_policy(channel) {
+            return self.fallback(None, KernelReason::Policy.into());
         }
         self.check_port(channel, self.claim_of(channel, request)?)?;
         let number = match session {
@@ -327,6 +330,9 @@ impl Server {
             Some(_) => None,
             None => Some(self.take_new_descriptor(fds)?),
         };
+        if self.is_subject_to_policy(channel) {
+            return self.fallback(known, KernelReason::Policy.into());
+        }
         let to = (target.protocol, target.remote);
         let hash = |flow: &FlowKey, id| self.hash((flow, id));
         let way = self.control.way_to(&self.routes, to, known, hash);
@@ -511,6 +517,14 @@ impl Server {
         self.input(Input::OpenFailed(id));
     }
 
+    /// Whether any process may bind the session's port.
+    fn may_bind_itself(&mut self, id: SessionId) -> bool {
+        self.sysctls.refresh(self.now);
+        let first = self.sysctls.values().first_unprivileged_port;
+        let session = self.control.registry.session(id);
+        session.is_some_and(|session| u32::from(session.local.port()) >= first)
+    }
+
     /// Answers a call that falls back to the kernel. A bound session gives its port to the kernel's socket.
     fn fallback(&mut self, known: Option<SessionId>, fallback: Fallback) -> Result<Answer, Errno> {
         let reason = match fallback {
@@ -521,6 +535,11 @@ impl Server {
         let Some(id) = self.control.fall_back(reason, known) else {
             return Ok(use_kernel.into());
         };
+        if reason == KernelReason::Policy && self.may_bind_itself(id) {
+            // Rules may match the user and the control group of a socket, which are those of its creator.
+            self.forget(id);
+            return Ok(use_kernel.into());
+        }
         let given_up = self.give_up_port(id, use_kernel);
         self.forget(id);
         given_up

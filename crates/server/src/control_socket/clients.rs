@@ -436,7 +436,9 @@ impl Server {
                     reuse,
                     v6_only,
                 };
-                self.bind(channel, session, request, slot, &mut fds)
+                self.knowing_policy(channel, move |server| {
+                    server.bind(channel, session, request, slot, &mut fds)
+                })
             }
             RequestBody::Connect {
                 session,
@@ -453,7 +455,9 @@ impl Server {
                     options,
                     early,
                 };
-                self.connect(channel, session, target, &mut fds)
+                self.knowing_policy(channel, move |server| {
+                    server.connect(channel, session, target, &mut fds)
+                })
             }
             RequestBody::Listen {
                 session,

@@ -4,7 +4,7 @@ mod cgroup;
 mod serve;
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use portolan_control::{Process, SessionEntry};
 use portolan_proto::qos::Scope;
@@ -66,6 +66,11 @@ fn is_plain(path: &str) -> bool {
         && path.len() <= PATH_MAX
         && !path.split('/').any(|part| part == "..")
         && !path.chars().any(char::is_control)
+}
+
+/// Returns the directory of a process's control group of version 2, if that hierarchy is mounted.
+pub fn cgroup_of(pid: u32) -> Option<PathBuf> {
+    cgroup::folder_of(&memberships_of(pid)?)
 }
 
 /// Returns whether the number is a process's: `/proc` has an entry for every thread, although it lists processes only.

@@ -214,6 +214,7 @@ impl Server {
                 nanoseconds: run_time.nanoseconds,
                 driver_hooks: self.report_driver_hooks(),
             },
+            obeys_policy: self.obeys_policy,
             faults: self.faults(),
             times: Box::new(TimesReport {
                 round_trips: round_trip_times(&holders),

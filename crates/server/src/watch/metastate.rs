@@ -50,7 +50,10 @@ impl Server {
 
     /// Publishes the present state of the network.
     pub fn publish(&mut self) {
-        let state = self.network.tables.snapshot(&self.managed);
+        // The filter first: what it passes from now on reaches sockets that hold the ports already.
+        self.apply_host_policy();
+        let mut state = self.network.tables.snapshot(&self.managed);
+        state.obeys_policy = self.obeys_policy;
         if let Err(failure) = self.metastate.publish(&state) {
             error!(%failure, "libraries keep the old metastate");
         }

@@ -57,6 +57,7 @@ fn routes(own: &str, peer: &str) -> Routes {
         kind: RouteKind::Unicast,
     };
     let state = Metastate {
+        obeys_policy: false,
         interfaces: vec![interface],
         addresses: vec![Address {
             interface: 2,

@@ -86,6 +86,7 @@ fn routes(generation: u32, own: SocketAddr, peer: SocketAddr, knows_peer: bool) 
     Routes::new(
         generation,
         Metastate {
+            obeys_policy: false,
             interfaces: vec![interface],
             addresses: vec![Address {
                 interface: 2,

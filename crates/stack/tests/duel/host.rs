@@ -330,6 +330,7 @@ fn routes(own: IpAddr, peer: IpAddr) -> Routes {
     Routes::new(
         2,
         Metastate {
+            obeys_policy: false,
             interfaces: vec![interface],
             addresses: vec![address],
             routes: vec![route],

@@ -13,6 +13,7 @@ use netlink_packet_route::route::{
     RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteMetric, RouteNextHop,
     RouteNextHopFlags, RouteType, RouteVia,
 };
+use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use portolan_proto::metastate::{Address, Interface, Neighbour, Route, RouteKind};
@@ -37,6 +38,76 @@ pub(super) fn all_routes() -> RouteNetlinkMessage {
 
 pub(super) fn all_neighbours() -> RouteNetlinkMessage {
     RouteNetlinkMessage::GetNeighbour(NeighbourMessage::default())
+}
+
+pub(super) fn all_rules() -> RouteNetlinkMessage {
+    RouteNetlinkMessage::GetRule(RuleMessage::default())
+}
+
+/// A policy rule, as far as it can be one of those that a namespace begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Rule {
+    pub(super) is_v6: bool,
+    priority: u32,
+    /// Of a rule without conditions.
+    table: Option<u32>,
+}
+
+impl Rule {
+    pub(super) const USUAL: [Rule; 3] = [
+        Rule::usual(0, LOCAL_TABLE),
+        Rule::usual(32_766, MAIN_TABLE),
+        Rule::usual(32_767, libc::RT_TABLE_DEFAULT as u32),
+    ];
+    pub(super) const USUAL_V6: [Rule; 2] = [
+        Rule {
+            is_v6: true,
+            ..Rule::USUAL[0]
+        },
+        Rule {
+            is_v6: true,
+            ..Rule::USUAL[1]
+        },
+    ];
+
+    const fn usual(priority: u32, table: u32) -> Rule {
+        Rule {
+            is_v6: false,
+            priority,
+            table: Some(table),
+        }
+    }
+}
+
+/// The kernel reports the rules of a family by priority. Those of multicast routing are of families of their own.
+pub(super) fn rule(message: &RouteNetlinkMessage) -> Option<Rule> {
+    let RouteNetlinkMessage::NewRule(rule) = message else {
+        return None;
+    };
+    let is_v6 = match rule.header.family {
+        AddressFamily::Inet => false,
+        AddressFamily::Inet6 => true,
+        _ => return None,
+    };
+    let mut found = Rule {
+        is_v6,
+        priority: 0,
+        table: None,
+    };
+    let mut is_plain = rule.header.action == RuleAction::ToTable
+        && rule.header.tos == 0
+        && !rule.header.flags.contains(RuleFlags::Invert);
+    for attribute in &rule.attributes {
+        match attribute {
+            RuleAttribute::Priority(priority) => found.priority = *priority,
+            RuleAttribute::Table(table) => found.table = Some(*table),
+            // No prefix is too short to be suppressed.
+            RuleAttribute::Protocol(_) | RuleAttribute::SuppressPrefixLen(u32::MAX) => {}
+            _ => is_plain = false,
+        }
+    }
+    found.table = found.table.filter(|_| is_plain);
+    Some(found)
 }
 
 /// Makes the kernel treat the neighbour as if it had a packet for it.

@@ -53,6 +53,11 @@ fn for_each_message(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteN
     }
 }
 
+/// The bit of a group that has no old name.
+fn group(number: libc::c_uint) -> libc::c_int {
+    1 << (number - 1)
+}
+
 /// A subscription to changes; never blocks.
 #[derive(Debug)]
 pub(super) struct Events {
@@ -70,7 +75,9 @@ impl Events {
             | libc::RTMGRP_IPV4_IFADDR
             | libc::RTMGRP_IPV4_ROUTE
             | libc::RTMGRP_IPV6_IFADDR
-            | libc::RTMGRP_IPV6_ROUTE;
+            | libc::RTMGRP_IPV6_ROUTE
+            | group(libc::RTNLGRP_IPV4_RULE)
+            | group(libc::RTNLGRP_IPV6_RULE);
         bind(&fd, &SocketAddrNetlink::new(0, groups as u32)).map_err(MonitorError::Subscribe)?;
         Ok(Events {
             fd,
@@ -229,8 +236,8 @@ mod tests {
             .for_each(|(messages, tail)| {
                 let mut datagram = Vec::new();
                 for (kind, body) in messages.iter().take(8) {
-                    // RTM_NEWLINK is 16, RTM_NEWNEIGH 28.
-                    let kind = 16 + u16::from(kind % 16);
+                    // RTM_NEWLINK is 16, RTM_NEWNEIGH 28, RTM_NEWRULE 32.
+                    let kind = 16 + u16::from(kind % 17);
                     datagram.extend(((HEADER + body.len()) as u32).to_ne_bytes());
                     datagram.extend(kind.to_ne_bytes());
                     datagram.extend([0; 10]);
@@ -244,6 +251,7 @@ mod tests {
                         let _ = parse::address(&entry);
                         let _ = parse::route(&entry).map(|ranked| parse::route_order(&ranked));
                         let _ = parse::neighbour(&entry);
+                        let _ = parse::rule(&entry);
                     }
                 });
             });

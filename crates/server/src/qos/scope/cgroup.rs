@@ -36,6 +36,15 @@ pub(super) fn has(path: &str, pid: u32) -> bool {
     folder(path, &HIERARCHIES).is_some_and(|folder| is_member(&folder, &memberships, &HIERARCHIES))
 }
 
+/// Returns the directory of version 2 among the memberships of a process.
+pub(super) fn folder_of(memberships: &str) -> Option<PathBuf> {
+    let path = memberships
+        .lines()
+        .find_map(|line| line.strip_prefix("0::"))?;
+    let second = HIERARCHIES.iter().find(|h| h.controllers.is_empty())?;
+    second.folder(Path::new(path))
+}
+
 /// Returns the directory that a scope's path names.
 fn folder(path: &str, hierarchies: &[Hierarchy]) -> Option<PathBuf> {
     let named = Path::new(ROOT).join(path.trim_start_matches('/'));
