@@ -222,20 +222,26 @@ impl Receiver {
 
     /// The window to offer now, bytes; moves the edge.
     pub(crate) fn offer(&mut self, clamp: Option<u32>) -> u32 {
-        let offered = self.offered();
-        let wanted = self.wanted(clamp);
-        // RFC 9293 §3.8.6.2.2 [MUST-39]: the edge does not move in small steps.
-        let step = (self.limit / 2).min(self.mss as usize) as u32;
-        let granule = (1u32 << self.scale) - 1;
-        if wanted > offered && wanted - offered >= step {
-            let window = wanted.min(0xffff << self.scale) & !granule;
-            if window > offered {
-                self.edge = self.nxt + window;
-                return window;
-            }
+        if let Some(window) = self.larger_window(clamp) {
+            self.edge = self.nxt + window;
+            return window;
         }
         // Rounding up, even by less than a granule, would offer more than before.
-        offered & !granule
+        self.offered() & !self.granule()
+    }
+
+    /// RFC 9293 §3.8.6.2.2 [MUST-39]: the edge does not move in small steps. What scaling leaves of a step counts.
+    fn larger_window(&self, clamp: Option<u32>) -> Option<u32> {
+        let offered = self.offered();
+        let step = (self.limit / 2).min(self.mss as usize) as u32;
+        let wanted = self.wanted(clamp) & !self.granule();
+        let window = wanted.min(0xffff << self.scale);
+        (window > offered && wanted - offered >= step).then_some(window)
+    }
+
+    /// Bits of a window that scaling removes.
+    fn granule(&self) -> u32 {
+        (1 << self.scale) - 1
     }
 
     /// The unused part of the window offered last.
@@ -739,11 +745,11 @@ impl Receiver {
     /// Whether the reader has freed enough to send a window update: the window at least doubles, as
     /// on Linux, and would not last for two more round trips anyway.
     pub(crate) fn window_update_due(&self, clamp: Option<u32>) -> bool {
-        let (offered, wanted) = (self.offered(), self.wanted(clamp));
+        let offered = self.offered();
         let plenty = self.tuning.space.saturating_mul(2);
         (offered as usize) < plenty.max(1)
-            && wanted >= offered.saturating_mul(2)
-            && wanted - offered >= self.mss.min((self.limit / 2) as u32).max(1)
+            && self.wanted(clamp) >= offered.saturating_mul(2)
+            && self.larger_window(clamp).is_some()
     }
 
     pub(crate) fn limit(&self) -> usize {

@@ -46,6 +46,22 @@ fn nothing_that_arrived_lies_behind_a_fin() {
 }
 
 #[test]
+fn a_window_that_scaling_makes_smaller_than_a_segment_stays_closed() {
+    let mut receiver = Receiver::new(&Config::default());
+    receiver.synchronize(SeqNum(99), None, Instant::from_millis(1_000));
+    receiver.scale = 8;
+    receiver.nxt = receiver.edge;
+    let (limit, segment) = (receiver.limit, receiver.mss as usize);
+    assert!(segment % 256 != 0);
+    receiver.lent = limit - segment;
+    assert!(!receiver.window_update_due(None));
+    assert_eq!(receiver.offer(None), 0);
+    receiver.lent = limit - segment.next_multiple_of(256);
+    assert!(receiver.window_update_due(None));
+    assert_eq!(receiver.offer(None) as usize, segment.next_multiple_of(256));
+}
+
+#[test]
 fn bytes_that_are_put_back_were_not_taken() {
     let start = Instant::from_millis(1_000);
     let rtt = Duration::from_millis(10);
