@@ -253,18 +253,20 @@ fn with_output(command: &mut Command) -> Background {
 #[test]
 fn a_killed_program_ends_its_local_sessions() {
     let bed = bed();
-    for (victim, port) in [("server", "7070"), ("client", "7071")] {
+    for (opened, (victim, port)) in (1..).zip([("server", 7070), ("client", 7071)]) {
         let endpoint = format!("127.0.0.1:{port}");
         let roles = match victim {
             "server" => ["hold", "watch"],
             _ => ["watch", "hold"],
         };
         let mut server = bed.command(Side::Server, Stack::Portolan, "portolan-traffic");
-        let server = with_output(server.args([roles[0], &endpoint, "--listen"]));
-        std::thread::sleep(Duration::from_millis(700));
+        server.args([roles[0], &endpoint, "--listen"]);
+        let server = bed
+            .serve_command(port, "portolan-traffic", server.stdout(Stdio::piped()))
+            .unwrap_or_else(|error| panic!("{error}"));
         let mut client = bed.neighbour(Stack::Portolan, "portolan-traffic");
         let client = with_output(client.args([roles[1], &endpoint]));
-        std::thread::sleep(Duration::from_millis(700));
+        assert!(eventually(PROMPTLY, || local_sessions(&bed) == opened));
         let (killed, mut watcher) = match victim {
             "server" => (server, client),
             _ => (client, server),
