@@ -31,8 +31,9 @@ check: lint
 	cargo test --all-targets $(addprefix -p portolan-,types wire timers tcp stack control proto local manual \
 	  sim layers requirements)
 
+# Programs and tests in one build: by themselves the programs would be built with fewer features, and then once more.
 test: test-deps lint
-	cargo build --workspace
+	cargo build --workspace --all-targets
 	scripts/run-tests
 
 lint: build-deps
