@@ -277,7 +277,8 @@ pub fn send_message(
                 Err(socket.take_error().unwrap_or(Errno::PIPE).into())
             }
         };
-        if flags & libc::MSG_ZEROCOPY != 0 && sent.is_ok_and(|bytes| bytes > 0) {
+        let is_sent = |bytes| bytes > 0 || socket.protocol == Protocol::Udp;
+        if flags & libc::MSG_ZEROCOPY != 0 && sent.is_ok_and(is_sent) {
             report_completion(process, &socket);
         }
         sent
