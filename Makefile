@@ -32,7 +32,8 @@ check: lint
 	  sim layers requirements)
 
 # Programs and tests in one build: by themselves the programs would be built with fewer features, and then once more.
-test: test-deps lint
+test: build-deps
+	$(MAKE) --jobs=2 test-deps lint
 	cargo build --workspace --all-targets
 	scripts/run-tests
 
