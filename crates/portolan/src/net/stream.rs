@@ -9,6 +9,38 @@ use super::buf::{Piece, Reserved, SendError};
 use super::handle::Handle;
 use crate::posix::{self, Chunk, Outcome};
 
+/// Reads and writes a stream as its reference does.
+macro_rules! io_by_reference {
+    ($stream:ty) => {
+        impl Read for $stream {
+            fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+                (&*self).read(buffer)
+            }
+
+            fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+                (&*self).read_vectored(buffers)
+            }
+        }
+
+        impl Write for $stream {
+            fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
+                (&*self).write(buffer)
+            }
+
+            fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+                (&*self).write_vectored(buffers)
+            }
+
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+    };
+}
+
+#[cfg(feature = "mio")]
+pub(super) use io_by_reference;
+
 /// A TCP connection, as [`std::net::TcpStream`]. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct TcpStream(Handle<std::net::TcpStream>);
@@ -283,29 +315,7 @@ impl Write for &TcpStream {
     }
 }
 
-impl Read for TcpStream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        (&*self).read(buffer)
-    }
-
-    fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        (&*self).read_vectored(buffers)
-    }
-}
-
-impl Write for TcpStream {
-    fn write(&mut self, buffer: &[u8]) -> io::Result<usize> {
-        (&*self).write(buffer)
-    }
-
-    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        (&*self).write_vectored(buffers)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
+io_by_reference!(TcpStream);
 
 impl AsFd for TcpStream {
     fn as_fd(&self) -> BorrowedFd<'_> {

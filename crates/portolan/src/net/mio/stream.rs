@@ -7,6 +7,7 @@ use super::event_source;
 use super::registration::Registration;
 use crate::net;
 use crate::net::reactor::Direction;
+use crate::net::stream::io_by_reference;
 
 /// A non-blocking TCP connection, as [`mio::net::TcpStream`](https://docs.rs/mio/latest/mio/net/struct.TcpStream.html).
 #[derive(Debug)]
@@ -129,28 +130,6 @@ impl Write for &TcpStream {
     }
 }
 
-impl Read for TcpStream {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        (&*self).read(buffer)
-    }
-
-    fn read_vectored(&mut self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        (&*self).read_vectored(buffers)
-    }
-}
-
-impl Write for TcpStream {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        (&*self).write(bytes)
-    }
-
-    fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        (&*self).write_vectored(buffers)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
+io_by_reference!(TcpStream);
 
 event_source!(TcpStream);
