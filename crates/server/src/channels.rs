@@ -3,6 +3,7 @@
 pub mod channel;
 pub mod channel_pool;
 pub mod delivery;
+pub mod device_turns;
 pub mod direct;
 pub mod handles;
 pub mod pool;

@@ -13,6 +13,7 @@ use portolan_sys::wait::EventNotifier;
 use rustix::io::Errno;
 use tracing::warn;
 
+use crate::channels::device_turns::DeviceTurns;
 use crate::channels::pool::SpareClaim;
 
 /// A user with more taps that are being deleted starts programs in a loop. A shell script has one or two.
@@ -31,13 +32,13 @@ pub struct LeavingTaps {
 
 impl LeavingTaps {
     /// Starts the thread that deletes them.
-    pub fn new() -> Result<LeavingTaps, Errno> {
+    pub fn new(turns: Arc<DeviceTurns>) -> Result<LeavingTaps, Errno> {
         let notifier = Arc::new(EventNotifier::new()?);
         let (to_delete, taps) = mpsc::channel();
         let (done, deleted) = mpsc::channel();
         let ring = Arc::clone(&notifier);
         std::thread::spawn(move || {
-            while let Some(devices) = delete_next(&taps) {
+            while let Some(devices) = delete_next(&taps, &turns) {
                 // Fails only when the server ends, and this thread with it.
                 let _ = done.send(devices);
                 ring.notify();
@@ -92,8 +93,9 @@ impl LeavingTaps {
 }
 
 /// Deletes the gathered taps; returns none if the server has ended.
-fn delete_next(taps: &Receiver<Tap>) -> Option<Vec<u32>> {
+fn delete_next(taps: &Receiver<Tap>, turns: &DeviceTurns) -> Option<Vec<u32>> {
     let first = taps.recv().ok()?;
+    turns.await_deletion();
     let others = taps.try_iter().take(AT_ONCE - 1);
     let taps: Vec<Tap> = std::iter::once(first).chain(others).collect();
     let devices: Vec<u32> = taps.iter().map(|tap| tap.ifindex).collect();

@@ -39,6 +39,7 @@ use crate::adoption::{self, Inheritance, Loaded};
 use crate::calls::Calls;
 use crate::captures::Captures;
 use crate::channels::channel::{Channel, Ending};
+use crate::channels::device_turns::DeviceTurns;
 use crate::channels::pool::ChannelPool;
 use crate::channels::rings::{self, Directs};
 use crate::config::{Config, ConfigSource, FLOWS};
@@ -320,9 +321,12 @@ impl Server {
         poll.add(&*hooks.news, Source::Hooks, EventFlags::IN)?;
         poll.add(&*policy.news, Source::Policy, EventFlags::IN)?;
         poll.add(&ends.ring, Source::Ring, EventFlags::IN)?;
-        let channel_pool = ChannelPool::new(filter.map_builder(), config.ring_size, now)?;
+        let turns = Arc::new(DeviceTurns::default());
+        let map_builder = filter.map_builder();
+        let channel_pool =
+            ChannelPool::new(map_builder, Arc::clone(&turns), config.ring_size, now)?;
         poll.add(&*channel_pool.notifier, Source::ChannelPool, EventFlags::IN)?;
-        let leaving_taps = LeavingTaps::new()?;
+        let leaving_taps = LeavingTaps::new(turns)?;
         poll.add(&*leaving_taps.notifier, Source::LeavingTaps, EventFlags::IN)?;
         let (wire, inject) = (TapWire::new(wire), TapWire::new(inject));
         let edge = EventFlags::OUT | EventFlags::ET;

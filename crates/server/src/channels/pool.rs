@@ -12,6 +12,8 @@ use portolan_sys::tap::{self, CreateError, Tap};
 use portolan_sys::wait::EventNotifier;
 use portolan_types::{ChannelId, Instant};
 
+use crate::channels::device_turns::DeviceTurns;
+
 /// Bytes of frames queued in a library's tap before it is full.
 pub(crate) const TAP_SEND_BUFFER: u32 = 4 << 20;
 
@@ -106,6 +108,7 @@ impl ChannelPool {
     /// Starts the thread that makes them.
     pub fn new(
         map_builder: Arc<MapBuilder>,
+        turns: Arc<DeviceTurns>,
         ring_size: u32,
         now: Instant,
     ) -> Result<ChannelPool, rustix::io::Errno> {
@@ -119,12 +122,15 @@ impl ChannelPool {
                 let _ = done.send(made);
                 ring.notify();
             };
+            let make_tap = || turns.make(|| make_tap(&theirs));
             work(&to_do, |wanted| match wanted {
-                Wanted::Channels(channels) => make(&theirs, channels, ring_size, deliver),
+                Wanted::Channels(channels) => {
+                    make(&theirs, channels, ring_size, make_tap, deliver);
+                }
                 Wanted::TxQueue(channel, number) => deliver(Made::TxQueue {
                     channel,
                     number,
-                    tap: make_tap(&theirs),
+                    tap: make_tap(),
                 }),
                 Wanted::Ring(ring, size) => deliver(Made::Ring {
                     ring,
@@ -255,7 +261,13 @@ fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
     }
 }
 
-fn make(map_builder: &MapBuilder, channels: &[ChannelId], ring_size: u32, deliver: impl Fn(Made)) {
+fn make(
+    map_builder: &MapBuilder,
+    channels: &[ChannelId],
+    ring_size: u32,
+    make_tap: impl Fn() -> Result<Tap, MakeError>,
+    deliver: impl Fn(Made),
+) {
     let maps = match map_builder.create_channels(channels, ring_size) {
         Ok(maps) => maps,
         Err(failure) => {
@@ -268,7 +280,7 @@ fn make(map_builder: &MapBuilder, channels: &[ChannelId], ring_size: u32, delive
     for (&channel, maps) in channels.iter().zip(maps) {
         deliver(Made::Channels {
             ordered: vec![channel],
-            spare: with_tap(map_builder, channel, maps),
+            spare: make_tap().map(|tap| Spare { channel, tap, maps }),
         });
     }
 }
@@ -280,15 +292,6 @@ fn make_ring(
 ) -> Result<ChannelMaps, ChannelError> {
     let mut maps = map_builder.create_channels(&[ring], size)?;
     maps.pop().ok_or(ChannelError::OutOfRange(ring))
-}
-
-fn with_tap(
-    map_builder: &MapBuilder,
-    channel: ChannelId,
-    maps: ChannelMaps,
-) -> Result<Spare, MakeError> {
-    let tap = make_tap(map_builder)?;
-    Ok(Spare { channel, tap, maps })
 }
 
 fn make_tap(map_builder: &MapBuilder) -> Result<Tap, MakeError> {
