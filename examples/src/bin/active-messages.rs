@@ -19,7 +19,7 @@ use portolan_examples::install;
 /// For local experiments (IEEE 802).
 const ETHERTYPE: u16 = 0x88b5;
 const HEAD: usize = HEADER_LEN + Message::LEN;
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The handlers by their numbers.
 const HANDLERS: [fn(&mut u64, u64) -> u64; 3] = [echo, add, read];
@@ -109,7 +109,7 @@ fn serve(flow: &RawFlow) -> Result<(), Errno> {
 fn call(flow: &RawFlow, (to, from): (MacAddr, MacAddr), message: Message) -> Result<u64, Errno> {
     flow.send(&message.to(to, from), &[])?;
     loop {
-        let (_, answer) = next(flow, Some(PATIENCE))?;
+        let (_, answer) = next(flow, Some(TIMEOUT))?;
         if answer.sequence == message.sequence && answer.handler == message.handler | ANSWER {
             return Ok(answer.argument);
         }
@@ -117,7 +117,7 @@ fn call(flow: &RawFlow, (to, from): (MacAddr, MacAddr), message: Message) -> Res
 }
 
 fn sum_up(flow: &RawFlow, address: IpAddr, count: u32) -> Result<(), Errno> {
-    let hop = flow.hop(address, PATIENCE)?;
+    let hop = flow.hop(address, TIMEOUT)?;
     let way = (hop.next_mac, hop.own_mac);
     let begun = Instant::now();
     for sequence in 1..=count {

@@ -33,7 +33,7 @@ const CHUNK: usize = 64 << 10;
 
 /// Frames taken in before anything is answered.
 const BATCH: usize = 64;
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 /// More than this no question has.
 const QUESTION_MAX: usize = 8 << 10;
 const QUESTION_END: &[u8] = b"\r\n\r\n";
@@ -56,7 +56,7 @@ struct Received {
 
 impl Way {
     fn find(flow: &RawFlow, other: Ipv4Addr) -> Result<Way, Errno> {
-        let hop = flow.hop(other.into(), PATIENCE)?;
+        let hop = flow.hop(other.into(), TIMEOUT)?;
         match hop.source {
             IpAddr::V4(own) => Ok(Way {
                 own_mac: hop.own_mac,
@@ -181,7 +181,7 @@ fn drive(
             return Ok(());
         }
         transmit(flow, way, connection)?;
-        let wait = connection.deadline().map_or(PATIENCE, |at| at.since(now()));
+        let wait = connection.deadline().map_or(TIMEOUT, |at| at.since(now()));
         let mut received = flow.recv(Some(wait));
         for _ in 0..BATCH {
             match received {

@@ -20,7 +20,7 @@ use portolan::raw::{Errno, Guard, RawFlow};
 use portolan_examples::install;
 
 const ETHERNET: usize = 14;
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where a datagram is from and to, on the link and beyond.
 #[derive(Clone, Copy)]
@@ -118,7 +118,7 @@ fn echo(port: u16, object: Option<&str>) -> Result<(), Errno> {
 
 fn call(destination: SocketAddrV4, count: u32) -> Result<(), Errno> {
     let (flow, port) = open(0)?;
-    let hop = flow.hop((*destination.ip()).into(), PATIENCE)?;
+    let hop = flow.hop((*destination.ip()).into(), TIMEOUT)?;
     let IpAddr::V4(source) = hop.source else {
         return Err(Errno::AFNOSUPPORT);
     };
@@ -132,7 +132,7 @@ fn call(destination: SocketAddrV4, count: u32) -> Result<(), Errno> {
     for number in 0..count {
         let payload = number.to_be_bytes();
         way.send(&flow, &payload)?;
-        let frame = flow.recv(Some(PATIENCE))?.bytes;
+        let frame = flow.recv(Some(TIMEOUT))?.bytes;
         came_back += u32::from(parse(&frame).is_some_and(|(_, answer)| answer == payload));
     }
     println!("{came_back} of {count} came back");

@@ -109,6 +109,28 @@ fn hyper_answers_curl_and_wrk() {
 }
 
 #[test]
+fn axum_answers_curl() {
+    over_both_families(|bed| {
+        let endpoint = bed.endpoint(PORT).to_string();
+        let program = bed.tools().beside("axum-server").display().to_string();
+        let mut command = bed.command(Side::Server, Stack::Kernel, &program);
+        command.arg(&endpoint).env("PORTOLAN", "require");
+        let server = bed.serve_command(PORT, &program, &mut command);
+        let server = server.unwrap_or_else(|error| panic!("{error}"));
+        let curl = |words: &[&str]| client(bed, Stack::Kernel, "curl", words);
+        let url = format!("http://{endpoint}");
+        let greeted = curl(&["-sS", "--fail", &format!("{url}/hello/World")]);
+        assert_eq!(greeted, "Hello, World.");
+        let sent = "0123456789".repeat(10_000);
+        let echo = format!("{url}/echo");
+        let returned = curl(&["-sS", "--fail", "--data-raw", &sent, &echo]);
+        assert_eq!(returned, sent);
+        assert!(live_sessions(bed, Side::Server) > 0);
+        drop(server);
+    });
+}
+
+#[test]
 fn a_loop_on_mio_returns_what_was_sent() {
     over_both_families(|bed| {
         let endpoint = bed.endpoint(PORT).to_string();
