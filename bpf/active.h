@@ -68,7 +68,7 @@ static __always_inline bool resolve(const struct enclosed *enclosed, struct flow
 		count(receive_handle_stale);
 		return false;
 	}
-	if (row->flags & (ROW_SHARED | ROW_DEALT)) {
+	if (row->flags & (ROW_SHARED | ROW_REUSEPORT)) {
 		count(receive_handle_not_exclusive);
 		return false;
 	}

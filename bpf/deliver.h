@@ -94,7 +94,7 @@ static __always_inline void submit(struct record_header *record, struct doorbell
 }
 
 /* The metadata replaces the Ethernet addresses, which the owner does not need. */
-static __always_inline int deliver_on_tap(hook_context *packet, const struct tap_stamp *stamp,
+static __always_inline int deliver_on_tap(hook_context *packet, const struct tap_metadata *stamp,
 					  __u32 channel, struct doorbell *doorbell)
 {
 	struct channel *entry = bpf_map_lookup_elem(&channels, &channel);
@@ -178,7 +178,7 @@ __noinline int deliver_by_ring(hook_context *packet, const struct flow_row *row,
 	record->ifindex = delivery->interface;
 	record->reserved = 0;
 	submit(record, doorbell, ring, number);
-	if (delivery->flags & RECORD_HELD)
+	if (delivery->flags & RECORD_EARLY_FRAGMENT)
 		count(receive_held_fragment);
 	else if (delivery->flags & RECORD_ICMP_ERROR)
 		count(receive_delivered_icmp_error);
@@ -201,7 +201,7 @@ __noinline int deliver_by_ring(hook_context *packet, const struct flow_row *row,
  */
 static __always_inline bool may_go_by_tap(hook_context *packet, __u8 protocol, __u16 flags)
 {
-	return !(flags & (RECORD_ICMP_ERROR | RECORD_HELD)) &&
+	return !(flags & (RECORD_ICMP_ERROR | RECORD_EARLY_FRAGMENT)) &&
 	       !(protocol == IPPROTO_UDP && segment_size_of(packet));
 }
 
@@ -237,7 +237,7 @@ static __always_inline int deliver(hook_context *packet, const struct flow_row *
 	if (is_budgeted(row) && exceeds_budget(packet, row))
 		return VERDICT_DROP;
 	if (doorbell && may_go_by_tap(packet, protocol, flags) && goes_by_tap(row, doorbell)) {
-		struct tap_stamp stamp = {
+		struct tap_metadata stamp = {
 			.slot = row->slot,
 			.generation = row->generation,
 			.flags = flags,

@@ -68,7 +68,7 @@ static __always_inline struct flood *find_flood(const struct filter_key *key)
 	struct binding_key binding = exact_binding(key);
 
 	if (!bpf_map_lookup_elem(&bindings, &binding))
-		widen(&binding);
+		to_wildcard(&binding);
 	return bpf_map_lookup_elem(&floods, &binding);
 }
 

@@ -56,7 +56,7 @@ static __always_inline bool has_budget(__u64 now)
 static __noinline int hold(struct __sk_buff *skb)
 {
 	const struct delivery delivery = {
-		.flags = RECORD_FRAGMENT | RECORD_HELD,
+		.flags = RECORD_FRAGMENT | RECORD_EARLY_FRAGMENT,
 		.interface = skb->ifindex,
 	};
 	struct flow_row server = { .channel = SERVER_CHANNEL, .slot = ~0U };

@@ -200,7 +200,7 @@ __noinline int distribute(struct __sk_buff *skb, const struct delivery *asked, _
 		struct binding_key binding = exact_binding(&key);
 
 		any = copy_to_binding(skb, &binding, &delivery, &only);
-		widen(&binding);
+		to_wildcard(&binding);
 		any |= copy_to_binding(skb, &binding, &delivery, &only);
 	}
 	if (piece.is_fragment && !piece.is_later)

@@ -32,7 +32,7 @@ static __always_inline struct binding_key exact_binding(const struct filter_key 
 }
 
 /* The binding to any address of the same family. */
-static __always_inline void widen(struct binding_key *binding)
+static __always_inline void to_wildcard(struct binding_key *binding)
 {
 	if (!is_ipv4(&binding->local))
 		binding->local.words[2] = 0;
@@ -77,7 +77,7 @@ static __always_inline struct flow_row *row_of(const struct binding_key *binding
 {
 	struct flow_row *row = bpf_map_lookup_elem(&bindings, binding);
 
-	return row && row->flags & ROW_DEALT ? share_of(binding, key) : row;
+	return row && row->flags & ROW_REUSEPORT ? share_of(binding, key) : row;
 }
 
 /* A binding to the exact address takes precedence over one to any address. */
@@ -88,7 +88,7 @@ static __always_inline struct flow_row *find_binding(const struct filter_key *ke
 
 	if (row)
 		return row;
-	widen(&binding);
+	to_wildcard(&binding);
 	return row_of(&binding, key);
 }
 
@@ -134,7 +134,7 @@ static __always_inline enum sender find_sender(const struct filter_key *key,
 
 	if (exact == SENDER_OWNER)
 		return exact;
-	widen(&binding);
+	to_wildcard(&binding);
 	any = sender_on(&binding, sender);
 	return any == SENDER_UNKNOWN ? exact : any;
 }
@@ -150,7 +150,7 @@ static __always_inline enum sender find_delegate(const struct filter_key *key,
 	struct flow_row *row = bpf_map_lookup_elem(&bindings, &binding);
 
 	if (!row) {
-		widen(&binding);
+		to_wildcard(&binding);
 		row = bpf_map_lookup_elem(&bindings, &binding);
 	}
 	if (!row || !(row->flags & ROW_DELEGATED))

@@ -89,7 +89,7 @@ struct {
 	__type(value, __u32);
 } identifications SEC(".maps");
 
-/* Bindings shared by SO_REUSEPORT sockets (ROW_DEALT): the socket of each bucket. */
+/* Bindings shared by SO_REUSEPORT sockets (ROW_REUSEPORT): the socket of each bucket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 65536);

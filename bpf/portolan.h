@@ -39,7 +39,7 @@ struct flow_row {
 /* Several sockets have the binding: see `senders`, and `members` for broadcasts. */
 #define ROW_SHARED 1
 /* And unicast goes to the buckets in `shares`. */
-#define ROW_DEALT 2
+#define ROW_REUSEPORT 2
 /* A listener whose handshakes the channel's owner performs, sending from that port. */
 #define ROW_DELEGATED 4
 /* Handlers are installed for received packets. */
@@ -124,7 +124,7 @@ struct record_header {
 };
 
 /* Replaces the Ethernet addresses of a frame delivered by the tap. */
-struct tap_stamp {
+struct tap_metadata {
 	__u32 slot;
 	__u32 generation;
 	__u16 flags;
@@ -141,7 +141,7 @@ struct recipient {
 #define RECORD_ICMP_ERROR 1
 #define RECORD_BINDING 2
 #define RECORD_FRAGMENT 4
-#define RECORD_HELD 8
+#define RECORD_EARLY_FRAGMENT 8
 /* A copy of a datagram that others, and the kernel, get too. */
 #define RECORD_COPY 16
 /* Of a raw protocol: the slot is a raw flow's. */
@@ -376,7 +376,7 @@ struct return_path {
 
 #define HOLDERS_MAX 8
 
-/* Request to count_holders, and its answer. Descriptors are those of the requesting process. */
+/* Request to count_fd_refs, and its answer. Descriptors are those of the requesting process. */
 struct holders {
 	__u32 descriptor;
 	/* Connections to the processes whose descriptors are counted. */
@@ -411,7 +411,7 @@ _Static_assert(sizeof(struct sender_key) == 24, "SenderKey");
 _Static_assert(sizeof(struct member_key) == 24, "MemberKey");
 _Static_assert(sizeof(struct interface) == 12, "FilterInterface");
 _Static_assert(sizeof(struct record_header) == 32, "RecordHeader");
-_Static_assert(sizeof(struct tap_stamp) == 12, "TapStamp");
+_Static_assert(sizeof(struct tap_metadata) == 12, "TapMetadata");
 _Static_assert(sizeof(struct recipient) == 6, "Recipient");
 _Static_assert(sizeof(struct doorbell) == 80, "Doorbell");
 _Static_assert(sizeof(struct tap) == 8, "FilterTap");

@@ -11,7 +11,7 @@ use rustix::process::{Pid, Signal, kill_process};
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a program may take to end after SIGTERM.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 const POLL: Duration = Duration::from_millis(5);
 
@@ -143,7 +143,7 @@ impl Background {
     fn stop(&mut self) {
         // Fails if the process has ended already.
         let _ = self.signal(Signal::TERM);
-        if !self.wait(PATIENCE) {
+        if !self.wait(TIMEOUT) {
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

@@ -19,7 +19,7 @@ use crate::ServerAddress;
 use crate::exit::Failure;
 
 /// Bounds the wait for a reply, so that a server that hangs does not hang the command.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 const REQUEST_ID: u32 = 1;
 
@@ -184,7 +184,7 @@ fn send(path: &Path, body: RequestBody, fds: &[BorrowedFd<'_>]) -> anyhow::Resul
 }
 
 fn receive(connection: &Connection) -> anyhow::Result<(ReplyBody, Vec<OwnedFd>)> {
-    let patience = Timespec::try_from(PATIENCE)?;
+    let patience = Timespec::try_from(TIMEOUT)?;
     if poll(
         &mut [PollFd::new(connection, PollFlags::IN)],
         Some(&patience),

@@ -191,7 +191,7 @@ pub enum Effect {
     /// Query the unsent bytes of an orphan; [`Input::Unsent`] follows.
     LookAtOrphan(SessionId),
     /// Ask a process to give a session back.
-    AskBack(ChannelId, SessionId),
+    Recall(ChannelId, SessionId),
     /// Move the bytes of a relayed session that can be moved; [`Input::Relayed`] follows.
     MoveBytes(SessionId),
     WatchPeerEnd(SessionId, Interest),
@@ -673,7 +673,7 @@ impl Control {
                 session.recalls += 1;
                 self.counters.recalls += 1;
                 if let Holder::Process(holder, _) = session.holder {
-                    out.push(Effect::AskBack(holder, id));
+                    out.push(Effect::Recall(holder, id));
                 }
                 self.arm(id, Deadline::Recall, now + RECALL_WITHIN);
             }

@@ -7,6 +7,7 @@ pub struct Errno(pub i32);
 
 impl Errno {
     pub const PERM: Errno = Errno(1);
+    pub const IO: Errno = Errno(5);
     pub const BADF: Errno = Errno(9);
     pub const AGAIN: Errno = Errno(11);
     pub const NOMEM: Errno = Errno(12);

@@ -39,7 +39,7 @@ impl Control {
             delegate.is_wanted_back = true;
             let channel = delegate.channel;
             self.arm(id, Deadline::Delegation, now + BACK_WITHIN);
-            out.push(Effect::AskBack(channel, id));
+            out.push(Effect::Recall(channel, id));
         }
     }
 

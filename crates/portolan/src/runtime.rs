@@ -410,6 +410,8 @@ impl Core {
             return;
         }
         session.connection.abort(now);
+        // The reset is sent by the next poll.
+        self.stack.touch(slot);
         if let Some(Some(socket)) = self.sockets.get(slot.0 as usize) {
             socket.set_error(libc::ECONNRESET);
             socket.notify(Events::ERROR);

@@ -21,7 +21,7 @@ interpose! {
     /// `long syscall(long, ...)`: six integers or pointers in place of the variable arguments.
     fn syscall(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
         // libc's own is no cancellation point.
-        let _shelter = posix::shelter();
+        let _disabled = posix::disable_cancel();
         let arguments = [a, b, c, d, e, f];
         match makes_descriptors(number, arguments).or_else(|refusal| match refusal {
             CallError::NotOurs => waits(number, arguments),

@@ -19,7 +19,7 @@ use tracing::{info, warn};
 use crate::supervisor;
 
 /// How long processes may take to come and name what they hold. They look for a server at intervals of at most 250 ms.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What has not been named yet.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ impl Inheritance {
             .into_iter()
             .partition(|(_, row)| gone.contains(&ChannelId(row.channel)));
         Inheritance {
-            until: (!left.channels.is_empty()).then(|| now + PATIENCE),
+            until: (!left.channels.is_empty()).then(|| now + TIMEOUT),
             channels: left.channels,
             claimed: BTreeSet::new(),
             flows,

@@ -1,6 +1,7 @@
 //! Calls that may block on a lock that others hold (that of a socket shared with a program, or rtnl). Threads of the
 //! requesting user make them; the server continues with the result, and replies then.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -27,7 +28,7 @@ pub struct Call {
 }
 
 /// The control connection and the request that caused a call.
-pub type Asker = (ClientId, u32);
+pub type RequestId = (ClientId, u32);
 
 #[derive(Debug)]
 pub struct Calls {
@@ -39,13 +40,13 @@ pub struct Calls {
 
 /// A completed call.
 struct Made {
-    asker: Option<Asker>,
+    request: Option<RequestId>,
     sequel: Sequel,
 }
 
 impl std::fmt::Debug for Made {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(formatter, "for {:?}", self.asker)
+        write!(formatter, "for {:?}", self.request)
     }
 }
 
@@ -86,7 +87,7 @@ impl Calls {
         self.threads.add(None, WaitsFor::Network, Box::new(job));
     }
 
-    pub fn begin(&self, asker: Option<Asker>, call: Call) {
+    pub fn begin(&self, request: Option<RequestId>, call: Call) {
         let Call {
             uid,
             waits_for,
@@ -94,9 +95,11 @@ impl Calls {
         } = call;
         let (tell, notifier) = (self.tell.clone(), Arc::clone(&self.notifier));
         let job = move || {
-            let sequel = make();
+            // The client is told even if the call panics.
+            let sequel = catch_unwind(AssertUnwindSafe(make))
+                .unwrap_or_else(|_| Box::new(|_: &mut Server| Err(Errno::IO)));
             // Fails only when the server ends.
-            let _ = tell.send(Made { asker, sequel });
+            let _ = tell.send(Made { request, sequel });
             notifier.notify();
         };
         self.threads.add(Some(uid), waits_for, Box::new(job));
@@ -108,10 +111,10 @@ impl Server {
     pub fn on_calls(&mut self) {
         self.calls.notifier.drain();
         let made: Vec<Made> = self.calls.told.try_iter().collect();
-        for Made { asker, sequel } in made {
+        for Made { request, sequel } in made {
             let answer = sequel(self);
-            match (asker, answer) {
-                (Some(asker), answer) => self.answer(asker, answer),
+            match (request, answer) {
+                (Some(request), answer) => self.answer(request, answer),
                 (None, Ok(Answer::Call(call))) => self.calls.begin(None, call),
                 (None, _) => {}
             }

@@ -57,7 +57,7 @@ impl Server {
     /// Handles a fragment of a session's own, or a copy of an early one, which may belong to nobody.
     fn on_fragment(&mut self, record: &RecordHeader, frame: &[u8]) {
         if record.flags & RecordHeader::HELD != 0 {
-            for frame in self.early.take_in(self.now, frame) {
+            for frame in self.early.add(self.now, frame) {
                 self.control.counters.reinjected += 1;
                 self.inject_from(record.ifindex, &frame);
             }

@@ -64,7 +64,7 @@ impl Server {
                 let unsent = self.unsent(id);
                 self.input(Input::Unsent { id, unsent });
             }
-            Effect::AskBack(channel, id) => self.ask_back(channel, id),
+            Effect::Recall(channel, id) => self.recall(channel, id),
             Effect::MoveBytes(id) => self.pump(id),
             Effect::WatchPeerEnd(id, interest) => self.watch_relayed(id, interest),
             Effect::Serve(id, requester) => self.serve_requester(id, requester),
@@ -88,7 +88,7 @@ impl Server {
         }
     }
 
-    pub fn ask_back(&mut self, number: ChannelId, id: SessionId) {
+    pub fn recall(&mut self, number: ChannelId, id: SessionId) {
         if let Some(channel) = self.channels.get_mut(&number) {
             channel.recalled.push(id);
             channel.recall_event.wake();

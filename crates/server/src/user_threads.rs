@@ -3,9 +3,12 @@
 //! threads.
 
 use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+
+use tracing::error;
 
 /// Threads of each user for each kind.
 const THREADS: usize = 4;
@@ -105,7 +108,10 @@ impl UserThreads {
             return false;
         };
         drop(queues);
-        job();
+        // The panic itself is in the log; the objects of a job are its own.
+        if catch_unwind(AssertUnwindSafe(job)).is_err() {
+            error!(?whose, "a job has not ended well");
+        }
         self.count.fetch_sub(1, Ordering::Relaxed);
         true
     }
@@ -174,6 +180,27 @@ mod tests {
         assert_eq!(all, [None, Some(1), Some(2)]);
         drop(release);
         await_waiting(&threads, 0);
+    }
+
+    #[test]
+    fn a_job_that_panics_takes_no_thread_with_it() {
+        let threads = Arc::new(UserThreads::default());
+        for _ in 0..2 * THREADS {
+            threads.add(
+                Some(1),
+                WaitsFor::Close,
+                Box::new(|| panic!("as it should")),
+            );
+        }
+        let (done, is_done) = mpsc::channel();
+        let job = move || done.send(()).unwrap();
+        threads.add(Some(1), WaitsFor::Close, Box::new(job));
+        is_done.recv_timeout(PROMPTLY).unwrap();
+        let start = Instant::now();
+        while threads.count.load(Ordering::Relaxed) > 0 {
+            assert!(start.elapsed() < PROMPTLY, "{threads:?}");
+            thread::yield_now();
+        }
     }
 
     #[test]

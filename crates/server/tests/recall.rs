@@ -16,7 +16,7 @@ use portolan_stack::Session;
 use portolan_sys::shm::{self, SetAside};
 use portolan_types::Slot;
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 const BADF: i32 = 9;
 const INVAL: i32 = 22;
 const CONNRESET: i32 = 104;
@@ -80,7 +80,7 @@ fn what_is_held_back_of_a_relay_follows() {
     let (reply, _) = scene.holder.client.ask_with(request, &[memory.as_fd()]);
     assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
     let mut descriptor = UnixStream::from(scene.near.0.try_clone().unwrap());
-    descriptor.set_read_timeout(Some(PATIENCE)).unwrap();
+    descriptor.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut got = vec![0; bytes.len()];
     descriptor.read_exact(&mut got).unwrap();
     assert!(got == bytes);
@@ -106,7 +106,7 @@ fn what_comes_for_a_session_on_its_way_waits_at_the_server() {
         .holder
         .flush(scene.id, scene.slot, AfterFlush::Relay(Reader::Sender));
     let mut descriptor = UnixStream::from(scene.near.0.try_clone().unwrap());
-    descriptor.set_read_timeout(Some(PATIENCE)).unwrap();
+    descriptor.set_read_timeout(Some(TIMEOUT)).unwrap();
     let mut got = [0; 10];
     descriptor.read_exact(&mut got).unwrap();
     assert_eq!(&got, b"on its way");

@@ -19,7 +19,7 @@ use portolan_sys::unix::PairKind;
 use portolan_types::{Protocol, Slot};
 use rustix::process::Signal;
 
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(10));
 
 fn at(address: std::net::IpAddr, port: u16) -> SocketAddr {
     SocketAddr::new(address, port)
@@ -27,7 +27,7 @@ fn at(address: std::net::IpAddr, port: u16) -> SocketAddr {
 
 fn connect_from_b(bed: &Bed, remote: SocketAddr) -> TcpStream {
     let stream = bed.b.enter(|| TcpStream::connect(remote)).unwrap();
-    stream.set_read_timeout(PATIENCE).unwrap();
+    stream.set_read_timeout(TIMEOUT).unwrap();
     stream
 }
 
@@ -97,7 +97,7 @@ fn an_active_open_resolves_the_neighbour_and_hands_the_session_over() {
     let kernel = listen_on_b(&bed);
     let (id, near, slot) = library.open(kernel.local_addr().unwrap());
     let (mut peer, from) = kernel.accept().unwrap();
-    peer.set_read_timeout(PATIENCE).unwrap();
+    peer.set_read_timeout(TIMEOUT).unwrap();
     assert!((20000..30000).contains(&from.port()), "{from}");
     library.write(slot, b"hello");
     let mut hello = [0; 5];
@@ -265,7 +265,7 @@ fn a_parked_session_can_be_cached_again_and_a_relayed_one_stays_so() {
     let kernel = listen_on_b(&bed);
     let (id, near, slot) = library.open(kernel.local_addr().unwrap());
     let (mut peer, _) = kernel.accept().unwrap();
-    peer.set_read_timeout(PATIENCE).unwrap();
+    peer.set_read_timeout(TIMEOUT).unwrap();
     library.write(slot, b"zero");
     library.flush(id, slot, AfterFlush::Park);
     let mut four = [0; 4];

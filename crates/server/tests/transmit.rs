@@ -840,8 +840,8 @@ fn a_process_hears_of_a_tx_queue_before_it_has_the_session_that_is_to_wait_for_i
     done(&mut host.client(), bits(&scope, 5));
     let is_rung = |library: &Library| {
         use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let mut alert = [PollFd::new(&library.alert, PollFlags::IN)];
-        poll(&mut alert, Some(&Timespec::default())).unwrap() > 0
+        let mut recall_event = [PollFd::new(&library.recall_event, PollFlags::IN)];
+        poll(&mut recall_event, Some(&Timespec::default())).unwrap() > 0
     };
     assert!(!is_rung(&library));
     library.bind(Protocol::Udp, (Bed::A4, 7001).into(), Slot(0));

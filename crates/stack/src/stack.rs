@@ -394,7 +394,7 @@ impl Stack {
 
     /// Keeps a fragment until its datagram is complete; the caller then passes that to [`Stack::input`].
     pub fn reassemble(&mut self, now: Instant, record: &RecordHeader, frame: &[u8]) -> Reassembled {
-        let reassembled = self.fragments.take_in(now, record, frame);
+        let reassembled = self.fragments.add(now, record, frame);
         if let Reassembled::Dropped(reason) = &reassembled {
             self.counters.count(Fate::Dropped(*reason));
         }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process_group};
 
 /// Time limit for a program to become ready.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Time limit for a program to end after SIGTERM.
 const GRACE: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(5);
@@ -101,7 +101,7 @@ impl Daemon {
     }
 
     fn await_ready(&mut self, ready: &Ready) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !self.is_ready(ready) {
             let running = self.is_running();
             // Its last output may still be in the pipe.

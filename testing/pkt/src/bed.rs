@@ -27,7 +27,7 @@ const LOCAL_V6: Ipv6Addr = Ipv6Addr::new(0xfd78, 0, 0, 0, 0, 0, 0, 1);
 const GATEWAY_V6: &str = "fd78::2";
 
 /// Time limit for the server to answer.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Settings for both stacks. Scripts can add more.
 const SYSCTLS: [(&str, &str); 3] = [
@@ -170,7 +170,7 @@ fn await_ready(namespace: &Namespace, device: &str) {
         let output = output.expect("iproute2 is installed");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !says(&["-o", "link", "show", "dev", device]).contains("state UP")
         || !says(&["-6", "-o", "addr", "show", "dev", device, "tentative"]).is_empty()
     {
@@ -187,7 +187,7 @@ fn start_daemon(host: &Namespace, tools: &Tools) -> Daemon {
     let mut command = host.exec(&tools.portoland);
     command.args(["--interface", DEVICE]);
     let mut daemon = Daemon::start(command, Ready::Started);
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         let status = host.exec(&tools.portolan).arg("status").output();
         if status.is_ok_and(|status| status.status.success()) {

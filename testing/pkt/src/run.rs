@@ -36,7 +36,7 @@ impl Tolerance {
 }
 
 /// Time limit of an expectation without an upper bound. The machine may be busy.
-const PATIENCE: Duration = Duration::from_millis(3000);
+const TIMEOUT: Duration = Duration::from_millis(3000);
 /// Time limit of a call.
 const CALL_PATIENCE: Duration = Duration::from_secs(10);
 
@@ -269,7 +269,7 @@ impl<'a> Player<'a> {
     }
 
     fn deadline(&self, time: Time) -> Duration {
-        let latest = time.latest.unwrap_or(time.earliest + PATIENCE);
+        let latest = time.latest.unwrap_or(time.earliest + TIMEOUT);
         let late = Tolerance::of(self.bed.stack).late;
         (self.done + latest + late).max(now())
     }

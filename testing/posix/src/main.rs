@@ -24,7 +24,7 @@ usage: posix-check server|client --local ADDRESS --remote ADDRESS --meet DIRECTO
        posix-check topics";
 
 /// Time limit of a topic.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 fn main() -> ExitCode {
     let mut arguments = env::args().skip(1);
@@ -164,7 +164,7 @@ fn finish(mut child: Child, topic: &Topic) -> bool {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => return true,
             Ok(Some(status)) => println!("{}: ended by {status}", topic.name),
-            Ok(None) if started.elapsed() < PATIENCE => {
+            Ok(None) if started.elapsed() < TIMEOUT => {
                 thread::sleep(Duration::from_millis(5));
                 continue;
             }

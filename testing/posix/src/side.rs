@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Time limit for the other role to appear.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 /// Ports of one topic; topics run in turn, but closed ports stay in TIME-WAIT for a while.
 const PORTS_PER_TOPIC: u16 = 40;
 
@@ -204,7 +204,7 @@ fn connect_patiently(place: &std::path::Path) -> io::Result<UnixStream> {
     let started = Instant::now();
     loop {
         match UnixStream::connect(place) {
-            Err(_) if started.elapsed() < PATIENCE => thread::sleep(Duration::from_millis(2)),
+            Err(_) if started.elapsed() < TIMEOUT => thread::sleep(Duration::from_millis(2)),
             connected => return connected,
         }
     }

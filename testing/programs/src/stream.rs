@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Connects from the client host, as soon as the server listens.
 ///
@@ -24,7 +24,7 @@ pub fn connect(bed: &Bed, port: u16) -> TcpStream {
         })
     });
     let stream = connected.expect("the server listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time-out");
+    stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
     stream
 }
 

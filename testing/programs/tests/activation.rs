@@ -13,7 +13,7 @@ use portolan_programs::{PYTHON, bed, client, counter, eventually};
 use rustix::process::{Pid, Signal, kill_process};
 
 const FIXTURE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/activated.py");
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn serve(bed: &Bed, port: u16, program: &str, arguments: &[&str]) -> Background {
     bed.serve(Stack::Portolan, port, program, arguments)
@@ -109,7 +109,7 @@ impl Nginx<'_> {
 
     fn await_file(&self, file: &str) -> Pid {
         assert!(
-            eventually(PATIENCE, || self.pid(file).is_some()),
+            eventually(TIMEOUT, || self.pid(file).is_some()),
             "no {file}"
         );
         self.pid(file).expect("it was there")
@@ -199,7 +199,7 @@ fn nginx_gives_its_listener_to_a_new_program_under_load_without_a_failed_request
         nginx.signal(old, Signal::WINCH);
         thread::sleep(Duration::from_secs(1));
         nginx.signal(old, Signal::QUIT);
-        assert!(eventually(PATIENCE, || !bed
+        assert!(eventually(TIMEOUT, || !bed
             .file("nginx.pid.oldbin")
             .exists()));
     });
@@ -212,7 +212,7 @@ fn nginx_gives_its_listener_to_a_new_program_under_load_without_a_failed_request
     let cached = || counter(&bed, Side::Server, "server", "sessions_cached");
     // Wait until the requests left over from the load are served.
     let mut before = cached();
-    assert!(eventually(PATIENCE, || {
+    assert!(eventually(TIMEOUT, || {
         thread::sleep(Duration::from_millis(300));
         std::mem::replace(&mut before, cached()) == before
     }));

@@ -21,7 +21,7 @@ const ECHO: &str = "import socketserver, sys\n\
      address = (sys.argv[1], int(sys.argv[2]))\n\
      socketserver.ThreadingTCPServer(address, Echo).serve_forever()";
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn echo(bed: &Bed, stack: Stack, port: u16) -> Background {
     let address = bed.endpoint(port).ip().to_string();
@@ -172,7 +172,7 @@ fn isolates_itself(way: &str, parts: usize) {
             let mut server = Background::start_with_output(&mut command).expect("it starts");
             let mut stream = connect(&bed, port);
             exchange(&mut stream, parts, 1000);
-            assert!(server.wait(PATIENCE), "it does not end");
+            assert!(server.wait(TIMEOUT), "it does not end");
             assert_eq!(server.finish().trim(), "done");
             assert_ends_in_order(stream);
         }
@@ -295,7 +295,7 @@ fn a_program_registers_in_the_namespace_that_it_is_in() {
         program.await_line(step);
         let counts = || (opened(&bed, Side::Client), opened(&bed, Side::Server));
         assert!(
-            eventually(PATIENCE, || counts() == (at_home, away)),
+            eventually(TIMEOUT, || counts() == (at_home, away)),
             "{step}: {:?}",
             counts()
         );

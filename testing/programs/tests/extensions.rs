@@ -15,7 +15,7 @@ const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const GUIDE: &str = include_str!("../../../docs/guide/extensions.md");
 
 /// Time limit for events that are soon on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 const ASK: &str = "import socket, sys
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -171,7 +171,7 @@ fn the_guide_leads_from_an_empty_file_to_a_running_extension() {
     assert_eq!(counted["runs"], counted["replied"]);
     drop(owner);
     let is_gone = || extensions(&bed, &["list"]).is_empty();
-    assert!(eventually(PATIENCE, is_gone), "it goes with its owner");
+    assert!(eventually(TIMEOUT, is_gone), "it goes with its owner");
 }
 
 #[test]
@@ -232,7 +232,7 @@ fn a_key_value_server_answers_in_the_filter_from_its_owners_map() {
     owner.args(["values", &local]).arg(object);
     let _owner = Background::start(&mut owner).unwrap();
     let answer = |key: &str| ask(&bed, "7009", &format!("get {key}"));
-    assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).len() == 1));
+    assert!(eventually(TIMEOUT, || extensions(&bed, &["list"]).len() == 1));
     assert_eq!(answer("k7").trim_end_matches('\0'), "VALUE = v7");
     assert_eq!(answer("k999").trim_end_matches('\0'), "VALUE = v999");
     let counted = || extensions(&bed, &["stats"])[0].clone();
@@ -269,7 +269,7 @@ fn forwarding(protocol: &str) -> Forwarding {
             .unwrap()
             .contains("forward")
     };
-    assert!(eventually(PATIENCE, is_there));
+    assert!(eventually(TIMEOUT, is_there));
     Forwarding {
         front: front.ip().to_string(),
         bed,
@@ -340,7 +340,7 @@ fn sniff(host: &Namespace, port: u16, stop: &std::path::Path) -> std::thread::Jo
         stop.file_name().unwrap().to_str().unwrap()
     ));
     let sniffer = std::thread::spawn(move || run(&mut sniffer).unwrap());
-    assert!(eventually(PATIENCE, || started.exists()));
+    assert!(eventually(TIMEOUT, || started.exists()));
     sniffer
 }
 
@@ -359,7 +359,7 @@ fn what_the_two_ends_of_a_forwarded_connection_say_is_not_changed() {
     let mark = bed.file("seen");
     let mut watcher = forwarding.client(WATCHER, &[mark.to_str().unwrap()]);
     let watcher = std::thread::spawn(move || run(&mut watcher).unwrap());
-    assert!(eventually(PATIENCE, || mark.exists()));
+    assert!(eventually(TIMEOUT, || mark.exists()));
     drop(server);
     watcher.join().unwrap();
     std::fs::write(&stop, "").unwrap();
@@ -401,7 +401,7 @@ fn a_forwarded_connection_is_one_of_the_two_ends() {
     let mark = forwarding.bed.file("connected");
     let mut watcher = forwarding.client(WATCHER, &[mark.to_str().unwrap()]);
     let watcher = std::thread::spawn(move || run(&mut watcher).unwrap());
-    assert!(eventually(PATIENCE, || mark.exists()));
+    assert!(eventually(TIMEOUT, || mark.exists()));
     drop(server);
     assert_eq!(watcher.join().unwrap(), "ended");
     assert!(forwarding.counted("forwarded") > 100);
@@ -474,7 +474,7 @@ fn show_film(bed: &Bed, streams: &str, options: &[&str]) -> (String, Value) {
     let mut audience = bed.command(Side::Server, Stack::Kernel, PYTHON);
     audience.args(words);
     let audience = std::thread::spawn(move || run(&mut audience).unwrap());
-    assert!(eventually(PATIENCE, || bed.is_listening(FILM_PORT)));
+    assert!(eventually(TIMEOUT, || bed.is_listening(FILM_PORT)));
     let local = SocketAddr::new(bed.client.address, 7199);
     let mut owner = bed.owner_command(Side::Client);
     owner
@@ -570,7 +570,7 @@ except TimeoutError:
         4
     );
     drop(owner);
-    assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
+    assert!(eventually(TIMEOUT, || extensions(&bed, &["list"]).is_empty()));
 }
 
 #[test]
@@ -627,7 +627,7 @@ print(s.recv(2048).decode(), end='')";
     let answer = client(&bed, Stack::Kernel, PYTHON, &["-c", ASK_FOR, &address]);
     assert_eq!(answer, "HANDLER!");
     owner.await_line("+owner from 1, 3 seen, -1 dropped");
-    assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
+    assert!(eventually(TIMEOUT, || extensions(&bed, &["list"]).is_empty()));
 }
 
 /// Echoes by a raw socket of the kernel, and prints what returns without its IP header.
@@ -663,7 +663,7 @@ fn install_for(bed: &Bed, object: &str, words: &[&str]) -> Background {
     let mut owner = bed.own_command(Side::Server);
     owner.args(["ext", "install", object]).args(words);
     let owner = Background::start(&mut owner).unwrap();
-    assert!(eventually(PATIENCE, || extensions(bed, &["list"]).len() == 1));
+    assert!(eventually(TIMEOUT, || extensions(bed, &["list"]).len() == 1));
     owner
 }
 
@@ -696,7 +696,7 @@ fn active_messages_are_handled_in_the_filter_without_waking_anybody() {
     let heard = client(&bed, Stack::Kernel, PYTHON, &["-c", BROADCAST]);
     assert_eq!(heard, "False 0\nTrue 0");
     drop(owner);
-    assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).is_empty()));
+    assert!(eventually(TIMEOUT, || extensions(&bed, &["list"]).is_empty()));
 }
 
 /// Makes each call add twice as much as the program states.
@@ -723,7 +723,7 @@ fn active_messages_are_changed_in_the_filter_as_they_leave() {
     let mut server = bed.command(Side::Server, Stack::Kernel, &program);
     let _server = Background::start(server.arg("serve")).unwrap();
     let opened = || counter(&bed, Side::Server, "server", "raw_flows_opened") == 1;
-    assert!(eventually(PATIENCE, opened));
+    assert!(eventually(TIMEOUT, opened));
     let mut caller = bed.command(Side::Client, Stack::Kernel, &program);
     let address = bed.endpoint(0).ip().to_string();
     let said = run(caller.args(["call", &address, &CALLS.to_string(), &object])).unwrap();
@@ -750,7 +750,7 @@ fn a_transport_of_ones_own_gets_what_its_handler_leaves() {
     let program = bed.tools().beside("unchecked-udp").display().to_string();
     let mut owner = bed.command(Side::Server, Stack::Kernel, &program);
     let _owner = Background::start(owner.args(["echo", PORT, &object])).unwrap();
-    assert!(eventually(PATIENCE, || extensions(&bed, &["list"]).len() == 1));
+    assert!(eventually(TIMEOUT, || extensions(&bed, &["list"]).len() == 1));
     let listed = extensions(&bed, &["list"])[0].clone();
     assert_eq!(listed["event"], "UDP.PacketRecv");
     assert_eq!(listed["ports"][0], 7014);

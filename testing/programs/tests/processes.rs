@@ -13,7 +13,7 @@ use portolan_programs::{PYTHON, STACKS, bed, client, compiled, counter};
 
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/inherited.py");
 const PORT: u16 = 7030;
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn serve(bed: &Bed, way: &str) -> Background {
     let endpoint = bed.endpoint(PORT);
@@ -91,7 +91,7 @@ fn a_program_that_knows_no_sockets_hears_that_its_peer_has_gone() {
     let mut stream = connect(&bed, PORT);
     stream.read_exact(&mut [0; 1000]).expect("it talks");
     drop(stream);
-    assert!(server.wait(PATIENCE), "it still writes");
+    assert!(server.wait(TIMEOUT), "it still writes");
     assert_eq!(portolan_programs::live_sessions(&bed, Side::Server), 0);
 }
 
@@ -137,7 +137,7 @@ fn a_holder_that_is_stopped_loses_the_connection() {
     server
         .signal(rustix::process::Signal::TERM)
         .expect("it runs");
-    assert!(server.wait(PATIENCE));
+    assert!(server.wait(TIMEOUT));
     assert!(server.finish().contains("reset"));
 }
 

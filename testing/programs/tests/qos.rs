@@ -23,7 +23,7 @@ const SECONDS: f64 = 3.0;
 /// Windows per second in the receiver's report.
 const WINDOWS: usize = 5;
 /// Time limit for events that are soon on an idle machine.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 const SLOW: u64 = 1;
 const OTHER: u64 = 2;
@@ -148,7 +148,7 @@ struct Received(Value);
 
 impl Received {
     fn from(bed: &Bed, mut receiver: Background) -> Received {
-        assert!(receiver.wait(PATIENCE), "nothing arrived");
+        assert!(receiver.wait(TIMEOUT), "nothing arrived");
         let text = fs::read_to_string(bed.file("gauge.json")).expect("a report");
         eprintln!("{text}");
         Received(serde_json::from_str(&text).expect("JSON"))
@@ -283,22 +283,22 @@ fn a_tx_queue_comes_with_its_reservation_and_goes_with_it_or_with_the_process() 
     let bed = shaped_bed();
     let mut receiver = receiver(&bed);
     let mut senders = start_two(&bed, Protocol::Udp, "levels", 60.0);
-    assert!(receiver.wait(PATIENCE), "nothing arrives");
+    assert!(receiver.wait(TIMEOUT), "nothing arrives");
     let before = taps(&bed);
 
     let scope = reserve_port(&bed, Protocol::Udp);
-    assert!(eventually(PATIENCE, || taps(&bed) == before + 1));
+    assert!(eventually(TIMEOUT, || taps(&bed) == before + 1));
     let kind = Kind::Transmit;
     bed.ask_qos(Side::Client, QosRequest::Delete { scope, kind })
         .expect("it is there");
-    assert!(eventually(PATIENCE, || taps(&bed) == before));
+    assert!(eventually(TIMEOUT, || taps(&bed) == before));
     assert!(senders.is_running());
 
     reserve_port(&bed, Protocol::Udp);
-    assert!(eventually(PATIENCE, || taps(&bed) == before + 1));
+    assert!(eventually(TIMEOUT, || taps(&bed) == before + 1));
     senders.signal(Signal::KILL).expect("it runs");
     // The channel's own tap is removed, too.
-    assert!(eventually(PATIENCE, || taps(&bed) < before));
+    assert!(eventually(TIMEOUT, || taps(&bed) < before));
 }
 
 #[test]

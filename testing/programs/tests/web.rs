@@ -15,13 +15,13 @@ const SOON: Duration = Duration::from_secs(10);
 const CLOSE: &str = "Connection: close";
 
 /// Longer than `wrk` runs: a late answer of a busy machine is not an error.
-const PATIENCE: &str = "20s";
+const TIMEOUT: &str = "20s";
 
 /// Loads a server with sixteen connections for some seconds; every request must be answered properly.
 fn load(bed: &Bed, stack: Stack, url: &str, (seconds, header): (u32, &str)) {
     let duration = format!("{seconds}s");
     let run = ["-t", "1", "-c", "16", "-d", &duration];
-    let requests = ["--timeout", PATIENCE, "-H", header, url];
+    let requests = ["--timeout", TIMEOUT, "-H", header, url];
     let arguments = [&run[..], &requests].concat();
     let report = client(bed, stack, "wrk", &arguments);
     assert!(report.contains("Requests/sec:"), "{report}");

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::{Failure, TRIES, padded, print_median};
 
 /// How long to wait for an answer before asking again, while the server may not run yet.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 
 /// How long an answer may take once the server runs: a busy machine is slow, but loses nothing.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
@@ -36,7 +36,7 @@ pub fn serve(local: SocketAddr, count: u32) -> Result<(), Failure> {
 
 pub fn ask(remote: SocketAddr, count: u32) -> Result<(), Failure> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     socket.connect(remote)?;
     // The last key is present once all are.
     for tries in 0.. {
@@ -66,7 +66,7 @@ fn ask_for(socket: &UdpSocket, number: u32) -> Result<(), Failure> {
     match socket.send(question.as_bytes()) {
         // Reports that the port was unreachable for an earlier datagram.
         Err(error) if error.kind() == ErrorKind::ConnectionRefused => {
-            std::thread::sleep(PATIENCE);
+            std::thread::sleep(TIMEOUT);
             socket.send(question.as_bytes())?;
         }
         sent => drop(sent?),

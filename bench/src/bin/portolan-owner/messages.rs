@@ -13,7 +13,7 @@ use crate::{Failure, TRIES, print_median};
 const ETHERTYPE: u16 = 0x88b5;
 const HOP_PATIENCE: Duration = Duration::from_secs(5);
 /// How long to wait for an answer before sending the message again.
-const PATIENCE: Duration = Duration::from_millis(100);
+const TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Bytes of a message: kind and handler, a sequence number, an argument.
 const MESSAGE: usize = 14;
@@ -83,7 +83,7 @@ fn add(flow: &RawFlow, head: &[u8], number: u32) -> Result<(), Failure> {
     message[13] = 1;
     flow.send(head, &message)?;
     loop {
-        let answer = flow.recv(Some(PATIENCE))?.bytes;
+        let answer = flow.recv(Some(TIMEOUT))?.bytes;
         let answer = answer.get(HEADER_LEN..).unwrap_or_default();
         if answer.first() == Some(&ANSWER) && answer.get(2..6) == Some(&message[2..6]) {
             return Ok(());

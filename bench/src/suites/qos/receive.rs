@@ -43,7 +43,7 @@ const BUDGET: Receive = Receive {
 /// How long processes may take to register.
 const SETTLE: Duration = Duration::from_millis(500);
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let mut cases = vec![
@@ -190,7 +190,7 @@ fn source(bed: &Bed, port: u16, rate: f64, seconds: f64) -> Result<Background, M
 
 /// Waits for the program's end and returns its output.
 fn end(mut consumer: Background, seconds: f64) -> String {
-    consumer.wait(Duration::from_secs_f64(seconds) + PATIENCE);
+    consumer.wait(Duration::from_secs_f64(seconds) + TIMEOUT);
     consumer.finish()
 }
 

@@ -41,7 +41,7 @@ pub(crate) const MEGABIT: u64 = 1_000_000;
 const SETTLE: Duration = Duration::from_millis(500);
 
 /// How late a recording may end.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Time after the first byte that is not measured, because of accumulated bursts.
 const WARM_UP: Duration = Duration::from_millis(600);
@@ -444,7 +444,7 @@ impl<'a> Run<'a> {
             sender.end_input();
             sleep(self.plan.every);
         }
-        self.gauge.wait(self.plan.duration + PATIENCE);
+        self.gauge.wait(self.plan.duration + TIMEOUT);
         let path = self.bed.file(&output_of(PORT));
         let text = fs::read_to_string(&path).map_err(|source| unreadable(path, source))?;
         let traces = serde_json::from_str::<Traces>(&text);

@@ -342,7 +342,7 @@ fn what_waits_for_a_session_whose_holder_dies_is_dropped_and_refused() {
     let requester = wants(5, RequestedState::Relay);
     assert_eq!(
         bed.does(Input::Recall(id, requester)),
-        [Effect::AskBack(bed.channel, id)]
+        [Effect::Recall(bed.channel, id)]
     );
     bed.control.registry.depart(id, Slot(9), Instant::ZERO);
     let effects = bed.does(Input::Orphaned(id));

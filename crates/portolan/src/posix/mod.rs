@@ -31,7 +31,7 @@ mod watching;
 pub use crate::descriptors::{is_internal, is_ours};
 pub use crate::outcome::{CallError, Outcome};
 pub use crate::process::cancel::{
-    CancelDisabled, cancelled, expect as expect_cancel, hold, shelter, take_end,
+    CancelDisabled, cancelled, disable_cancel, expect as expect_cancel, hold, take_end,
 };
 pub use crate::process::inside::{ExitGuard, LibraryGuard, defer, enter, is_inside, leave};
 pub use crate::process::vfork::shares_memory;

@@ -24,7 +24,7 @@ static CANCELLED: Mutex<Vec<i32>> = Mutex::new(Vec::new());
 thread_local! {
     /// The library has disabled cancellation, which the thread had enabled.
     static IS_HELD: Cell<bool> = const { Cell::new(false) };
-    static IS_SHELTERED: Cell<bool> = const { Cell::new(false) };
+    static IS_DISABLED: Cell<bool> = const { Cell::new(false) };
     static IS_ENDED: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -60,7 +60,7 @@ fn release() {
 
 /// Must the calling thread end instead of waiting?
 pub(crate) fn is_wanted() -> bool {
-    if !HAS_ANY.load(Ordering::Acquire) || IS_SHELTERED.get() {
+    if !HAS_ANY.load(Ordering::Acquire) || IS_DISABLED.get() {
         return false;
     }
     let id = thread::number();
@@ -77,19 +77,19 @@ pub(crate) fn is_wanted() -> bool {
 #[must_use]
 pub struct CancelDisabled {
     /// State to restore: these values nest, since the library's locks wait by such a call, too.
-    was_sheltered: bool,
+    was_disabled: bool,
 }
 
 /// Marks the current call as one that is no cancellation point.
-pub fn shelter() -> CancelDisabled {
+pub fn disable_cancel() -> CancelDisabled {
     CancelDisabled {
-        was_sheltered: IS_SHELTERED.replace(true),
+        was_disabled: IS_DISABLED.replace(true),
     }
 }
 
 impl Drop for CancelDisabled {
     fn drop(&mut self) {
-        IS_SHELTERED.set(self.was_sheltered);
+        IS_DISABLED.set(self.was_disabled);
     }
 }
 
@@ -111,11 +111,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_shelter_within_another_leaves_it_standing() {
-        let outer = shelter();
-        drop(shelter());
-        assert!(IS_SHELTERED.get());
+    fn disabling_within_another_keeps_it_disabled() {
+        let outer = disable_cancel();
+        drop(disable_cancel());
+        assert!(IS_DISABLED.get());
         drop(outer);
-        assert!(!IS_SHELTERED.get());
+        assert!(!IS_DISABLED.get());
     }
 }

@@ -15,7 +15,7 @@ use portolan_sys::clock;
 use portolan_sys::signals::{self, Mask, SignalInfo};
 
 /// How long a fork waits for threads that are inside, which may be waiting for the server's reply.
-const PATIENCE: Duration = Duration::from_secs(3);
+const TIMEOUT: Duration = Duration::from_secs(3);
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
 /// Number of threads inside, in counters that do not share a cache line. Each thread uses one of
@@ -224,7 +224,7 @@ pub(crate) fn hold_others() {
     THREAD.with(|thread| thread.is_at_fork.set(true));
     let held = FORK.lock().unwrap_or_else(PoisonError::into_inner);
     IS_FORKING.store(true, Ordering::SeqCst);
-    let until = clock::now() + PATIENCE;
+    let until = clock::now() + TIMEOUT;
     for count in &COUNTS {
         while count.0.load(Ordering::SeqCst) != 0 && clock::now() < until {
             std::thread::sleep(LOOK_EVERY);

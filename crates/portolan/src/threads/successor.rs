@@ -26,7 +26,7 @@ const RARELY: Duration = Duration::from_millis(250);
 const REFUSED: Duration = Duration::from_secs(2);
 
 /// How long to retry sockets that cannot be reopened: another process of this program may still have their port.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 static IS_WATCHING: AtomicBool = AtomicBool::new(false);
 static IS_STOPPING: AtomicBool = AtomicBool::new(false);
@@ -107,7 +107,7 @@ fn look() {
                 refusal = Some(reason);
             }
             Look::Partly => {
-                let until = *until.get_or_insert_with(|| clock::now() + PATIENCE);
+                let until = *until.get_or_insert_with(|| clock::now() + TIMEOUT);
                 if clock::now() >= until {
                     return;
                 }

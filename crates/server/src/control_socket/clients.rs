@@ -18,7 +18,7 @@ use portolan_types::{ChannelId, FlowKey, Protocol, canonical};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, info};
 
-use crate::calls::{Asker, Call, Sequel};
+use crate::calls::{Call, RequestId, Sequel};
 use crate::channels::pool::PendingHello;
 use crate::connections::rights::PortRight;
 use crate::control_socket::client::{Client, OutgoingList, PendingReply};
@@ -221,7 +221,7 @@ impl Server {
     }
 
     /// Sends the answer to a request, or sees to it that it is sent.
-    pub fn answer(&mut self, (id, number): Asker, answer: Result<Answer, Errno>) {
+    pub fn answer(&mut self, (id, number): RequestId, answer: Result<Answer, Errno>) {
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::List(bytes, body)) => return self.send_list((id, number), bytes, body),
@@ -275,21 +275,21 @@ impl Server {
         }
     }
 
-    fn send_list(&mut self, asker: Asker, bytes: Vec<u8>, body: fn(ListPart) -> ReplyBody) {
-        let Some(client) = self.clients.get(&asker.0) else {
+    fn send_list(&mut self, request: RequestId, bytes: Vec<u8>, body: fn(ListPart) -> ReplyBody) {
+        let Some(client) = self.clients.get(&request.0) else {
             return;
         };
         let uid = client.credentials.uid;
         match self.lists.charge(uid, bytes.len() as u64) {
-            Ok(charge) => self.send_charged_list(asker, (bytes, charge), body),
-            Err(_) => self.refuse_list(asker),
+            Ok(charge) => self.send_charged_list(request, (bytes, charge), body),
+            Err(_) => self.refuse_list(request),
         }
     }
 
     /// Sends what fits; the rest follows as it is read.
     pub fn send_charged_list(
         &mut self,
-        (id, request): Asker,
+        (id, request): RequestId,
         (bytes, charge): (Vec<u8>, Charge),
         body: fn(ListPart) -> ReplyBody,
     ) {
@@ -309,7 +309,7 @@ impl Server {
         }
     }
 
-    pub fn refuse_list(&mut self, (id, request): Asker) {
+    pub fn refuse_list(&mut self, (id, request): RequestId) {
         self.control.counters.lists_refused += 1;
         self.refuse(id, request, Errno::AGAIN);
     }

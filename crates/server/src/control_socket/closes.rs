@@ -7,7 +7,7 @@ use portolan_control::{ClientId, Errno, SessionPhase, Timer};
 use portolan_proto::control::RequestBody;
 use portolan_types::Protocol;
 
-use crate::calls::Asker;
+use crate::calls::RequestId;
 use crate::requests::{Answer, AwaitedClose, PendingClose, ShownSession};
 use crate::server::Server;
 
@@ -50,7 +50,7 @@ impl Server {
 
     /// Defers a request: the server still closes a copy of its descriptor, which would be counted, or the previous holder
     /// of its port.
-    pub fn await_close(&mut self, (client, request): Asker, awaited: AwaitedClose) {
+    pub fn await_close(&mut self, (client, request): RequestId, awaited: AwaitedClose) {
         let Some(uid) = self.clients.get(&client).map(|c| c.credentials.uid) else {
             return;
         };
@@ -122,7 +122,7 @@ impl Server {
 
     fn bind_after_close(
         &mut self,
-        (client, request): Asker,
+        (client, request): RequestId,
         uid: u32,
         (body, fds): (RequestBody, Vec<OwnedFd>),
     ) -> Option<Result<Answer, Errno>> {

@@ -286,7 +286,7 @@ impl Reservations {
             reservation.release(&crews[id]);
         }
         for (id, reservation) in &mut self.all {
-            reservation.take_in(&crews[id]);
+            reservation.add(&crews[id]);
         }
         self.note();
         let mut changes = Vec::new();

@@ -5,7 +5,7 @@
 //! Frames of a slow class on the process's own tap would hold up all others. So new sessions wait in their process for
 //! a transmit queue that is being made, of which the process learns before it has them. Sessions that existed when
 //! their reservation was made enter their class only when the process reports that they use the transmit queue. Neither
-//! wait lasts longer than [`PATIENCE`].
+//! wait lasts longer than [`TIMEOUT`].
 
 mod serve;
 

@@ -8,7 +8,7 @@ use portolan_proto::report::SessionReport;
 use portolan_sys::clock;
 use portolan_types::SessionId;
 
-use crate::calls::Asker;
+use crate::calls::RequestId;
 use crate::control_socket::client::Listing;
 use crate::server::Server;
 
@@ -27,7 +27,7 @@ const AT_ONCE: usize = 16;
 
 impl Server {
     /// Begins a list; a short one is answered at once.
-    pub fn begin_listing(&mut self, (client, request): Asker) {
+    pub fn begin_listing(&mut self, (client, request): RequestId) {
         let Some(uid) = self.clients.get(&client).map(|c| c.credentials.uid) else {
             return;
         };
@@ -69,14 +69,14 @@ impl Server {
                     listing.bytes.append(&mut portolan_proto::encode(&report));
                 }
             }
-            let asker = (listing.client, listing.request);
+            let request = (listing.client, listing.request);
             if listing.charge.grow_to(listing.size()).is_err() {
-                self.refuse_list(asker);
+                self.refuse_list(request);
             } else if listing.ids.is_empty() {
                 // A list is encoded as its length and its elements.
                 let mut bytes = portolan_proto::encode(&listing.count);
                 bytes.append(&mut listing.bytes);
-                self.send_charged_list(asker, (bytes, listing.charge), ReplyBody::Sessions);
+                self.send_charged_list(request, (bytes, listing.charge), ReplyBody::Sessions);
             } else {
                 self.listings.0.push_front(listing)
             }

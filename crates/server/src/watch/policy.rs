@@ -110,8 +110,8 @@ impl Follower {
                 Ok(nftables) => Some(nftables),
                 Err(Errno::PROTONOSUPPORT) => return false,
                 Err(errno) => {
-                    warn!(%errno, "cannot watch nftables");
-                    return false;
+                    warn!(%errno, "cannot watch nftables: sockets are the kernel's");
+                    return true;
                 }
             };
         }

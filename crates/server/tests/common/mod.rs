@@ -32,7 +32,7 @@ use portolan_sys::wait::WakeReceiver;
 use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 
 /// Time limit of any step in a test.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts the server on host `a` of a bed.
 pub fn start_server(host: &Namespace) -> Daemon {
@@ -97,7 +97,7 @@ pub fn await_closes(server: &Daemon, before: usize) {
     let start = clock::now();
     while open_files(server) > before {
         let open = names_of_open_files(server);
-        let is_in_time = clock::now().since(start) < PATIENCE;
+        let is_in_time = clock::now().since(start) < TIMEOUT;
         assert!(
             is_in_time,
             "of more than {before} files {open:#?} stay open"
@@ -272,7 +272,7 @@ pub struct Library {
     pub tap: Tap,
     pub metastate: MetastateReader,
     /// Becomes readable when the server has a recall or news of transmit queues.
-    pub alert: OwnedFd,
+    pub recall_event: OwnedFd,
     /// Becomes readable when a peer of a local session notifies it.
     pub wake_receiver: WakeReceiver,
     /// Descriptors that came with `Welcome` besides the tap.
@@ -322,7 +322,7 @@ impl Library {
             doorbell,
             metastate,
             statistics,
-            alert,
+            recall_event,
             wake_receiver,
         ] = <[OwnedFd; 7]>::try_from(fds).unwrap();
         Library {
@@ -331,7 +331,7 @@ impl Library {
             ring: Ring::map(&ring, ring_size as usize).unwrap(),
             tap: Tap(TapIo::new(tap)),
             metastate: MetastateReader::map(&metastate).unwrap(),
-            alert,
+            recall_event,
             wake_receiver: WakeReceiver::from_fd(wake_receiver),
             maps: Maps {
                 ring,
@@ -617,7 +617,7 @@ pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
         if let Some(result) = attempt() {
             return result;
         }
-        assert!(clock::now().since(start) < PATIENCE, "no {what} came");
+        assert!(clock::now().since(start) < TIMEOUT, "no {what} came");
         std::thread::sleep(Duration::from_micros(200));
     }
 }

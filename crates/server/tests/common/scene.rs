@@ -29,7 +29,7 @@ pub fn scene(bed: &Bed) -> Scene {
     let kernel = bed.b.enter(|| TcpListener::bind(any)).unwrap();
     let (id, near, slot) = holder.open(kernel.local_addr().unwrap());
     let (peer, _) = kernel.accept().unwrap();
-    peer.set_read_timeout(Some(super::PATIENCE)).unwrap();
+    peer.set_read_timeout(Some(super::TIMEOUT)).unwrap();
     Scene {
         holder,
         other,

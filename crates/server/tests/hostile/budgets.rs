@@ -21,7 +21,7 @@ use crate::common::{
     Client, Configuration, Library, Near, await_some, control_path, session_part, start_server,
 };
 use crate::meter::{Machine, Meter, VICTIM};
-use crate::{PATIENCE, Victim, as_nobody, assert_serves_others, counter, hostile_library};
+use crate::{TIMEOUT, Victim, as_nobody, assert_serves_others, counter, hostile_library};
 
 /// Subordinate users of one real user.
 const SUBORDINATES: std::ops::Range<u32> = 100_000..100_012;
@@ -241,7 +241,7 @@ pub fn leave_orphans_to(
 }
 
 fn assert_reset(peer: &mut TcpStream) {
-    peer.set_read_timeout(PATIENCE).unwrap();
+    peer.set_read_timeout(TIMEOUT).unwrap();
     let ended = std::io::copy(peer, &mut std::io::sink()).unwrap_err();
     assert_eq!(ended.kind(), std::io::ErrorKind::ConnectionReset);
 }
@@ -692,7 +692,7 @@ fn relayed_bytes_that_nobody_takes_are_limited_and_the_rest_waits() {
     // Bytes move again as soon as the peer reads.
     let (near, mut peer) = relayed.remove(0);
     relayed.clear();
-    peer.set_read_timeout(PATIENCE).unwrap();
+    peer.set_read_timeout(TIMEOUT).unwrap();
     let mut came = 0;
     let mut buffer = vec![0; 1 << 16];
     while came < 8 << 20 {

@@ -16,7 +16,7 @@ use crate::capture::Capture;
 use crate::common::{Library, control_path, start_server};
 use crate::frames::{Forgery, ICMP, MARK, UDP, arp, is_marked, v4};
 use crate::meter::Meter;
-use crate::{PATIENCE, Victim, assert_serves_others, counter, hostile_library, open_to_b};
+use crate::{TIMEOUT, Victim, assert_serves_others, counter, hostile_library, open_to_b};
 
 const STRANGER_MAC: [u8; 6] = [2, 0, 0, 0, 0x99, 0x99];
 
@@ -312,7 +312,7 @@ fn fragments_leave_only_of_ones_own_datagrams_and_with_a_number_nobody_chose() {
     let mut hostile = hostile_library(&path);
     let (_, _own) = hostile.bind(Protocol::Udp, any(6000), Slot(0));
     let peer = bed.b.enter(|| UdpSocket::bind((Bed::B4, 7000))).unwrap();
-    peer.set_read_timeout(PATIENCE).unwrap();
+    peer.set_read_timeout(TIMEOUT).unwrap();
     let (device, neighbour) = macs(&hostile);
     let datagram = |port| {
         let flow = FlowKey {

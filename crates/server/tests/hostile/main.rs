@@ -52,7 +52,7 @@ use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_types::{SessionId, Slot};
 use rustix::process::Uid;
 
-const PATIENCE: Option<Duration> = Some(Duration::from_secs(10));
+const TIMEOUT: Option<Duration> = Some(Duration::from_secs(10));
 
 /// User `nobody`.
 const NOBODY: u32 = 65534;
@@ -136,7 +136,7 @@ fn open_to_b(bed: &Bed, library: &mut Library) -> (SessionId, Near, Slot, TcpStr
         .unwrap();
     let (id, near, slot) = library.open(listener.local_addr().unwrap());
     let (peer, _) = listener.accept().unwrap();
-    peer.set_read_timeout(PATIENCE).unwrap();
+    peer.set_read_timeout(TIMEOUT).unwrap();
     (id, near, slot, peer)
 }
 

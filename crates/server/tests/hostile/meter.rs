@@ -27,7 +27,7 @@ use rustix::net::sockopt;
 use rustix::process::Uid;
 
 use crate::common::{Client, Library, Near, control_path};
-use crate::{PATIENCE, PROMPT, echo, status};
+use crate::{PROMPT, TIMEOUT, echo, status};
 
 /// Not the attacker, and without root's reserves.
 pub const VICTIM: u32 = 60_001;
@@ -246,7 +246,7 @@ impl Sampler {
         let mut library = Library::start(&path);
         let (_, near, slot) = library.open(listener.local_addr().unwrap());
         let (peer, _) = listener.accept().unwrap();
-        peer.set_read_timeout(PATIENCE).unwrap();
+        peer.set_read_timeout(TIMEOUT).unwrap();
         let status = Client::connect(&path);
         let server = sockopt::socket_peercred(&status)
             .unwrap()

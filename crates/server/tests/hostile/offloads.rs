@@ -111,7 +111,7 @@ fn a_checksum_of_ipv6_is_completed_where_it_belongs_and_nowhere_else() {
     let flows = v6_owner(&bed, &mut hostile);
     let stations = macs(&hostile);
     let peer = bed.b.enter(|| UdpSocket::bind(flows[1].remote)).unwrap();
-    peer.set_read_timeout(crate::PATIENCE).unwrap();
+    peer.set_read_timeout(crate::TIMEOUT).unwrap();
     let capture = Capture::start(&bed.b);
     let places = [
         ("the source's port", V6, 0),

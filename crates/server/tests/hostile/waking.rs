@@ -50,7 +50,7 @@ pub fn die_beside_a_clogged_notifier(path: &Path) {
 pub fn have_a_clogged_holder_recalled(path: &Path, peer: SocketAddr) -> (Library, Library, Near) {
     let (mut holder, mut other) = (hostile_library(path), hostile_library(path));
     let (session, near, slot) = holder.open(peer);
-    clog(holder.alert.as_fd());
+    clog(holder.recall_event.as_fd());
     other
         .client
         .send(RequestBody::Cache { session, slot }, &[near.0.as_fd()]);

@@ -9,7 +9,7 @@ use portolan_types::Instant;
 use super::{Key, Piece};
 
 /// Reordering takes milliseconds; after this time the first fragment must have been lost.
-const PATIENCE: Duration = Duration::from_secs(15);
+const TIMEOUT: Duration = Duration::from_secs(15);
 
 /// Limit of the bytes of all waiting fragments.
 const MEMORY: usize = 1 << 20;
@@ -34,14 +34,14 @@ enum Early {
 
 impl EarlyFragments {
     /// Takes a fragment that the filter has copied; returns the frames whose owner the filter now knows.
-    pub fn take_in(&mut self, now: Instant, frame: &[u8]) -> Vec<Vec<u8>> {
+    pub fn add(&mut self, now: Instant, frame: &[u8]) -> Vec<Vec<u8>> {
         self.forget_old(now);
         let Some(piece) = Piece::of(frame) else {
             return Vec::new();
         };
         let is_first = piece.offset == 0;
         if !self.datagrams.contains_key(&piece.key) {
-            self.order.push_back((now + PATIENCE, piece.key));
+            self.order.push_back((now + TIMEOUT, piece.key));
         }
         let early = self
             .datagrams

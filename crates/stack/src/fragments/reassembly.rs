@@ -122,12 +122,7 @@ enum Misfit {
 }
 
 impl Reassembly {
-    pub(crate) fn take_in(
-        &mut self,
-        now: Instant,
-        record: &RecordHeader,
-        frame: &[u8],
-    ) -> Reassembled {
+    pub(crate) fn add(&mut self, now: Instant, record: &RecordHeader, frame: &[u8]) -> Reassembled {
         self.expire(now);
         let Some(piece) = Piece::of(frame) else {
             self.counters.malformed += 1;

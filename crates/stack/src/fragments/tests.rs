@@ -89,7 +89,7 @@ fn pieces(family: Family, id: u16) -> Vec<Vec<u8>> {
 }
 
 fn feed(reassembly: &mut Reassembly, frame: &[u8]) -> Reassembled {
-    reassembly.take_in(now(), &record(SLOT), frame)
+    reassembly.add(now(), &record(SLOT), frame)
 }
 
 fn is_waiting(reassembled: &Reassembled) -> bool {
@@ -202,14 +202,14 @@ fn a_flood_on_one_session_takes_no_more_than_its_share() {
     let mut reassembly = Reassembly::default();
     let other = pieces(Family::V4, 60_000);
     for frame in &other[1..] {
-        assert!(is_waiting(&reassembly.take_in(now(), &record(1), frame)));
+        assert!(is_waiting(&reassembly.add(now(), &record(1), frame)));
     }
     for id in 0..5_000 {
         let frame = piece(Family::V4, id, 1024, true, 0, &[0; 1400]);
         feed(&mut reassembly, &frame);
     }
     assert!(reassembly.counters.crowded_out > 4_000);
-    let whole = reassembly.take_in(now(), &record(1), &other[0]);
+    let whole = reassembly.add(now(), &record(1), &other[0]);
     assert!(matches!(whole, Reassembled::Whole(_)));
 }
 
@@ -254,24 +254,24 @@ fn no_frames_make_it_panic_or_grow_without_bound() {
 fn early_pieces_come_back_when_the_first_is_known() {
     let mut early = EarlyFragments::default();
     let [first, second, third, last]: [Vec<u8>; 4] = pieces(Family::V4, 7).try_into().unwrap();
-    assert!(early.take_in(now(), &second).is_empty());
-    assert!(early.take_in(now(), &last).is_empty());
-    assert_eq!(early.take_in(now(), &first), [second, last]);
+    assert!(early.add(now(), &second).is_empty());
+    assert!(early.add(now(), &last).is_empty());
+    assert_eq!(early.add(now(), &first), [second, last]);
     // The filter's copy was in transit when it learnt the owner.
-    assert_eq!(early.take_in(now(), &third), core::slice::from_ref(&third));
-    assert!(early.take_in(now(), &first).is_empty());
+    assert_eq!(early.add(now(), &third), core::slice::from_ref(&third));
+    assert!(early.add(now(), &first).is_empty());
 }
 
 #[test]
 fn early_pieces_that_nobody_claims_are_forgotten() {
     let mut early = EarlyFragments::default();
     let [first, second, ..]: [Vec<u8>; 4] = pieces(Family::V4, 7).try_into().unwrap();
-    early.take_in(now(), &second);
+    early.add(now(), &second);
     let later = now() + Duration::from_secs(15);
-    assert!(early.take_in(later, &first).is_empty());
+    assert!(early.add(later, &first).is_empty());
     assert_eq!(early.unclaimed, 1);
     for id in 0..2_000 {
-        early.take_in(later, &piece(Family::V6, id, 8, true, 0, &[0; 1000]));
+        early.add(later, &piece(Family::V6, id, 8, true, 0, &[0; 1000]));
     }
     assert!(early.unclaimed > 500);
 }
@@ -284,7 +284,7 @@ fn two_members_of_a_group_get_a_datagram_each() {
         let mut whole = 0;
         for frame in &pieces {
             for slot in [SLOT, SLOT + 1] {
-                let taken = reassembly.take_in(now(), &record(slot), frame);
+                let taken = reassembly.add(now(), &record(slot), frame);
                 whole += u32::from(matches!(taken, Reassembled::Whole(_)));
             }
         }

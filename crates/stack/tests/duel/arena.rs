@@ -14,7 +14,7 @@ use crate::host::Host;
 const START: Instant = Instant::from_millis(1_000_000);
 const DELAY: Duration = Duration::from_millis(5);
 /// The longest pause of a live connection is a time-out of two minutes.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// Both ends become idle: after TIME-WAIT, or R2 if the peer is gone.
 const FOREVER: Duration = Duration::from_secs(4 * 3600);
 const EVENTS: usize = 100_000;
@@ -176,7 +176,7 @@ impl Arena {
             Step::Deliver { who, place } => {
                 if let Some(packet) = self.take(who.into(), place) {
                     self.pass(who.into(), packet);
-                    self.attend();
+                    self.poll();
                 }
             }
             Step::DeliverAll(who) => self.deliver_all(who.into()),
@@ -256,9 +256,9 @@ impl Arena {
         }
         let now = self.now;
         self.hosts[who].move_session(now);
-        self.attend();
+        self.poll();
         // Frames that were filtered again.
-        self.attend();
+        self.poll();
     }
 
     // ---- the path ----
@@ -292,19 +292,19 @@ impl Arena {
         let at = covered + bit / 8 % (frame.len() - covered);
         frame[at] ^= 1 << (bit % 8);
         self.hosts[1 - from].filter(self.now, frame, 0);
-        self.attend();
+        self.poll();
     }
 
-    fn attend(&mut self) {
+    fn poll(&mut self) {
         for host in &mut self.hosts {
-            host.attend(self.now);
+            host.poll(self.now);
         }
     }
 
     fn deliver_all(&mut self, from: usize) {
         for packet in core::mem::take(&mut self.hosts[from].flying) {
             self.pass(from, packet);
-            self.attend();
+            self.poll();
         }
     }
 
@@ -332,7 +332,7 @@ impl Arena {
     /// The path stays narrow but is otherwise reliable; the users read, then close.
     pub fn settle(&mut self) {
         let mut wire = VecDeque::new();
-        self.go_on(&mut wire, PATIENCE, Arena::is_delivered, "the streams");
+        self.go_on(&mut wire, TIMEOUT, Arena::is_delivered, "the streams");
         for who in [0, 1] {
             self.close(who);
         }
@@ -373,7 +373,7 @@ impl Arena {
             while wire.front().is_some_and(|(at, ..)| *at <= self.now) {
                 if let Some((_, from, packet)) = wire.pop_front() {
                     self.pass(from, packet);
-                    self.attend();
+                    self.poll();
                 }
             }
         }

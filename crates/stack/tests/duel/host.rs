@@ -165,7 +165,7 @@ impl Host {
     }
 
     /// Both holders process what the filter delivered to them.
-    pub fn attend(&mut self, now: Instant) {
+    pub fn poll(&mut self, now: Instant) {
         for (holder, record, frame) in core::mem::take(&mut self.ring) {
             let input = self.holders[holder].input(now, &record, &frame);
             if matches!(input, Input::Unclaimed(_)) {

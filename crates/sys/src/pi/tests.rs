@@ -13,7 +13,7 @@ use super::*;
 use crate::sched::{Attributes, priority_of};
 
 /// Far beyond what anything here takes.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 fn own() -> u32 {
     crate::thread::number().unsigned_abs()
@@ -100,7 +100,7 @@ fn who_waits_for_a_lock_held_in_the_name_of_another_gets_it() {
         move || drop(mutex.lock())
     });
     let start = Instant::now();
-    while mutex.word.load(Relaxed) & FUTEX_WAITERS == 0 && start.elapsed() < PATIENCE {
+    while mutex.word.load(Relaxed) & FUTEX_WAITERS == 0 && start.elapsed() < TIMEOUT {
         thread::yield_now();
     }
     mutex.give_back(own());
@@ -127,7 +127,7 @@ fn the_holder_has_the_priority_of_who_waits_while_he_waits() {
         }
     });
     let start = Instant::now();
-    while priority_of(holder) != Some(-21) && start.elapsed() < PATIENCE {
+    while priority_of(holder) != Some(-21) && start.elapsed() < TIMEOUT {
         thread::yield_now();
     }
     assert_eq!(

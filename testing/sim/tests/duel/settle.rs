@@ -12,7 +12,7 @@ use crate::arena::Arena;
 
 const DELAY: Duration = Duration::from_millis(5);
 /// The longest pause of a live connection is a time-out of two minutes.
-const PATIENCE: Duration = Duration::from_secs(300);
+const TIMEOUT: Duration = Duration::from_secs(300);
 /// More than R2, if all time-outs were of the maximum length.
 const FOREVER: Duration = Duration::from_secs(4 * 3600);
 /// More events than an undisturbed end of the longest program takes.
@@ -28,7 +28,7 @@ impl Arena {
         for side in [Side::A, Side::B] {
             self.calm_user(side);
         }
-        let limit = if self.on_path { FOREVER } else { PATIENCE };
+        let limit = if self.on_path { FOREVER } else { TIMEOUT };
         let mut wire = Wire::new();
         if !self.on_path {
             self.go_on(&mut wire, limit, Arena::is_delivered, "the streams");

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 /// Servers hold the lock for a few system calls.
-const PATIENCE: u32 = 20;
+const TIMEOUT: u32 = 20;
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The file with the common lock.
@@ -70,7 +70,7 @@ impl Ledger {
     /// Takes the lock, without waiting for long: a server that is stopped while it holds the lock must not block
     /// others.
     fn take_lock(&self) -> io::Result<()> {
-        for _ in 0..PATIENCE {
+        for _ in 0..TIMEOUT {
             match flock(&self.lock, FlockOperation::NonBlockingLockExclusive) {
                 Err(Errno::WOULDBLOCK) => sleep(PAUSE),
                 taken => return Ok(taken?),

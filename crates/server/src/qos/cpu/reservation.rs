@@ -117,7 +117,7 @@ impl CpuReservation {
     }
 
     /// Adds new threads. [`CpuReservation::release`] of all reservations must come first.
-    pub fn take_in(&mut self, process_threads: &ProcessThreads) {
+    pub fn add(&mut self, process_threads: &ProcessThreads) {
         self.leaves_out = process_threads.leaves_out;
         for (pid, tid) in process_threads.threads() {
             if !self.threads.iter().any(|kept| kept.tid == tid) {

@@ -10,7 +10,7 @@ use portolan_sys::traffic::{Traffic, TrafficError};
 use crate::user_threads::{UserThreads, WaitsFor};
 
 /// The kernel takes less than a millisecond, unless somebody has the lock.
-const PATIENCE: Duration = Duration::from_millis(20);
+const TIMEOUT: Duration = Duration::from_millis(20);
 
 /// When nobody is served yet, or any more.
 const OUTSIDE_SERVICE: Duration = Duration::from_secs(10);
@@ -42,7 +42,7 @@ impl Default for TrafficThread {
 
 impl TrafficThread {
     pub(super) fn begin_service(&mut self) {
-        self.patience = PATIENCE;
+        self.patience = TIMEOUT;
     }
 
     pub(super) fn end_service(&mut self) {

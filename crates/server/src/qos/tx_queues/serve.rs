@@ -17,7 +17,7 @@ use crate::requests::Answer;
 use crate::server::Server;
 
 /// The kernel takes milliseconds to make a tap, tens of them when it is busy.
-const PATIENCE: Duration = Duration::from_secs(1);
+const TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Server {
     /// Handles a session that has moved to a process, where it may need a transmit queue.
@@ -106,7 +106,7 @@ impl Server {
             self.control.counters.tx_queues_refused += 1;
             return;
         };
-        let until = self.now + PATIENCE;
+        let until = self.now + TIMEOUT;
         set.tx_queues.push(TxQueueEntry {
             number,
             scope,

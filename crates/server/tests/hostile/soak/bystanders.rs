@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use portolan_netns::{Bed, Daemon, Namespace, Ready};
 use portolan_sys::namespace;
 
-use crate::PATIENCE;
+use crate::TIMEOUT;
 use crate::meter::{VICTIM, percentile};
 
 /// Ports of redis and nginx on Portolan and on the kernel's stack, and of iperf3.
@@ -410,8 +410,8 @@ const PAGES: Question = Question {
 };
 
 fn connect(address: SocketAddr) -> std::io::Result<TcpStream> {
-    let stream = TcpStream::connect_timeout(&address, PATIENCE.expect("there is an end to it"))?;
-    stream.set_read_timeout(PATIENCE)?;
+    let stream = TcpStream::connect_timeout(&address, TIMEOUT.expect("there is an end to it"))?;
+    stream.set_read_timeout(TIMEOUT)?;
     stream.set_nodelay(true)?;
     Ok(stream)
 }
