@@ -294,15 +294,17 @@ impl Filter {
         maps.share()
     }
 
-    /// Attaches the transmit filter at the ingress of a channel's tap. The program is removed with the tap.
+    /// Attaches the transmit filter at the ingress of a channel's tap, which is new and down. The program is removed with the tap.
     pub fn attach_tap(&mut self, channel: ChannelId, tap_ifindex: u32) -> Result<(), AttachError> {
         self.register_tap(channel, tap_ifindex)?;
+        self.map_builder.prepare_tap(tap_ifindex)?;
         self.map_builder.attach_tap(tap_ifindex)
     }
 
-    /// Attaches the packet filter at the ingress of the tap through which the server re-injects frames.
+    /// Attaches the packet filter at the ingress of the tap through which the server re-injects frames, which is new and
+    /// down.
     pub fn attach_inject_tap(&mut self, tap_ifindex: u32) -> Result<(), AttachError> {
-        Hook::attach(self.inject_filter.as_fd(), tap_ifindex)?;
+        Hook::attach_to_new(self.inject_filter.as_fd(), tap_ifindex)?;
         Ok(())
     }
 

@@ -42,23 +42,40 @@ pub(crate) struct Hook {
 impl Hook {
     /// Attaches `program`. Replaces what a dead server left under the same handle.
     pub(crate) fn attach(program: BorrowedFd<'_>, ifindex: u32) -> Result<Hook, AttachError> {
-        let refused = |source| AttachError::Filter { ifindex, source };
         let unanswered = |source| AttachError::Netlink { ifindex, source };
-        let mut hook = tc_hook(program, ifindex);
-        let owns_qdisc = if has_ingress_qdisc(ifindex).map_err(unanswered)? {
-            // If there is a leftover of Portolan, an earlier server created the qdisc.
-            filters(ifindex, TC_H_MIN_INGRESS)
-                .map_err(unanswered)?
-                .iter()
-                .any(is_ours)
-        } else {
-            hook.create().map_err(refused)?;
-            true
-        };
-        hook.replace(true).attach().map_err(refused)?;
+        if !has_ingress_qdisc(ifindex).map_err(unanswered)? {
+            return Hook::attach_to_new(program, ifindex);
+        }
+        // If there is a leftover of Portolan, an earlier server created the qdisc.
+        let owns_qdisc = filters(ifindex, TC_H_MIN_INGRESS)
+            .map_err(unanswered)?
+            .iter()
+            .any(is_ours);
+        replace_filter(program, ifindex)?;
         Ok(Hook {
             ifindex,
             owns_qdisc,
+        })
+    }
+
+    /// Attaches `program` to a device without a qdisc for it.
+    pub(crate) fn attach_to_new(
+        program: BorrowedFd<'_>,
+        ifindex: u32,
+    ) -> Result<Hook, AttachError> {
+        prepare(program, ifindex)?;
+        Hook::attach_to_prepared(program, ifindex)
+    }
+
+    /// Attaches `program` to a device that [`prepare`] has prepared.
+    pub(crate) fn attach_to_prepared(
+        program: BorrowedFd<'_>,
+        ifindex: u32,
+    ) -> Result<Hook, AttachError> {
+        replace_filter(program, ifindex)?;
+        Ok(Hook {
+            ifindex,
+            owns_qdisc: true,
         })
     }
 
@@ -122,6 +139,20 @@ impl AsFd for HookEvents {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
     }
+}
+
+/// Gives a device the qdisc to which a program is attached. If the device is up, the kernel deactivates it meanwhile.
+pub(crate) fn prepare(program: BorrowedFd<'_>, ifindex: u32) -> Result<(), AttachError> {
+    let refused = |source| AttachError::Filter { ifindex, source };
+    tc_hook(program, ifindex).create().map_err(refused)?;
+    Ok(())
+}
+
+/// Attaches `program`, in place of the one that is attached.
+fn replace_filter(program: BorrowedFd<'_>, ifindex: u32) -> Result<(), AttachError> {
+    let refused = |source| AttachError::Filter { ifindex, source };
+    let attached = tc_hook(program, ifindex).replace(true).attach();
+    attached.map(drop).map_err(refused)
 }
 
 fn tc_hook(program: BorrowedFd<'_>, ifindex: u32) -> TcHook {

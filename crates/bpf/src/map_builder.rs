@@ -11,7 +11,7 @@ use portolan_types::ChannelId;
 use crate::channel::{ChannelMaps, Maps};
 use crate::error::{AttachError, ChannelError, LoadError};
 use crate::filter::Limits;
-use crate::hook::Hook;
+use crate::hook::{self, Hook};
 use crate::objects::Objects;
 use crate::removals::Removals;
 use crate::table::Table;
@@ -66,10 +66,18 @@ impl MapBuilder {
         maps.iter().map(Maps::share).collect()
     }
 
-    /// Attaches the transmit filter at the ingress of a tap, which must be registered before use. The
-    /// program is removed with the tap.
+    /// Prepares a new tap, which is down, for the transmit filter.
+    pub fn prepare_tap(&self, tap_ifindex: u32) -> Result<(), AttachError> {
+        hook::prepare(self.transmit_filter.as_fd(), tap_ifindex)
+    }
+
+    /// Attaches the transmit filter at the ingress of a prepared tap, which must be registered before use. The program is
+    /// removed with the tap.
+    ///
+    /// The kernel waits for those who read the qdisc, while nobody else can change the network's configuration; it need
+    /// not if the tap was prepared long enough before.
     pub fn attach_tap(&self, tap_ifindex: u32) -> Result<(), AttachError> {
-        Hook::attach(self.transmit_filter.as_fd(), tap_ifindex)?;
+        Hook::attach_to_prepared(self.transmit_filter.as_fd(), tap_ifindex)?;
         Ok(())
     }
 

@@ -1,6 +1,6 @@
-//! Taps of exited processes. The kernel waits tens of milliseconds for each device deleted by itself, and no longer for
-//! many together: a thread deletes all taps that have gathered during its previous deletion. A process stays charged to
-//! its user until its tap is deleted, so that programs that start and exit in a loop wait for their own taps.
+//! Taps of exited processes. The kernel waits tens of milliseconds after each deletion, and no longer for several devices
+//! together: a thread deletes the taps that have gathered during its previous deletion, some at a time. A process stays
+//! charged to its user until its tap is deleted, so that programs that start and exit in a loop wait for their own taps.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -19,8 +19,9 @@ use crate::channels::pool::SpareClaim;
 /// A user with more taps that are being deleted starts programs in a loop. A shell script has one or two.
 const FEW: usize = 6;
 
-/// No device can be created while the kernel deletes several.
-const AT_ONCE: usize = 64;
+/// While the kernel deletes several, no device can be made: it waits for RCU readers once for each, with the lock held,
+/// which takes tens of milliseconds each on a busy machine.
+const AT_ONCE: usize = 4;
 
 pub struct LeavingTaps {
     /// By interface index.

@@ -303,8 +303,10 @@ impl Server {
         let ends = filter.create_channel(ChannelId::SERVER, config.ring_size)?;
         let wire = Tap::create("ptl-srv")?;
         filter.attach_tap(ChannelId::SERVER, wire.ifindex)?;
+        wire.bring_up()?;
         let inject = Tap::create("ptl-inj")?;
         filter.attach_inject_tap(inject.ifindex)?;
+        inject.bring_up()?;
         let ring = Ring::map(&ends.ring, config.ring_size as usize)?;
         let doorbell = Doorbell::map(&ends.doorbell)?;
         let network = Network::follow()?;

@@ -1,5 +1,4 @@
-//! Properties of a network device, from the classic device ioctls, and the few settings that a tap
-//! needs.
+//! Properties of a network device, from the classic device ioctls.
 
 use std::os::fd::OwnedFd;
 
@@ -25,8 +24,6 @@ pub enum DeviceError {
     NotEthernet(String),
     #[error("cannot ask about device {name}: {errno}")]
     Ask { name: String, errno: Errno },
-    #[error("cannot change device {name}: {errno}")]
-    Change { name: String, errno: Errno },
 }
 
 /// Looks up the Ethernet device `name` in the calling thread's network namespace.
@@ -58,19 +55,6 @@ pub fn exists(index: u32) -> bool {
 /// The device's rate in bits per second; none if unknown.
 pub fn rate(name: &str) -> Option<u64> {
     Requests::about(name).ok()?.rate().ok().flatten()
-}
-
-/// Silences `name` and brings it up: no ARP, no multicast, a queue of `queue` packets.
-pub(crate) fn bring_up_quietly(name: &str, queue: u32) -> Result<(), DeviceError> {
-    let change = |errno| DeviceError::Change {
-        name: name.to_owned(),
-        errno,
-    };
-    let device = Requests::about(name)?;
-    device.set_queue(queue).map_err(change)?;
-    let quiet = device.flags().map_err(change)? & !(libc::IFF_MULTICAST as i16);
-    let up = quiet | libc::IFF_NOARP as i16 | libc::IFF_UP as i16;
-    device.set_flags(up).map_err(change)
 }
 
 /// Index of device `name`.
@@ -146,27 +130,6 @@ impl Requests {
         let bytes = address.sa_data;
         let mac = MacAddr(std::array::from_fn(|index| bytes[index] as u8));
         Ok((address.sa_family == libc::ARPHRD_ETHER).then_some(mac))
-    }
-
-    fn flags(&self) -> Result<i16, Errno> {
-        let answer = self.perform::<{ libc::SIOCGIFFLAGS as Opcode }>(self.named)?;
-        // SAFETY: SIOCGIFFLAGS fills this member.
-        Ok(unsafe { answer.ifr_ifru.ifru_flags })
-    }
-
-    fn set_flags(&self, flags: i16) -> Result<(), Errno> {
-        let mut request = self.named;
-        request.ifr_ifru.ifru_flags = flags;
-        self.perform::<{ libc::SIOCSIFFLAGS as Opcode }>(request)?;
-        Ok(())
-    }
-
-    fn set_queue(&self, packets: u32) -> Result<(), Errno> {
-        let mut request = self.named;
-        // The queue length shares the union member with the other plain integers.
-        request.ifr_ifru.ifru_metric = packets as i32;
-        self.perform::<{ libc::SIOCSIFTXQLEN as Opcode }>(request)?;
-        Ok(())
     }
 
     /// `ETHTOOL_GSET` works for every driver; only the speed in Mbit/s is read from `ethtool_cmd`.

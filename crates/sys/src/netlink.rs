@@ -52,11 +52,16 @@ pub(crate) fn remove_discipline(ifindex: u32) -> Result<(), Errno> {
     Requests::open()?.acknowledged(parse::no_discipline(ifindex))
 }
 
+/// Brings a device up without ARP and multicast.
+pub(crate) fn bring_up_quietly(ifindex: u32) -> Result<(), Errno> {
+    Requests::open()?.acknowledged(parse::up_quietly(ifindex))
+}
+
 /// The group of devices to be deleted.
 const DOOMED: u32 = u32::from_be_bytes(*b"PTLx");
 
 /// Deletes devices, even if others hold them; those that no longer exist are ignored. The kernel waits tens of
-/// milliseconds until a device is unused, and no longer for many devices of a group deleted at once.
+/// milliseconds until a device is unused, and hardly longer for several devices of a group deleted at once.
 pub fn delete_devices(devices: &[u32]) -> Result<(), DeleteError> {
     let failed = |ifindex| move |errno| DeleteError { ifindex, errno };
     let mut requests = Requests::open().map_err(failed(0))?;

@@ -3,6 +3,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::{Errno, read, readv, writev};
@@ -14,11 +15,8 @@ use crate::{netlink, sysctl};
 /// Name prefix of a server's taps; a number follows, or a dash and a word.
 pub const PREFIX: &str = "ptl";
 
-/// Bytes of the virtio-net header before each frame.
+/// Bytes of the virtio-net header before each frame: the kernel's default.
 pub const VNET_HEADER: usize = 10;
-
-/// Frames that the device queues for a reader. The relevant limits are the filter's own counters.
-const QUEUE: u32 = 512;
 
 const OFFLOADS: u32 = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6;
 
@@ -44,41 +42,43 @@ pub enum CreateError {
     Open(Errno),
     #[error("cannot create a tap device: {0}")]
     Create(Errno),
-    #[error("cannot set the tap's header size: {0}")]
-    HeaderSize(Errno),
     #[error("cannot set the tap's offloads: {0}")]
     Offload(Errno),
     #[error("cannot silence the tap: {0}")]
     Silence(#[from] sysctl::WriteError),
     #[error("cannot remove the tap's queueing discipline: {0}")]
     Discipline(Errno),
+    #[error("cannot bring the tap up: {0}")]
+    Up(Errno),
     #[error(transparent)]
     Device(#[from] DeviceError),
 }
 
 impl Tap {
-    /// Creates a device `<prefix><number>` in the calling thread's network namespace: up, without
-    /// addresses, and silent (no ARP, no IPv6, no multicast).
+    /// Creates a device `<prefix><number>` in the calling thread's network namespace: down, without addresses, and
+    /// without IPv6. Each step takes the lock of all network configuration (rtnl).
     pub fn create(prefix: &str) -> Result<Tap, CreateError> {
         let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let fd = open("/dev/net/tun", flags, Mode::empty()).map_err(CreateError::Open)?;
         let name = attach(&fd, prefix)?;
-        set_header_size(&fd).map_err(CreateError::HeaderSize)?;
-        // Whether a tap accepts the offload as a reader tells whether the kernel knows it. Unsegmented
-        // datagrams are received by the ring, not the tap.
-        let cuts_datagrams = set_offloads(&fd, OFFLOADS | TUN_F_USO4 | TUN_F_USO6).is_ok();
+        let cuts_datagrams = cuts_datagrams(&fd);
         set_offloads(&fd, OFFLOADS).map_err(CreateError::Offload)?;
         disable_ipv6(&name)?;
         let ifindex = device::index(&name)?;
-        // The tap has a queue of its own, which wakes its reader.
+        // The tap has a queue of its own, which wakes its reader: 500 frames. The relevant limits are the filter's own.
         netlink::remove_discipline(ifindex).map_err(CreateError::Discipline)?;
-        device::bring_up_quietly(&name, QUEUE)?;
         Ok(Tap {
             fd,
             ifindex,
             name,
             cuts_datagrams,
         })
+    }
+
+    /// Brings the device up, silently: no ARP, no multicast. What is attached to a device that is up makes the kernel
+    /// wait for RCU readers while nobody else can change the network's configuration: attach it before.
+    pub fn bring_up(&self) -> Result<(), CreateError> {
+        netlink::bring_up_quietly(self.ifindex).map_err(CreateError::Up)
     }
 
     /// Limits the bytes of frames in transit to the wire; beyond, `write` returns `Blocked`.
@@ -108,12 +108,11 @@ fn attach(fd: &OwnedFd, prefix: &str) -> Result<String, CreateError> {
     Ok(device::name_of(&request))
 }
 
-fn set_header_size(fd: &OwnedFd) -> Result<(), Errno> {
-    let bytes = VNET_HEADER as libc::c_int;
-    // SAFETY: TUNSETVNETHDRSZ reads one int.
-    let call = unsafe { Setter::<{ libc::TUNSETVNETHDRSZ as Opcode }, _>::new(bytes) };
-    // SAFETY: as above.
-    unsafe { ioctl(fd, call) }
+/// Whether the kernel knows the offload is known from whether a tap accepts it as a reader. Unsegmented datagrams are
+/// received by the ring, not the tap.
+fn cuts_datagrams(fd: &OwnedFd) -> bool {
+    static CUTS_DATAGRAMS: OnceLock<bool> = OnceLock::new();
+    *CUTS_DATAGRAMS.get_or_init(|| set_offloads(fd, OFFLOADS | TUN_F_USO4 | TUN_F_USO6).is_ok())
 }
 
 fn set_offloads(fd: &OwnedFd, offloads: u32) -> Result<(), Errno> {
@@ -203,11 +202,13 @@ mod tests {
     fn a_tap_is_up_silent_and_gone_with_its_descriptor() {
         in_fresh_namespace(|| {
             let tap = Tap::create("ptl").unwrap();
+            tap.bring_up().unwrap();
             assert_eq!(tap.name, "ptl0");
             assert_eq!(device::by_name("ptl0").unwrap().index, tap.ifindex);
             let shown = Command::new("ip").args(["link", "show", "ptl0"]).output();
             let shown = String::from_utf8(shown.unwrap().stdout).unwrap();
             assert!(shown.contains(" qdisc noqueue "), "{shown}");
+            assert!(shown.contains("<BROADCAST,NOARP,UP,"), "{shown}");
             let mut buffer = [0; 2048];
             assert_eq!(TapIo::new(&tap.fd).read(&mut buffer), None);
             drop(tap);
@@ -219,6 +220,8 @@ mod tests {
     fn frames_cross_a_bridge_from_tap_to_tap() {
         in_fresh_namespace(|| {
             let (a, b) = (Tap::create("a").unwrap(), Tap::create("b").unwrap());
+            a.bring_up().unwrap();
+            b.bring_up().unwrap();
             ip("link add br0 type bridge stp_state 0 forward_delay 0");
             ip("link set br0 up");
             ip("link set a0 master br0");
@@ -244,6 +247,7 @@ mod tests {
     fn a_frame_without_its_header_is_refused() {
         in_fresh_namespace(|| {
             let tap = Tap::create("ptl").unwrap();
+            tap.bring_up().unwrap();
             let short = [IoSlice::new(&[0; 4])];
             let refused = TapIo::new(&tap.fd).write(&short);
             assert_eq!(refused, Err(WriteError::Refused(Errno::INVAL)));

@@ -193,8 +193,7 @@ fn tap_device(host: &Namespace, mac: &str) -> Tap {
         sysctl::write("net/ipv6/conf/eth0/disable_ipv6", "0").expect("the kernel has IPv6");
         tap
     });
-    host.ip("link set eth0 down");
-    host.ip(&format!("link set eth0 address {mac} arp on multicast on"));
+    host.ip(&format!("link set eth0 address {mac}"));
     tap
 }
 

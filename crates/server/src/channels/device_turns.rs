@@ -1,5 +1,5 @@
 //! Makes deletions of devices wait for the making of others. The kernel does both under one lock (rtnl): it takes the
-//! lock about ten times to make a tap, and holds it for tens of milliseconds to delete several.
+//! lock eight times, briefly, to make a tap, and holds it for tens of milliseconds to delete several.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub struct DeviceTurns {
 }
 
 impl DeviceTurns {
-    /// Makes a device. Waits for at most one deletion, which has begun before.
+    /// Makes a device. No deletion begins meanwhile, unless making takes longer than [`DELAY_MAX`].
     pub fn make<T>(&self, make: impl FnOnce() -> T) -> T {
         *self.is_making() = true;
         let made = make();

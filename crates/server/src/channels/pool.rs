@@ -26,6 +26,9 @@ pub(super) const FEWEST: usize = 2;
 /// In addition, one in so many, but at least one, is reserved for users of whom few programs have just ended.
 const PER_RESERVED: usize = 2;
 
+/// Number of channels made together: the kernel need not wait for what it has made some milliseconds before.
+const AT_ONCE: usize = 8;
+
 /// A channel without a process.
 #[derive(Debug)]
 pub struct Spare {
@@ -122,15 +125,16 @@ impl ChannelPool {
                 let _ = done.send(made);
                 ring.notify();
             };
-            let make_tap = || turns.make(|| make_tap(&theirs));
             work(&to_do, |wanted| match wanted {
                 Wanted::Channels(channels) => {
-                    make(&theirs, channels, ring_size, make_tap, deliver);
+                    for channels in channels.chunks(AT_ONCE) {
+                        turns.make(|| make(&theirs, channels, ring_size, deliver));
+                    }
                 }
                 Wanted::TxQueue(channel, number) => deliver(Made::TxQueue {
                     channel,
                     number,
-                    tap: make_tap(),
+                    tap: turns.make(|| start_tap(&theirs).and_then(|tap| finish_tap(&theirs, tap))),
                 }),
                 Wanted::Ring(ring, size) => deliver(Made::Ring {
                     ring,
@@ -261,13 +265,7 @@ fn work(to_do: &Receiver<Order>, mut make: impl FnMut(Wanted<'_>)) {
     }
 }
 
-fn make(
-    map_builder: &MapBuilder,
-    channels: &[ChannelId],
-    ring_size: u32,
-    make_tap: impl Fn() -> Result<Tap, MakeError>,
-    deliver: impl Fn(Made),
-) {
+fn make(map_builder: &MapBuilder, channels: &[ChannelId], ring_size: u32, deliver: impl Fn(Made)) {
     let maps = match map_builder.create_channels(channels, ring_size) {
         Ok(maps) => maps,
         Err(failure) => {
@@ -277,10 +275,12 @@ fn make(
             });
         }
     };
-    for (&channel, maps) in channels.iter().zip(maps) {
+    let taps: Vec<_> = channels.iter().map(|_| start_tap(map_builder)).collect();
+    for ((&channel, maps), tap) in channels.iter().zip(maps).zip(taps) {
+        let tap = tap.and_then(|tap| finish_tap(map_builder, tap));
         deliver(Made::Channels {
             ordered: vec![channel],
-            spare: make_tap().map(|tap| Spare { channel, tap, maps }),
+            spare: tap.map(|tap| Spare { channel, tap, maps }),
         });
     }
 }
@@ -294,9 +294,15 @@ fn make_ring(
     maps.pop().ok_or(ChannelError::OutOfRange(ring))
 }
 
-fn make_tap(map_builder: &MapBuilder) -> Result<Tap, MakeError> {
+fn start_tap(map_builder: &MapBuilder) -> Result<Tap, MakeError> {
     let tap = Tap::create(tap::PREFIX)?;
     tap.set_send_buffer(TAP_SEND_BUFFER)?;
+    map_builder.prepare_tap(tap.ifindex)?;
+    Ok(tap)
+}
+
+fn finish_tap(map_builder: &MapBuilder, tap: Tap) -> Result<Tap, MakeError> {
     map_builder.attach_tap(tap.ifindex)?;
+    tap.bring_up()?;
     Ok(tap)
 }

@@ -126,6 +126,14 @@ pub(super) fn delete_link(ifindex: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::DelLink(message)
 }
 
+pub(super) fn up_quietly(ifindex: u32) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = ifindex;
+    message.header.flags = LinkFlags::Up | LinkFlags::Noarp;
+    message.header.change_mask = LinkFlags::Up | LinkFlags::Noarp | LinkFlags::Multicast;
+    RouteNetlinkMessage::SetLink(message)
+}
+
 /// Moves a device to a group.
 pub(super) fn set_group(ifindex: u32, group: u32) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();

@@ -235,7 +235,8 @@ impl Server {
         Ok(())
     }
 
-    /// Lists those who get copies; writes what differs from what is listed.
+    /// Lists those who get copies, in any order; writes what differs from what is listed: a few rows when one comes or
+    /// leaves.
     fn write_members(
         &self,
         (group, interface, port): ([u8; 16], u32, [u8; 2]),
@@ -249,25 +250,35 @@ impl Server {
             // Below MEMBERS_MAX.
             index: index as u16,
         };
-        let rows = ids.filter_map(|id| self.row(id)).take(MEMBERS_MAX);
-        let mut count = 0;
-        for row in rows {
-            match listed.get_mut(count) {
-                Some(known) if *known == row => {}
-                Some(known) => {
-                    self.filter.set_member(&key(count), row)?;
-                    *known = row;
-                }
-                None => {
-                    self.filter.set_member(&key(count), row)?;
-                    listed.push(row);
-                }
+        let mut added: Vec<FlowRow> = ids
+            .filter_map(|id| self.row(id))
+            .take(MEMBERS_MAX)
+            .collect();
+        let mut left = Vec::new();
+        for (index, row) in listed.iter().enumerate() {
+            match added.iter().position(|wanted| wanted == row) {
+                Some(known) => drop(added.swap_remove(known)),
+                None => left.push(index),
             }
-            count += 1;
         }
-        while listed.len() > count {
+        for row in added {
+            if let Some(index) = left.pop() {
+                self.filter.set_member(&key(index), row)?;
+                listed[index] = row;
+            } else {
+                self.filter.set_member(&key(listed.len()), row)?;
+                listed.push(row);
+            }
+        }
+        // The last one takes the place of one that has left, from the end of the list.
+        while let Some(index) = left.pop()
+            && let Some(&last) = listed.last()
+        {
+            if index + 1 < listed.len() {
+                self.filter.set_member(&key(index), last)?;
+            }
             self.filter.remove_member(&key(listed.len() - 1))?;
-            listed.pop();
+            listed.swap_remove(index);
         }
         Ok(())
     }

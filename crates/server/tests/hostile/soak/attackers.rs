@@ -277,7 +277,7 @@ fn runs_for(server: &mut Daemon, duration: Duration) -> bool {
 impl Attacker {
     fn go_on(&self, field: &Field<'_>, uid: u32, stop: &AtomicBool) -> Tale {
         IS_ATTACKER.set(true);
-        be_idle();
+        be_nice();
         if !self.begins_as_root {
             let user = Some(Uid::from_raw(uid));
             rustix::thread::set_thread_res_uid(user, user, user).expect("root may");
@@ -327,11 +327,14 @@ fn silence_attackers() {
     });
 }
 
-/// Gives the calling thread processor time only when nobody else wants it.
-pub fn be_idle() {
-    let parameters = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the kernel reads the parameters for the calling thread.
-    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) };
+/// The nice value of attackers: all together weigh as much as one program of the usual priority.
+pub const NICE: &str = "15";
+
+/// Gives the calling thread the priority of attackers.
+pub fn be_nice() {
+    let nice = NICE.parse().expect("it is a number");
+    // SAFETY: the kernel is told nothing but numbers; 0 is the calling thread.
+    let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
     assert_eq!(result, 0, "{}", std::io::Error::last_os_error());
 }
 
@@ -583,19 +586,11 @@ fn killed_programs(round: &mut Round<'_>) {
         1 => vec!["bulk", &peer, "--seconds", "5"],
         _ => vec!["hold", &peer],
     };
-    let mut command: Command = field.host.exec("chrt");
+    let mut command: Command = field.host.exec("nice");
     let user = format!("--reuid={}", round.uid);
     let group = format!("--regid={}", round.uid);
     command
-        .args([
-            "--idle",
-            "0",
-            "setpriv",
-            &user,
-            &group,
-            "--clear-groups",
-            "--",
-        ])
+        .args(["-n", NICE, "setpriv", &user, &group, "--clear-groups", "--"])
         .arg(program("portolan"))
         .args(["run", "--require", "--"])
         .arg(program("portolan-traffic"))

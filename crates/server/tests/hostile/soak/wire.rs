@@ -13,7 +13,7 @@ use portolan_netns::{Bed, Namespace};
 use portolan_sys::namespace;
 use portolan_sys::tap::VNET_HEADER;
 
-use super::attackers::{RUBBISH_PORT, be_idle};
+use super::attackers::{NICE, RUBBISH_PORT, be_nice};
 use super::bystanders::{NGINX, public_programs};
 use crate::frames::{Forgery, arp, v4};
 use crate::fuzzing::values::Random;
@@ -43,7 +43,7 @@ impl HostileHost {
         let macs = [mac(&bed.a), mac(&bed.b)];
         let injector = thread::spawn(move || {
             namespace::enter(&host).expect("root may");
-            be_idle();
+            be_nice();
             inject(macs, &end)
         });
         HostileHost {
@@ -69,8 +69,8 @@ fn flood(bed: &Bed, kind: &str, duration: Duration) -> Child {
     let traffic = public_programs(&bed.a).join("portolan-traffic");
     let target = format!("{}:{}", Bed::A4, NGINX[0]);
     bed.b
-        .exec("chrt")
-        .args(["--idle", "0"])
+        .exec("nice")
+        .args(["-n", NICE])
         .arg(traffic)
         .args(["syns", &target, "--segment", kind])
         .args(["--rate", &FLOOD_RATE.to_string()])
