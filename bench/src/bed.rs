@@ -201,6 +201,12 @@ impl Bed {
 
     /// Starts `portoland` on one host and waits until it answers.
     pub fn start_daemon(&mut self, side: Side) -> Result<(), BedError> {
+        let program = self.tools.portoland.clone();
+        self.start_daemon_of(side, &program)
+    }
+
+    /// Starts a `portoland` of another build.
+    pub fn start_daemon_of(&mut self, side: Side, program: &Path) -> Result<(), BedError> {
         let config = self.file(&format!("{side}.toml"));
         let log = self.file(&format!("{side}.log"));
         let prepare = || {
@@ -212,7 +218,7 @@ impl Bed {
             path: log.clone(),
             source,
         })?;
-        let mut command = self.exec(side, &self.tools.portoland);
+        let mut command = self.exec(side, program);
         command.arg("--config").arg(&config).stderr(log);
         let daemon = Background::start(&mut command)?;
         self.await_daemon(side, daemon)

@@ -197,11 +197,13 @@ impl Process {
         control.call(request, &[descriptor]).ok()
     }
 
-    /// Does no filter deliver packets to this process any more? A server that stops removes its
-    /// filter and its socket. A server that died has left both, and the sessions continue until
-    /// another one answers: a server that still listens may be the dying one.
+    /// Does no filter deliver packets to this process any more? A server that ends for good removes its filter, its
+    /// socket and its lock file. Otherwise sessions continue until the next server answers: one that died has left all
+    /// three, and one that starts replaces the socket, which is missing for a moment, under the lock.
     pub(crate) fn is_cut_off(&self) -> bool {
-        server().is_ok_and(|Server { path, .. }| !path.exists())
+        server().is_ok_and(|Server { path, .. }| {
+            !path.exists() && !namespace::lock_path(&path).exists()
+        })
     }
 
     /// Gives up Portolan: existing sockets are left alone, and no more are opened.

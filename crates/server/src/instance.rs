@@ -9,6 +9,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
+use portolan_sys::namespace::lock_path;
 use portolan_sys::namespace_lock::{self, ClaimError, NamespaceLock};
 use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
@@ -298,12 +299,6 @@ impl Drop for Instance {
             let _ = std::fs::remove_dir(folder);
         }
     }
-}
-
-fn lock_path(socket: &Path) -> PathBuf {
-    let mut name = socket.as_os_str().to_owned();
-    name.push(".lock");
-    name.into()
 }
 
 /// An unreadable file counts as empty.

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use rustix::fs::{Mode, OFlags, open, stat};
@@ -17,6 +17,13 @@ pub fn inode() -> Result<u64, Errno> {
 /// The default control socket of the server of the calling thread's network namespace.
 pub fn control_path() -> Result<PathBuf, Errno> {
     Ok(format!("/run/portolan/{}/control", inode()?).into())
+}
+
+/// The lock file of the server with this control socket. A server that ends for good removes it.
+pub fn lock_path(control: &Path) -> PathBuf {
+    let mut name = control.as_os_str().to_owned();
+    name.push(".lock");
+    name.into()
 }
 
 /// Creates a network namespace, which lasts as long as the descriptor, or a process or device in it.

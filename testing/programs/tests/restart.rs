@@ -1,5 +1,8 @@
 //! Programs across restarts of the server: their connections go on, and listeners and bound sockets are Portolan's again
 //! with the next server, whether the previous one was stopped or killed.
+//!
+//! `PORTOLAN_TEST_RESTARTS` sets the number of restarts (20); every twentieth server is of the build
+//! `PORTOLAN_TEST_OTHER_BUILD`, if that is set to the path of a `portoland`.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -16,12 +19,15 @@ use portolan_programs::{
     PYTHON, Steps, bed, counter, eventually, file, live_sessions, public_programs, serve,
     sessions_in,
 };
+use portolan_sys::namespace::control_path;
 use rustix::process::{Pid, Signal, kill_process};
 
 const REDIS: u16 = 6379;
 const NGINX: u16 = 8084;
 const PORT: u16 = 7090;
 const RESTARTS: usize = 20;
+/// Every so many servers are of the other build.
+const OTHERS: usize = 20;
 const SOON: Duration = Duration::from_secs(10);
 /// How long after the start of a server a new connection may take until it is Portolan's; occasionally more if the
 /// machine is busy.
@@ -35,6 +41,23 @@ fn restart(bed: &mut Bed, end: Signal) {
     stop(bed, end);
     bed.start_daemon(Side::Server)
         .unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn restarts() -> usize {
+    let chosen = std::env::var("PORTOLAN_TEST_RESTARTS").ok();
+    chosen.map_or(RESTARTS, |count| count.parse().expect("a number"))
+}
+
+/// As [`restart`], by SIGTERM and SIGKILL in turns, now and then with a server of the other build.
+fn restart_in_turn(bed: &mut Bed, turn: usize) {
+    let other =
+        std::env::var_os("PORTOLAN_TEST_OTHER_BUILD").filter(|_| turn % OTHERS == OTHERS - 1);
+    stop(bed, [Signal::TERM, Signal::KILL][turn % 2]);
+    match other {
+        Some(program) => bed.start_daemon_of(Side::Server, Path::new(&program)),
+        None => bed.start_daemon(Side::Server),
+    }
+    .unwrap_or_else(|error| panic!("{error}"));
 }
 
 fn stop(bed: &mut Bed, end: Signal) {
@@ -159,14 +182,13 @@ fn services_are_portolans_again_after_each_of_twenty_restarts() {
         .collect();
     let mut before = Vec::new();
     let mut times = Vec::new();
-    for turn in 0..RESTARTS {
-        let end = [Signal::TERM, Signal::KILL][turn % 2];
+    for turn in 0..restarts() {
         // When the server ends, some clients are connected and idle.
         let endpoint = bed.endpoint(REDIS);
         let idle = bed
             .namespace(Side::Client)
             .enter(|| TcpStream::connect(endpoint));
-        restart(&mut bed, end);
+        restart_in_turn(&mut bed, turn);
         for service in [PING, GET] {
             times.push(until_portolans(&bed, service));
         }
@@ -176,6 +198,10 @@ fn services_are_portolans_again_after_each_of_twenty_restarts() {
         }
     }
     times.sort_unstable();
+    let [median, late] = [times[times.len() / 2], times[times.len() * 99 / 100]];
+    println!(
+        "from a server's start to an answer: {median:?} in the median, {late:?} in the 99th percentile"
+    );
     assert!(times[times.len() * 3 / 4] < AT_ONCE, "{times:?}");
     let settled = eventually(SOON, || {
         let after: Vec<usize> = pids.iter().map(|pid| descriptors(*pid)).collect();
@@ -623,9 +649,8 @@ fn connections_go_on_over_twenty_restarts() {
     assert!(eventually(SOON, is_settled), "{}", sockets(&bed));
     let mut before = Vec::new();
     let mut taps_before = 0;
-    for turn in 0..RESTARTS {
-        let end = [Signal::TERM, Signal::KILL][turn % 2];
-        restart(&mut bed, end);
+    for turn in 0..restarts() {
+        restart_in_turn(&mut bed, turn);
         let adopted = || counter(&bed, Side::Server, "server", "connections_adopted");
         let all = || adopted() == connections as u64;
         assert!(
@@ -695,6 +720,26 @@ fn the_peer_of_a_program_that_was_killed_without_a_server_sees_the_end() {
             1
         );
     }
+}
+
+/// A server that starts removes the socket of a dead one and makes its own.
+#[test]
+fn connections_outlast_the_replacement_of_the_control_socket() {
+    let mut bed = bed();
+    let _echo = python(&bed, (Side::Server, Stack::Portolan), PORT, ECHO);
+    let mut peer = connect(&bed, PORT);
+    echoed(&mut peer, b"word");
+    stop(&mut bed, Signal::KILL);
+    let control = bed.namespace(Side::Server).enter(control_path);
+    fs::remove_file(control.expect("a namespace")).expect("it was left");
+    // Longer than the pause of the library's thread.
+    std::thread::sleep(SOON / 5);
+    echoed(&mut peer, b"without a server");
+    bed.start_daemon(Side::Server)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let adopted = || counter(&bed, Side::Server, "server", "connections_adopted") == 1;
+    assert!(eventually(SOON, adopted), "{}", sockets(&bed));
+    echoed(&mut peer, b"with the next one");
 }
 
 /// SIGINT is an operator who will not start another.
