@@ -4,11 +4,14 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
-use libbpf_rs::libbpf_sys;
+use libbpf_rs::{OpenObject, libbpf_sys};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
+
+use crate::error::LoadError;
+use crate::objects::{IN_DRIVERS, Objects, find_program, refused};
 
 /// Hooks at which a device can run the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +41,10 @@ impl DriverHook {
 /// Why a device has no filter in its driver.
 #[derive(Debug, thiserror::Error)]
 pub enum DriverError {
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    #[error("the kernel has refused the program before")]
+    NotLoaded,
     #[error("another XDP program is attached, which stays")]
     InUse,
     #[error("VLAN devices are on it, whose tags an XDP program does not see")]
@@ -49,6 +56,41 @@ pub enum DriverError {
         hook: &'static str,
         source: io::Error,
     },
+}
+
+/// The packet filter for each hook. The kernel's verification of both takes longer than all else of a server's start
+/// but that of the filter at tc, and most servers need neither.
+pub(crate) enum DriverPrograms {
+    Prepared(Box<OpenObject>),
+    Loaded { native: OwnedFd, generic: OwnedFd },
+    Refused,
+}
+
+impl DriverPrograms {
+    pub(crate) fn of(objects: &Objects) -> Result<DriverPrograms, LoadError> {
+        Ok(DriverPrograms::Prepared(Box::new(objects.driver_filter()?)))
+    }
+
+    /// Loads both programs with the first call.
+    pub(crate) fn of_hook(&mut self, hook: DriverHook) -> Result<BorrowedFd<'_>, DriverError> {
+        *self = match std::mem::replace(self, DriverPrograms::Refused) {
+            DriverPrograms::Prepared(object) => DriverPrograms::load(*object)?,
+            loaded_or_refused => loaded_or_refused,
+        };
+        match (&*self, hook) {
+            (DriverPrograms::Loaded { native, .. }, DriverHook::Native) => Ok(native.as_fd()),
+            (DriverPrograms::Loaded { generic, .. }, DriverHook::Generic) => Ok(generic.as_fd()),
+            _ => Err(DriverError::NotLoaded),
+        }
+    }
+
+    fn load(object: OpenObject) -> Result<DriverPrograms, LoadError> {
+        let object = object.load().map_err(refused(IN_DRIVERS))?;
+        Ok(DriverPrograms::Loaded {
+            native: find_program(object.progs(), "driver_filter")?,
+            generic: find_program(object.progs(), "generic_filter")?,
+        })
+    }
 }
 
 /// An attached program; dropping it detaches the program.

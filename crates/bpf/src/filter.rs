@@ -16,7 +16,7 @@ use portolan_types::{ChannelId, FlowKey};
 
 use crate::channel::{ChannelMaps, Maps};
 use crate::counters::{self, Counter};
-use crate::driver::{self, DriverError, DriverHook, DriverLink};
+use crate::driver::{self, DriverError, DriverHook, DriverLink, DriverPrograms};
 use crate::error::{AttachError, ChannelError, LoadError, TableError};
 use crate::extensions::Extensions;
 use crate::floods::Floods;
@@ -46,8 +46,7 @@ pub struct Limits {
 pub struct Filter {
     packet_filter: OwnedFd,
     inject_filter: OwnedFd,
-    driver_filter: OwnedFd,
-    generic_filter: OwnedFd,
+    driver_programs: DriverPrograms,
     hooks: HashMap<u32, Hook>,
     driver_links: HashMap<u32, DriverLink>,
 
@@ -126,8 +125,7 @@ impl Filter {
         Ok(Filter {
             packet_filter: objects.program("packet_filter")?,
             inject_filter: objects.program("inject_filter")?,
-            driver_filter: objects.program("driver_filter")?,
-            generic_filter: objects.program("generic_filter")?,
+            driver_programs: DriverPrograms::of(objects)?,
             hooks: HashMap::new(),
             driver_links: HashMap::new(),
             flows: Table::of(objects, "flows")?,
@@ -196,11 +194,8 @@ impl Filter {
         self.driver_links.remove(&ifindex);
         let mut first = None;
         for &hook in hooks {
-            let program = match hook {
-                DriverHook::Native => &self.driver_filter,
-                DriverHook::Generic => &self.generic_filter,
-            };
-            match DriverLink::attach(program.as_fd(), ifindex, hook) {
+            let program = self.driver_programs.of_hook(hook)?;
+            match DriverLink::attach(program, ifindex, hook) {
                 Ok(link) => {
                     self.driver_links.insert(ifindex, link);
                     return Ok(hook);

@@ -1,4 +1,4 @@
-//! The five compiled objects, loaded so that they share one set of maps.
+//! The compiled objects, loaded so that they share one set of maps.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -42,6 +42,9 @@ static SYN_ANSWER: &Aligned<[u8]> = &Aligned(*include_bytes!(concat!(
     "/syn_answer.bpf.o"
 )));
 
+/// What messages call the packet filter for drivers.
+pub(crate) const IN_DRIVERS: &str = "packet filter for drivers";
+
 /// The map that holds the constants of `bpf/settings.h`.
 const SETTINGS: &str = ".rodata.settings";
 
@@ -66,7 +69,6 @@ pub(crate) fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> 
 
 pub(crate) struct Objects {
     packet_filter: Object,
-    driver_filter: Object,
     transmit_filter: Object,
     extension_manager: Object,
     sending_manager: Object,
@@ -82,8 +84,6 @@ impl Objects {
     ) -> Result<Objects, LoadError> {
         let packet_filter =
             load_packet_filter(limits, settings, predecessor).map_err(refused("packet filter"))?;
-        let driver_filter = load_beside(&packet_filter, DRIVER_FILTER)
-            .map_err(refused("packet filter for drivers"))?;
         let transmit_filter =
             load_beside(&packet_filter, TRANSMIT_FILTER).map_err(refused("transmit filter"))?;
         let extension_manager = load_beside(&packet_filter, EXTENSION_MANAGER)
@@ -94,7 +94,6 @@ impl Objects {
             load_beside(&packet_filter, SYN_ANSWER).map_err(refused("answers to SYNs"))?;
         Ok(Objects {
             packet_filter,
-            driver_filter,
             transmit_filter,
             extension_manager,
             sending_manager,
@@ -122,17 +121,18 @@ impl Objects {
 
     /// The descriptor of a program, for attaching.
     pub(crate) fn program(&self, name: &'static str) -> Result<OwnedFd, LoadError> {
-        self.programs()
-            .find(|program| program.name() == name)
-            .and_then(|program| program.as_fd().try_clone_to_owned().ok())
-            .ok_or(LoadError::Incomplete { name })
+        find_program(self.programs(), name)
+    }
+
+    /// The packet filter for drivers, which the kernel has not verified yet.
+    pub(crate) fn driver_filter(&self) -> Result<OpenObject, LoadError> {
+        prepare_beside(&self.packet_filter, DRIVER_FILTER).map_err(refused(IN_DRIVERS))
     }
 
     #[cfg(test)]
     pub(crate) fn programs_mut(&mut self) -> impl Iterator<Item = libbpf_rs::ProgramMut<'_>> {
         self.packet_filter
             .progs_mut()
-            .chain(self.driver_filter.progs_mut())
             .chain(self.transmit_filter.progs_mut())
             .chain(self.extension_manager.progs_mut())
             .chain(self.sending_manager.progs_mut())
@@ -142,12 +142,22 @@ impl Objects {
     fn programs(&self) -> impl Iterator<Item = libbpf_rs::Program<'_>> {
         self.packet_filter
             .progs()
-            .chain(self.driver_filter.progs())
             .chain(self.transmit_filter.progs())
             .chain(self.extension_manager.progs())
             .chain(self.sending_manager.progs())
             .chain(self.syn_answer.progs())
     }
+}
+
+/// The descriptor of a program, for attaching.
+pub(crate) fn find_program<'a>(
+    mut programs: impl Iterator<Item = libbpf_rs::Program<'a>>,
+    name: &'static str,
+) -> Result<OwnedFd, LoadError> {
+    programs
+        .find(|program| program.name() == name)
+        .and_then(|program| program.as_fd().try_clone_to_owned().ok())
+        .ok_or(LoadError::Incomplete { name })
 }
 
 fn load_packet_filter(
@@ -185,6 +195,11 @@ fn keep_with_program(object: &Object, program: &str, map: &str) -> libbpf_rs::Re
 
 /// Loads an object that shares the maps of the packet filter.
 fn load_beside(packet_filter: &Object, object: &Aligned<[u8]>) -> libbpf_rs::Result<Object> {
+    prepare_beside(packet_filter, object)?.load()
+}
+
+/// Opens an object that shares the maps of the packet filter.
+fn prepare_beside(packet_filter: &Object, object: &Aligned<[u8]>) -> libbpf_rs::Result<OpenObject> {
     let mut object = open(object)?;
     for mut map in object.maps_mut() {
         if let Some(shared) = packet_filter
@@ -194,7 +209,7 @@ fn load_beside(packet_filter: &Object, object: &Aligned<[u8]>) -> libbpf_rs::Res
             map.reuse_fd(shared.as_fd())?;
         }
     }
-    object.load()
+    Ok(object)
 }
 
 pub(crate) fn open(object: &Aligned<[u8]>) -> libbpf_rs::Result<OpenObject> {

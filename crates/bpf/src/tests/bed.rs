@@ -1,7 +1,7 @@
 //! Loaded filters with the channels of two libraries, a way to run frames through them, and access to
 //! the results.
 
-use std::cell::RefCell;
+use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -9,7 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions};
-use libbpf_rs::{MapCore, MapFlags, ProgramInput, RingBufferBuilder};
+use libbpf_rs::{MapCore, MapFlags, Object, ProgramInput, RingBufferBuilder};
 use portolan_proto::filter::{
     BindingKey, Doorbell, FilterInterface, FilterSettings, FlowRow, RecordHeader, SenderKey,
 };
@@ -42,6 +42,8 @@ const GROWTH: usize = 64;
 pub(super) struct Bed {
     pub filter: Filter,
     objects: RefCell<Objects>,
+    /// Loaded with its first use.
+    driver_filter: RefCell<Option<Object>>,
     pub(super) maps: Maps,
     counted: RefCell<BTreeMap<(&'static str, &'static str), u64>>,
 }
@@ -149,6 +151,7 @@ impl Bed {
         Bed {
             filter,
             objects: RefCell::new(objects),
+            driver_filter: RefCell::default(),
             maps,
             counted: RefCell::default(),
         }
@@ -166,8 +169,8 @@ impl Bed {
     /// Like [`Bed::run`], for a program at XDP, where a frame has no context but its device.
     pub(super) fn run_in_driver(&self, program: &str, frame: &[u8]) -> Outcome {
         self.newly_counted();
-        let mut objects = self.objects.borrow_mut();
-        let mut programs = objects.programs_mut();
+        let object = self.driver_filter();
+        let mut programs = object.progs_mut();
         let program = programs.find(|candidate| candidate.name() == program);
         let input = ProgramInput {
             data_in: Some(frame),
@@ -284,8 +287,19 @@ impl Bed {
             .unwrap();
     }
 
+    fn driver_filter(&self) -> RefMut<'_, Object> {
+        let object = self.driver_filter.borrow_mut();
+        RefMut::map(object, |object| {
+            object.get_or_insert_with(|| {
+                let prepared = self.objects.borrow().driver_filter().unwrap();
+                prepared.load().unwrap()
+            })
+        })
+    }
+
     /// Each program's number of instructions, and how many the verifier processed.
     pub(super) fn program_sizes(&self) -> Vec<(String, usize, u32)> {
+        let driver_filter = self.driver_filter();
         let mut objects = self.objects.borrow_mut();
         let size = |program: libbpf_rs::ProgramMut<'_>| {
             let id = libbpf_rs::Program::id_from_fd(program.as_fd()).unwrap();
@@ -299,7 +313,11 @@ impl Bed {
                 info.verified_insns,
             )
         };
-        objects.programs_mut().map(size).collect()
+        objects
+            .programs_mut()
+            .chain(driver_filter.progs_mut())
+            .map(size)
+            .collect()
     }
 
     pub(super) fn test_run(
