@@ -4,7 +4,8 @@
 mod families;
 mod text;
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -48,16 +49,30 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
             .map_err(|error| anyhow!("{error}"))
             .with_context(|| address.to_string()),
         (None, Some(path)) => listen_at(path).with_context(|| path.display().to_string()),
-        (None, None) => {
-            let snapshot = Snapshot::take(&arguments.server)?;
-            return print(text::encode(&families::of(Some(&snapshot))).trim_end());
-        }
+        (None, None) => match service_managers() {
+            Some(listener) => {
+                Server::from_listener(listener, None).map_err(|error| anyhow!("{error}"))
+            }
+            None => {
+                let snapshot = Snapshot::take(&arguments.server)?;
+                return print(text::encode(&families::of(Some(&snapshot))).trim_end());
+            }
+        },
     }?;
     loop {
         let request = listener.recv()?;
         // The client may have closed the connection.
         let _ = answer(&arguments.server, request);
     }
+}
+
+/// The listener of a socket unit that started this program (`sd_listen_fds(3)`).
+fn service_managers() -> Option<TcpListener> {
+    let number = sd_notify::listen_fds().ok()?.next()?;
+    // A number that names no descriptor was inherited from a program that had one.
+    let listener = portolan_sys::descriptor::borrow(number).ok()?;
+    let copied: OwnedFd = listener.try_clone_to_owned().ok()?;
+    Some(copied.into())
 }
 
 /// Listens at `path`. Replaces a socket without a listener, which a dead process left; refuses any other file.
