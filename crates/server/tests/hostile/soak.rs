@@ -136,13 +136,21 @@ fn assert_runs(server: &mut Daemon) {
     panic!("the server has ended, {status:?}, after\n{last}");
 }
 
-/// Returns the server's counters of refusals.
+/// Returns the server's counters of refusals, and of connections that were reset or lost.
 fn refusals(path: &std::path::Path) -> Vec<(String, u64)> {
     let counters = Client::connect(path).counters();
     let is_refusal = |name: &str| {
-        ["budget_", "refused", "drop_", "malformed", "withheld"]
-            .iter()
-            .any(|part| name.contains(part))
+        [
+            "budget_",
+            "refused",
+            "drop_",
+            "malformed",
+            "withheld",
+            "reset",
+            "overflow",
+        ]
+        .iter()
+        .any(|part| name.contains(part))
     };
     counters
         .into_iter()
