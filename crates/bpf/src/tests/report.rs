@@ -14,7 +14,7 @@ fn report_of_program_sizes_and_nanoseconds_per_packet() {
     let bed = Bed::new();
     for (name, instructions, verified) in bed.program_sizes() {
         println!("{name}: {instructions} instructions, {verified} verified");
-        // Every start of the server waits for the verifier, about 15 µs per thousand.
+        // Every start of the server waits for the verifier, about half a millisecond per thousand.
         assert!(verified < VERIFIED_MOST, "{name}: {verified}");
     }
     let [tcp, _] = flows(Protocol::Tcp);
