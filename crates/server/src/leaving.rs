@@ -3,6 +3,7 @@
 //! charged to its user until its tap is deleted, so that programs that start and exit in a loop wait for their own taps.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -16,7 +17,8 @@ use tracing::warn;
 use crate::channels::device_turns::DeviceTurns;
 use crate::channels::pool::SpareClaim;
 
-/// A user with more taps that are being deleted starts programs in a loop. A shell script has one or two.
+/// A user with more taps that are being deleted, and at least as many as others have on average, starts programs in a
+/// loop. A shell script has one or two, and on a machine that others keep busy some more.
 const FEW: usize = 6;
 
 /// While the kernel deletes several, no device can be made: it waits for RCU readers once for each, with the lock held,
@@ -26,6 +28,8 @@ const AT_ONCE: usize = 4;
 pub struct LeavingTaps {
     /// By interface index.
     charges: HashMap<u32, Charge>,
+    /// How many of them each user has.
+    counts: HashMap<u32, usize>,
     to_delete: Sender<Tap>,
     deleted: Receiver<Vec<u32>>,
     pub notifier: Arc<EventNotifier>,
@@ -47,6 +51,7 @@ impl LeavingTaps {
         });
         Ok(LeavingTaps {
             charges: HashMap::new(),
+            counts: HashMap::new(),
             to_delete,
             deleted,
             notifier,
@@ -56,6 +61,7 @@ impl LeavingTaps {
     /// Deletes a tap, even if others have its descriptor. `charge` is released once it is deleted.
     pub fn delete(&mut self, tap: Tap, charge: Option<Charge>) {
         if let Some(charge) = charge {
+            *self.counts.entry(charge.uid()).or_default() += 1;
             self.charges.insert(tap.ifindex, charge);
         }
         // The thread ends only with the server, and devices with their descriptors.
@@ -64,17 +70,12 @@ impl LeavingTaps {
 
     /// Returns the number of the user's taps that are being deleted.
     fn count_of(&self, uid: u32) -> usize {
-        let its = |charge: &&Charge| charge.uid() == uid;
-        self.charges.values().filter(its).count()
+        self.counts.get(&uid).copied().unwrap_or_default()
     }
 
     /// Users whose programs come and go in a loop leave some channels to others.
     pub fn claim_of(&self, uid: u32) -> SpareClaim {
-        if self.count_of(uid) > FEW {
-            SpareClaim::NotReserve
-        } else {
-            SpareClaim::Any
-        }
+        claim_with(self.count_of(uid), self.counts.len(), self.charges.len())
     }
 
     /// Returns whether more of what was refused becomes free soon.
@@ -88,8 +89,25 @@ impl LeavingTaps {
     pub fn give_back(&mut self) {
         self.notifier.drain();
         for device in self.deleted.try_iter().flatten() {
-            self.charges.remove(&device);
+            let Some(charge) = self.charges.remove(&device) else {
+                continue;
+            };
+            if let Entry::Occupied(mut count) = self.counts.entry(charge.uid()) {
+                *count.get_mut() -= 1;
+                if *count.get() == 0 {
+                    count.remove();
+                }
+            }
         }
+    }
+}
+
+/// The claim of a user with `its` taps of `all`, which `users` have together.
+fn claim_with(its: usize, users: usize, all: usize) -> SpareClaim {
+    if its > FEW && its * users >= all {
+        SpareClaim::NotReserve
+    } else {
+        SpareClaim::Any
     }
 }
 
@@ -110,4 +128,20 @@ fn delete_next(taps: &Receiver<Tap>, turns: &DeviceTurns) -> Option<Vec<u32>> {
     // Closed after the deletion: closing an existing tap would delete it by itself.
     drop(taps);
     Some(devices)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reserve_is_for_users_with_few_taps_or_fewer_than_others() {
+        let (any, not_reserve) = (SpareClaim::Any, SpareClaim::NotReserve);
+        assert_eq!(claim_with(0, 0, 0), any);
+        assert_eq!(claim_with(FEW, 1, FEW), any);
+        assert_eq!(claim_with(FEW + 1, 1, FEW + 1), not_reserve);
+        // Beside another one with many.
+        assert_eq!(claim_with(FEW + 1, 2, FEW + 48), any);
+        assert_eq!(claim_with(41, 2, FEW + 48), not_reserve);
+    }
 }
