@@ -235,11 +235,12 @@ impl Drop for Charge {
     }
 }
 
-/// Target length of a turn's requests; the slices of many users are shortened to meet it.
-const TURN: Duration = Duration::from_millis(8);
+/// Target length of a turn's requests; the slices of many users are shortened to meet it. A connection takes some exchanges,
+/// each of which may wait for a turn.
+const TURN: Duration = Duration::from_millis(1);
 
 /// Lower bound of a slice.
-const LEAST_SLICE: Duration = Duration::from_micros(100);
+const LEAST_SLICE: Duration = Duration::from_micros(40);
 
 /// The time of the server's loop, by user, in this turn. A user whose slice is spent is served again in the next turn,
 /// after the others; time that nobody else wants is not lost to it.

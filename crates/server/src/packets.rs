@@ -12,7 +12,7 @@ use portolan_wire::tcp::TcpFlags;
 use crate::server::Server;
 
 /// Frames read from the ring before other events have their turn.
-const FRAMES_PER_TURN: usize = 1024;
+const FRAMES_PER_TURN: usize = 256;
 
 /// Header of a complete frame: no checksum and no segmentation to do.
 const PLAIN: [u8; portolan_sys::tap::VNET_HEADER] = [0; portolan_sys::tap::VNET_HEADER];
