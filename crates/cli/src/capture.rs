@@ -1,5 +1,6 @@
-//! `portolan capture` (ADR 36): what programs of one host send each other in shared memory, as a file of packets. The
-//! programs record it in rings, one for each process, of which the server hands the other end to this command.
+//! `portolan capture` (ADR 36): what programs of one host send each other in shared memory, and the packets of programs, as
+//! a file of packets. The programs record it in rings, one for each process, of which the server hands the other end to
+//! this command.
 
 mod pcapng;
 mod segments;
@@ -13,7 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow};
-use portolan_proto::capture::{CaptureNews, CaptureRequest, PIECE_MAX, RING_MAX, RING_MIN};
+use portolan_proto::capture::{
+    CaptureNews, CaptureRequest, PIECE_MAX, RING_MAX, RING_MIN, Subject,
+};
 use portolan_proto::control::{ReplyBody, RequestBody};
 use rustix::io::Errno;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -34,6 +37,9 @@ pub struct Arguments {
     /// Capture the sessions of one process.
     #[arg(short, long, value_name = "PID")]
     pid: Option<u32>,
+    /// Capture only what programs of this host send each other in shared memory, or only packets.
+    #[arg(long, value_name = "WHAT", value_enum)]
+    only: Option<Only>,
     /// End after N packets.
     #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
@@ -43,6 +49,12 @@ pub struct Arguments {
     /// Buffer for each process in KiB, of 256 to 65536. More loses less of what is sent fast.
     #[arg(short = 'B', long, value_name = "KIB", default_value_t = 4096, value_parser = clap::value_parser!(u32).range(RING_MIN as i64 >> 10..=RING_MAX as i64 >> 10))]
     buffer_size: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Only {
+    Local,
+    Packets,
 }
 
 /// How long to wait for the server's news before the rings are read again.
@@ -59,6 +71,11 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
         pid: arguments.pid,
         ring_size: arguments.buffer_size << 10,
         snap: arguments.snapshot_length,
+        subject: match arguments.only {
+            Some(Only::Local) => Subject::Local,
+            Some(Only::Packets) => Subject::Packets,
+            None => Subject::All,
+        },
     };
     let mut news = arguments.server.subscribe(RequestBody::Capture(request))?;
     let application = format!("portolan {}", crate::version());

@@ -5,6 +5,7 @@
 //! the backlog is empty.
 
 pub(crate) mod accounts;
+pub(crate) mod captures;
 pub mod layers;
 pub(crate) mod ring_events;
 pub(crate) mod rings;
@@ -26,6 +27,7 @@ use portolan_types::{Instant, Slot};
 use rustix::io::Errno;
 
 use crate::channel::accounts::Accounts;
+use crate::channel::captures::Captures;
 use crate::channel::layers::Layer;
 use crate::channel::ring_events::RingEvents;
 use crate::channel::rings::{OwnRing, Rings};
@@ -47,6 +49,7 @@ pub(crate) struct Channel {
     /// Number of times the channel was renewed for another server.
     renewals: u32,
     pub(crate) accounts: Accounts,
+    pub(crate) captures: Captures,
     /// The tap segments a large UDP payload into datagrams (USO).
     pub(crate) cuts_datagrams: bool,
 }
@@ -109,6 +112,7 @@ impl Channel {
             is_withheld: false,
             renewals: 0,
             accounts: Accounts::new(),
+            captures: Captures::default(),
             cuts_datagrams: false,
         }
     }
@@ -187,9 +191,10 @@ impl Channel {
         mut deliver: impl FnMut(&RecordHeader, &[u8]),
     ) {
         let _ring = layers::enter(Layer::Ring);
-        let accounts = &mut self.accounts;
+        let (accounts, captures) = (&mut self.accounts, &mut self.captures);
         self.rings.receive(most, |header, frame| {
             accounts.begin(Slot(header.slot));
+            captures.note_received(header, frame);
             deliver(header, frame);
         });
         for _ in 0..most {
@@ -201,6 +206,7 @@ impl Channel {
             } else {
                 self.accounts.begin(Slot(record.header.slot))
             }
+            self.captures.note_received(&record.header, record.frame);
             deliver(&record.header, record.frame);
         }
         self.accounts.end();
@@ -210,7 +216,8 @@ impl Channel {
     /// As [`Channel::receive`], but some frames may stay in their ring.
     pub(crate) fn receive_lending(&mut self, now: Instant, most: usize, lend: &mut impl Lend) {
         let _ring = layers::enter(Layer::Ring);
-        self.rings.receive_lending(most, &mut self.accounts, lend);
+        self.rings
+            .receive_lending(most, (&mut self.accounts, &mut self.captures), lend);
         for _ in 0..most {
             let Some((record, may_lend)) = self.rx_path.next_lendable(&self.main.tap, now) else {
                 break;
@@ -220,6 +227,7 @@ impl Channel {
             } else {
                 self.accounts.begin(Slot(record.header.slot))
             }
+            self.captures.note_received(&record.header, record.frame);
             if let Some(range) = lend.deliver(&record.header, record.frame, may_lend) {
                 lend.keep(self.rx_path.lend(&self.ring_fd, range));
             }
@@ -359,6 +367,7 @@ impl Channel {
 
     /// Sends a frame that belongs to no session.
     pub(crate) fn transmit_raw(&mut self, frame: &Frame<'_>) {
+        self.captures.note_sent(frame);
         self.main.transmit(frame);
     }
 
@@ -415,6 +424,7 @@ impl<F: AsFd> TapQueue<F> {
 
 impl Wire for Channel {
     fn transmit(&mut self, frame: &Frame<'_>) {
+        self.captures.note_sent(frame);
         match self.others.get_mut(&self.chosen) {
             Some(tx_queue) => tx_queue.transmit(frame),
             None => self.main.transmit(frame),

@@ -1,7 +1,6 @@
 //! The sessions of this process and the channel that feeds them, behind one lock.
 
 mod arrivals;
-mod captures;
 pub(crate) mod delegations;
 pub(crate) mod lending;
 pub(crate) mod locals;
@@ -27,9 +26,9 @@ use portolan_types::{Instant, SessionId, Slot};
 use rustix::io::Errno;
 
 use crate::channel::Channel;
+use crate::channel::captures::Captures;
 use crate::channel::layers::{self, Layer};
 use crate::channel::rings::OwnRing;
-use crate::runtime::captures::Captures;
 use crate::runtime::delegations::Delegations;
 use crate::runtime::lending::Lending;
 use crate::runtime::locals::Locals;
@@ -56,7 +55,6 @@ pub(crate) struct Core {
     pub(crate) channel: Channel,
     pub(crate) tx_queues: TxQueueMap,
     pub(crate) locals: Locals,
-    captures: Captures,
     pub(crate) inboxes: Inboxes,
     pub(crate) delegations: Delegations,
     pub(crate) lending: Lending,
@@ -132,7 +130,6 @@ impl Core {
             channel,
             tx_queues: TxQueueMap::default(),
             locals,
-            captures: Captures::default(),
             inboxes: Inboxes::default(),
             delegations: Delegations::default(),
             lending: Lending::default(),
@@ -462,7 +459,7 @@ impl Core {
         (metastate, statistics): (MetastateReader, StatisticsWriter),
     ) {
         self.forget_tx_queues(now);
-        self.captures = Captures::default();
+        self.channel.captures = Captures::default();
         self.migrated_flows = MigratedFlows::default();
         self.metastate = metastate;
         self.routes = read_routes(&self.metastate).unwrap_or_default();

@@ -1,4 +1,5 @@
-//! What `portolan capture` and a library share (ADR 36): a ring of records of what the library's local sessions carry.
+//! What `portolan capture` and a library share (ADR 36): a ring of records of what the library's local sessions carry, and
+//! of the frames that it sends and receives.
 //!
 //! A page of words, then the ring, a power of two. The library is the only writer, the command the only reader; each
 //! treats the other's words as claims. Positions count bytes since the ring was made and never wrap. A record is a
@@ -41,17 +42,19 @@ pub mod flags {
     /// The stream ends behind these bytes.
     pub const FIN: u32 = 1;
     pub const RESET: u32 = 2;
+    /// The bytes are an Ethernet frame; session and position are zero.
+    pub const FRAME: u32 = 4;
 }
 
 /// Values of [`RecordHeader::direction`].
 pub mod direction {
-    /// Sent by the end's program.
+    /// Sent by the program.
     pub const OUT: u32 = 0;
-    /// Received by the end.
+    /// Received by it.
     pub const IN: u32 = 1;
 }
 
-/// A piece of a stream.
+/// A piece of a stream, or a frame.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]
@@ -63,7 +66,7 @@ pub struct RecordHeader {
     pub position: u64,
     /// Nanoseconds of the monotonic clock.
     pub at: u64,
-    /// Bytes of the stream.
+    /// Bytes of the stream or the frame.
     pub length: u32,
     /// How many of them follow.
     pub captured: u32,
@@ -73,6 +76,26 @@ pub struct RecordHeader {
 
 const _: () = assert!(size_of::<RecordHeader>() == 40);
 
+/// What a process records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Subject {
+    /// What its local sessions carry.
+    Local,
+    /// The frames that it sends and receives.
+    Packets,
+    All,
+}
+
+impl Subject {
+    pub fn has_local(self) -> bool {
+        self != Subject::Packets
+    }
+
+    pub fn has_packets(self) -> bool {
+        self != Subject::Local
+    }
+}
+
 /// What to capture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CaptureRequest {
@@ -80,8 +103,9 @@ pub struct CaptureRequest {
     pub pid: Option<u32>,
     /// Wanted size of each process's ring.
     pub ring_size: u32,
-    /// Most bytes to record of a piece.
+    /// Most bytes to record of a piece or a frame.
     pub snap: u32,
+    pub subject: Subject,
 }
 
 /// What a capture hears from the server.
@@ -133,6 +157,7 @@ pub struct CaptureRing {
     /// The packet carries its memory.
     pub is_new: bool,
     pub snap: u32,
+    pub subject: Subject,
 }
 
 /// Size of the whole memory with a ring of that size.

@@ -1,4 +1,4 @@
-//! `portolan capture` (ADR 36): which processes record what their local sessions carry, and what the commands hear of
+//! `portolan capture` (ADR 36): which processes record what they send and receive, and what the commands hear of
 //! processes and ends. What is recorded does not pass through the server.
 
 use std::collections::{BTreeMap, HashSet};

@@ -1,4 +1,4 @@
-//! `portolan capture`: what two programs of one host have sent each other, as tcpdump reads it.
+//! `portolan capture`: what two programs of one host have sent each other, and packets, as tcpdump reads it.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -75,31 +75,73 @@ struct Stream {
     has_gap: bool,
 }
 
+/// A captured TCP segment.
+struct Segment {
+    source: u16,
+    sequence: u32,
+    flags: u8,
+    text: Vec<u8>,
+}
+
+impl Segment {
+    /// Of an Ethernet frame with IPv4.
+    fn of(frame: &[u8]) -> Segment {
+        assert_eq!(frame[12..14], [8, 0], "IPv4");
+        let length = usize::from(u16::from_be_bytes([frame[16], frame[17]]));
+        let packet = &frame[14..14 + length];
+        let segment = &packet[usize::from(packet[0] & 15) * 4..];
+        Segment {
+            source: u16::from_be_bytes([segment[0], segment[1]]),
+            sequence: u32::from_be_bytes(segment[4..8].try_into().expect("four")),
+            flags: segment[13],
+            text: segment[usize::from(segment[12] >> 4) * 4..].to_vec(),
+        }
+    }
+}
+
 /// Reads a file of packets by way of tcpdump, which writes it in its older format.
-fn streams(file: &str) -> Vec<Stream> {
+fn packets(file: &str) -> Vec<Segment> {
     let plain = format!("{file}.pcap");
     run(Command::new("tcpdump").args(["-r", file, "-w", &plain]))
         .unwrap_or_else(|error| panic!("{error}"));
     let bytes = fs::read(&plain).expect("tcpdump has written it");
     let mut rest = &bytes[24..];
-    let mut found: Vec<(u32, Stream)> = Vec::new();
+    let mut found = Vec::new();
     while !rest.is_empty() {
         let word = |at: usize| u32::from_le_bytes(rest[at..at + 4].try_into().expect("four"));
         let length = word(8) as usize;
-        add_packet(&mut found, &rest[16..16 + length]);
+        found.push(Segment::of(&rest[16..16 + length]));
         rest = &rest[16 + length..];
+    }
+    found
+}
+
+fn streams(file: &str) -> Vec<Stream> {
+    let mut found: Vec<(u32, Stream)> = Vec::new();
+    for segment in packets(file) {
+        add_segment(&mut found, &segment);
     }
     found.into_iter().map(|(_, stream)| stream).collect()
 }
 
-/// Adds an Ethernet frame with IPv4 and TCP to its stream; the next sequence number is kept beside it.
-fn add_packet(found: &mut Vec<(u32, Stream)>, frame: &[u8]) {
-    assert_eq!(frame[12..14], [8, 0], "IPv4");
-    let packet = &frame[14..];
-    let segment = &packet[usize::from(packet[0] & 15) * 4..];
-    let source = u16::from_be_bytes([segment[0], segment[1]]);
-    let sequence = u32::from_be_bytes(segment[4..8].try_into().expect("four"));
-    let (text, flags) = (&segment[usize::from(segment[12] >> 4) * 4..], segment[13]);
+/// Returns the data of the segments from the ports wanted, with their numbers.
+fn segments(file: &str, is_wanted: impl Fn(u16) -> bool) -> Vec<(u32, Vec<u8>)> {
+    let wanted = packets(file).into_iter();
+    let wanted = wanted.filter(|segment| is_wanted(segment.source) && !segment.text.is_empty());
+    wanted
+        .map(|segment| (segment.sequence, segment.text))
+        .collect()
+}
+
+/// Adds a segment to its stream; the next sequence number is kept beside it.
+fn add_segment(found: &mut Vec<(u32, Stream)>, segment: &Segment) {
+    let Segment {
+        source,
+        sequence,
+        flags,
+        text,
+    } = segment;
+    let (source, sequence) = (*source, *sequence);
     let place = found.iter().position(|(_, stream)| stream.source == source);
     let place = place.unwrap_or_else(|| {
         let stream = Stream {
@@ -159,7 +201,7 @@ fn a_session_between_two_programs_is_captured_whole() {
         let port = 7060 + round as u16;
         let _server = serve(&bed, port, "1");
         // One program runs already, the other one starts afterwards.
-        let capture = Capture::of_root(&bed, &["--buffer-size", "65536"]);
+        let capture = Capture::of_root(&bed, &["--only", "local", "--buffer-size", "65536"]);
         let path = path(&bed, "whole");
         ask(&bed, port, &path, length);
         let (said, found) = capture.end();
@@ -339,4 +381,70 @@ fn a_user_has_a_bounded_number_of_captures() {
     drop(second);
     let again = Capture::of_root(&bed, &[]);
     assert_eq!(again.end().1.len(), 0);
+}
+
+/// The data of a stream in the order of its numbers; segments may come twice, and not in order.
+fn joined(segments: &[(u32, Vec<u8>)]) -> Vec<u8> {
+    let first = segments.iter().map(|(number, _)| *number).min();
+    let mut bytes = Vec::new();
+    for (number, text) in segments {
+        let at = number.wrapping_sub(first.unwrap_or_default()) as usize;
+        bytes.resize(bytes.len().max(at + text.len()), 0);
+        bytes[at..at + text.len()].copy_from_slice(text);
+    }
+    bytes
+}
+
+/// Packets of a connection with another host, also where the driver has delivered them.
+#[test]
+fn packets_are_captured_without_privilege_whatever_delivers_them() {
+    const LENGTH: usize = 300_000;
+    for settings in ["", "[delivery]\nform = \"shm-ipf\"\n"] {
+        let mut bed = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
+        bed.set_settings(settings);
+        for side in [Side::Client, Side::Server] {
+            bed.start_daemon(side).expect("a server");
+        }
+        let (address, port) = (bed.client.address.to_string(), 7068);
+        let mut server = bed.command(Side::Client, Stack::Kernel, PYTHON);
+        server.args([TALK, "serve", &address, &port.to_string()]);
+        let _server = Background::start(&mut server).unwrap_or_else(|error| panic!("{error}"));
+        assert!(eventually(PROMPTLY, || is_listening(&bed, port)));
+        let programs = public_programs(&bed);
+        fs::copy(TALK, programs.join("talk.py")).expect("the directory is writable");
+        let mut command = bed.command(Side::Server, Stack::Kernel, "setpriv");
+        command.args(AS_NOBODY).arg(programs.join("portolan"));
+        let options = ["capture", "--only", "packets", "--buffer-size", "65536"];
+        let capture = Capture::start(&bed, "packets", &mut command, &options);
+        let own = programs.join("own");
+        fs::create_dir(&own).expect("the directory is writable");
+        run(Command::new("chown").arg("nobody").arg(&own)).expect("root may");
+        let path = own.join("talk").display().to_string();
+        let words = [
+            "ask",
+            &address,
+            &port.to_string(),
+            &path,
+            &LENGTH.to_string(),
+        ];
+        ask_as_nobody(&bed, &programs, &words);
+        let file = capture.file.clone();
+        let (said, _) = capture.end();
+        assert!(said.contains("\n0 records dropped"), "{said}");
+        for (kind, is_wanted) in [("out", false), ("in", true)] {
+            let expected = fs::read(format!("{path}.{kind}")).expect("the client's");
+            let found = joined(&segments(&file, |source| (source == port) == is_wanted));
+            assert!(
+                found == expected,
+                "{settings} {kind}: {} bytes",
+                found.len()
+            );
+        }
+    }
+}
+
+fn is_listening(bed: &Bed, port: u16) -> bool {
+    let mut list = bed.command(Side::Client, Stack::Kernel, "ss");
+    let shown = run(list.args(["-Htln", &format!("sport = :{port}")]));
+    shown.is_ok_and(|shown| !shown.trim().is_empty())
 }

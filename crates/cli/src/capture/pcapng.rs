@@ -105,6 +105,11 @@ impl<W: Write> PcapNg<W> {
         self.block(INTERFACE_STATISTICS, &body)
     }
 
+    #[cfg(test)]
+    pub fn into_inner(self) -> W {
+        self.out
+    }
+
     pub fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }

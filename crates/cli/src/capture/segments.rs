@@ -25,6 +25,13 @@ pub struct Segment {
     pub length: u32,
 }
 
+impl Segment {
+    /// Its length, and the bytes that were captured.
+    pub fn into_data(self) -> (u32, Vec<u8>) {
+        (self.length, self.bytes)
+    }
+}
+
 /// The stream from one end to the other.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {

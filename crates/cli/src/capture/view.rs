@@ -1,4 +1,5 @@
-//! What a capture knows of processes and sessions, and the packets that it makes of their records. Which process has
+//! What a capture knows of processes and sessions, and the packets that it makes of their records. A record of a frame is a
+//! packet as it is. Which process has
 //! which end is the server's word; the records are the processes'.
 
 use std::collections::{BTreeMap, HashMap};
@@ -7,14 +8,14 @@ use std::mem;
 use std::os::fd::OwnedFd;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use portolan_proto::capture::{CaptureNews, CapturedEnd, RecordHeader, direction};
+use portolan_proto::capture::{CaptureNews, CapturedEnd, RecordHeader, direction, flags};
 use portolan_proto::local::Side;
 use portolan_sys::clock;
 use portolan_sys::shm::CaptureReader;
 use portolan_types::{ChannelId, SessionId};
 
 use super::pcapng::{Packet, PcapNg, Way};
-use super::segments::{Conversation, Segment};
+use super::segments::Conversation;
 use crate::table::printable;
 
 /// A process that records.
@@ -227,7 +228,7 @@ impl<W: Write> View<W> {
                 Side::Opener => opener,
                 Side::Accepter => opposite(opener),
             };
-            self.packet(at, (interface, way), segment)?;
+            self.packet(at, (interface, way), segment.into_data())?;
         }
         Ok(())
     }
@@ -238,6 +239,14 @@ impl<W: Write> View<W> {
         };
         recorder.received += 1;
         let interface = recorder.interface;
+        if header.flags & flags::FRAME != 0 {
+            let way = match header.direction {
+                direction::OUT => Way::Out,
+                _ => Way::In,
+            };
+            let data = (header.length, bytes.to_vec());
+            return self.packet(header.at, (interface, way), data);
+        }
         // A process may record its own sessions only.
         let Some((pair, side)) = self.ends.get(&(channel, SessionId(header.session))) else {
             return Ok(());
@@ -250,7 +259,7 @@ impl<W: Write> View<W> {
             _ => (side.other(), Way::In),
         };
         for segment in session.conversation.record(from, header, bytes) {
-            self.packet(header.at, (interface, way), segment)?;
+            self.packet(header.at, (interface, way), segment.into_data())?;
         }
         Ok(())
     }
@@ -275,7 +284,7 @@ impl<W: Write> View<W> {
                     });
                 }
                 match segment {
-                    Some(segment) => self.packet(now, (interface, Way::Out), segment),
+                    Some(segment) => self.packet(now, (interface, Way::Out), segment.into_data()),
                     None => Ok(()),
                 }
             }
@@ -296,7 +305,7 @@ impl<W: Write> View<W> {
         &mut self,
         at: u64,
         (interface, way): (u32, Way),
-        segment: Segment,
+        (length, bytes): (u32, Vec<u8>),
     ) -> io::Result<()> {
         if self.is_full() {
             return Ok(());
@@ -307,8 +316,8 @@ impl<W: Write> View<W> {
         let packet = Packet {
             at: self.epoch + at,
             way,
-            length: segment.length,
-            bytes: segment.bytes,
+            length,
+            bytes,
         };
         self.file.packet(interface, &packet)
     }

@@ -10,6 +10,7 @@ use portolan_types::{Instant, Slot};
 
 use crate::channel::Lend;
 use crate::channel::accounts::Accounts;
+use crate::channel::captures::Captures;
 use crate::descriptors::InternalFd;
 
 #[derive(Debug, Default)]
@@ -56,7 +57,7 @@ impl Rings {
     pub(crate) fn receive_lending(
         &mut self,
         most: usize,
-        accounts: &mut Accounts,
+        (accounts, captures): (&mut Accounts, &mut Captures),
         lend: &mut impl Lend,
     ) {
         for own in &mut self.0 {
@@ -66,6 +67,7 @@ impl Rings {
                     break;
                 };
                 accounts.begin(Slot(record.header.slot));
+                captures.note_received(&record.header, record.frame);
                 if let Some(range) = lend.deliver(&record.header, record.frame, may_lend) {
                     lend.keep(own.ring.lend(&own.fd, range));
                 }

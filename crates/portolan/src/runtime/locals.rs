@@ -17,9 +17,9 @@ use portolan_sys::word;
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 
+use crate::channel::captures::Recorded;
 use crate::descriptors::{self, InternalFd};
 use crate::runtime::Core;
-use crate::runtime::captures::Recorded;
 
 /// How often an awake process checks ends whose peers would have notified it.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
@@ -381,7 +381,9 @@ impl Core {
         };
         let now = clock::now();
         let wake = held.end.publish(now);
-        self.captures.note(held.id, &held.end, &mut held.recorded);
+        self.channel
+            .captures
+            .note(held.id, &held.end, &mut held.recorded);
         if held.is_corked != held.end.pushes_at().is_some() {
             self.locals.note_corked(slot);
         }
@@ -464,11 +466,12 @@ impl Core {
         self.report_local_events();
     }
 
-    /// Sets the rings in which the local sessions are recorded from now on.
+    /// Sets the rings in which is recorded from now on.
     pub(crate) fn set_captures(&mut self, rings: &[CaptureRing], memory: Vec<OwnedFd>) {
-        let was_active = self.captures.is_active();
-        self.captures.set(rings, memory);
-        if self.captures.is_active() && !was_active {
+        let captures = &mut self.channel.captures;
+        let had_local = captures.has_local();
+        captures.set(rings, memory);
+        if captures.has_local() && !had_local {
             for held in self.locals.ends.iter_mut().flatten() {
                 held.recorded = Recorded::until_now(&held.end);
             }
@@ -484,7 +487,9 @@ impl Core {
             return;
         };
         let events = look(&mut held.end);
-        self.captures.note(held.id, &held.end, &mut held.recorded);
+        self.channel
+            .captures
+            .note(held.id, &held.end, &mut held.recorded);
         if events != Events::NONE {
             let arose = held.end.news_at();
             self.locals.news += 1;
@@ -526,7 +531,9 @@ impl Core {
             held.is_active = false;
             held.end.arm(by);
             let events = held.end.look(clock::now());
-            self.captures.note(held.id, &held.end, &mut held.recorded);
+            self.channel
+                .captures
+                .note(held.id, &held.end, &mut held.recorded);
             if events != Events::NONE {
                 let arose = held.end.news_at();
                 has_news = true;

@@ -101,6 +101,7 @@ impl Server {
                 number: self.captures.rings,
                 is_new: true,
                 snap: request.snap.min(PIECE_MAX),
+                subject: request.subject,
             },
             memory: Some(memory),
         });

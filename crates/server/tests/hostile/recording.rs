@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use portolan_netns::Bed;
-use portolan_proto::capture::{CaptureNews, CaptureRequest, CapturedEnd, RING_MAX};
+use portolan_proto::capture::{CaptureNews, CaptureRequest, CapturedEnd, RING_MAX, Subject};
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::local::Side;
 use portolan_types::ChannelId;
@@ -20,6 +20,7 @@ const ALL: CaptureRequest = CaptureRequest {
     pid: None,
     ring_size: RING_MAX,
     snap: u32::MAX,
+    subject: Subject::All,
 };
 
 /// A capture, and what it has heard.

@@ -115,3 +115,21 @@ fn no_more_packets_are_written_than_wanted() {
     assert_eq!(view.write().unwrap(), 2);
     assert!(view.is_full());
 }
+
+#[test]
+fn a_frame_is_a_packet_of_its_process_of_the_length_that_it_had() {
+    let (mut view, mut writer) = scene();
+    let header = RecordHeader {
+        length: 1514,
+        captured: 4,
+        direction: direction::IN,
+        flags: flags::FRAME,
+        ..sent(0, 0, b"head")
+    };
+    writer.write(&header, b"head");
+    view.collect();
+    assert_eq!(view.write().unwrap(), 1);
+    let file = view.file.into_inner();
+    let wanted = [&4u32.to_le_bytes()[..], &1514u32.to_le_bytes(), b"head"].concat();
+    assert!(file.windows(wanted.len()).any(|found| found == wanted));
+}
