@@ -101,11 +101,11 @@ fn latency(
         .note("One byte, both ends sleep. The columns of ends are the library's layers without the device; what the two ends' clocks do not explain is the link: filters, device, sleep and wake-up. What is the call itself and the copy counts as receiving."))
 }
 
-pub fn table1(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn table1(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
     latency(context, Message::tcp(1), paper)
 }
 
-pub fn table2(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn table2(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
     latency(context, Message::udp(1), paper)
 }
 
@@ -167,7 +167,7 @@ fn throughput(
         ))
 }
 
-pub fn table3(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn table3(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
     let seconds = if context.effort.quick { 0.4 } else { 1.0 };
     let title = "This machine, TCP: MByte/s by buffer size in bytes";
     throughput(context, title, paper, &|system, size| {
@@ -175,7 +175,7 @@ pub fn table3(context: &Context, paper: Option<&Original>) -> Result<Content, Me
     })
 }
 
-pub fn table4(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn table4(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
     let seconds = if context.effort.quick { 0.4 } else { 1.0 };
     let title = "This machine, UDP: MByte/s by packet size in bytes";
     let content = throughput(context, title, paper, &|system, size| {
@@ -196,7 +196,7 @@ fn counted(
     Ok([after[0] - before[0], after[1] - before[1]])
 }
 
-pub fn fig5(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig5(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let segments = context.count(10_000, 2_000);
     let bed = context.bed()?;
     let mut table = Table::new(
@@ -231,7 +231,7 @@ pub fn fig5(context: &Context, _: Option<&Original>) -> Result<Content, MeasureE
     ))
 }
 
-pub fn fig6(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig6(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let count = context.count(20_000, 4_000);
     let seconds = if context.effort.quick { 0.5 } else { 2.0 };
     let mut table = Table::new(

@@ -105,7 +105,7 @@ fn plot_of(
     }
 }
 
-pub fn table2(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn table2(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
     let systems = [KERNEL, SERVER, IPC, SHM, KERNEL_HOOKED, SHM_IPF];
     let columns = columns(context);
     let measured = measure_all(context, &systems, &columns)?;
@@ -179,7 +179,7 @@ pub fn table2(context: &Context, paper: Option<&Original>) -> Result<Content, Me
 
 const UDP_NOTE: &str = "The server relays streams only: datagrams come by the ring in its form, too, and have no figures of their own.";
 
-pub fn table3(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn table3(context: &Context, paper: Option<&Original>) -> Result<Content, MeasureError> {
     let systems = [KERNEL, SHM, NEWAPI_IPC, NEWAPI_SHM, NEWAPI_SHM_IPF];
     let columns = columns(context);
     let measured = measure_all(context, &systems, &columns)?;
@@ -262,7 +262,7 @@ const LAYERS: [(Layer, &str); 8] = [
     (Layer::InputSession, "input, session (tcp, udp input)"),
 ];
 
-pub fn table4(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn table4(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let messages = [
         Message::tcp(1),
         Message::tcp(1460),

@@ -27,7 +27,7 @@ const SETTLE: Duration = Duration::from_millis(300);
 
 /// The stack and the environment that programs run with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct System {
+pub(super) struct System {
     pub label: &'static str,
     pub source: Source,
     program: &'static str,
@@ -59,7 +59,7 @@ const fn portolan(
     }
 }
 
-pub const KERNEL: System = System {
+pub(super) const KERNEL: System = System {
     label: "kernel sockets",
     source: Source::Kernel,
     program: TRAFFIC,
@@ -68,13 +68,13 @@ pub const KERNEL: System = System {
     link: Link::Plain,
 };
 
-pub const SERVER: System = System {
+pub(super) const SERVER: System = System {
     source: Source::Server,
     ..portolan("Portolan, server", &[("PORTOLAN_DELIVERY", "server")])
 };
 
-pub const IPC: System = portolan("Portolan, ipc", &[("PORTOLAN_DELIVERY", "ipc")]);
-pub const SHM: System = portolan("Portolan, shm", &[("PORTOLAN_DELIVERY", "shm")]);
+pub(super) const IPC: System = portolan("Portolan, ipc", &[("PORTOLAN_DELIVERY", "ipc")]);
+pub(super) const SHM: System = portolan("Portolan, shm", &[("PORTOLAN_DELIVERY", "shm")]);
 /// Portolan by shared buffers, without a preloaded library.
 const fn shared_buffers(
     label: &'static str,
@@ -87,15 +87,15 @@ const fn shared_buffers(
     }
 }
 
-pub const NEWAPI_IPC: System = shared_buffers(
+pub(super) const NEWAPI_IPC: System = shared_buffers(
     "Portolan, shared buffers, ipc",
     &[("PORTOLAN", "require"), ("PORTOLAN_DELIVERY", "ipc")],
 );
-pub const NEWAPI_SHM: System = shared_buffers(
+pub(super) const NEWAPI_SHM: System = shared_buffers(
     "Portolan, shared buffers, shm",
     &[("PORTOLAN", "require"), ("PORTOLAN_DELIVERY", "shm")],
 );
-pub const NEWAPI_SHM_IPF: System = System {
+pub(super) const NEWAPI_SHM_IPF: System = System {
     link: Link::Hooked,
     ..shared_buffers(
         "Portolan, shared buffers, shm-ipf",
@@ -103,23 +103,23 @@ pub const NEWAPI_SHM_IPF: System = System {
     )
 };
 
-pub const SHARED: System = portolan("Portolan, shared ring", &[("PORTOLAN_DIRECT", "0")]);
-pub const DIRECT: System = portolan("Portolan, own ring", &[("PORTOLAN_DIRECT", "1")]);
+pub(super) const SHARED: System = portolan("Portolan, shared ring", &[("PORTOLAN_DIRECT", "0")]);
+pub(super) const DIRECT: System = portolan("Portolan, own ring", &[("PORTOLAN_DIRECT", "1")]);
 
-pub const SHM_IPF: System = System {
+pub(super) const SHM_IPF: System = System {
     link: Link::Hooked,
     ..portolan("Portolan, shm-ipf", &[("PORTOLAN_DELIVERY", "shm-ipf")])
 };
 
 /// The kernel's stack on the link of [`SHM_IPF`].
-pub const KERNEL_HOOKED: System = System {
+pub(super) const KERNEL_HOOKED: System = System {
     label: "kernel sockets, filter in driver",
     link: Link::Hooked,
     ..KERNEL
 };
 
 /// Beds and results that several exhibits share.
-pub struct Context {
+pub(super) struct Context {
     pub effort: Effort,
     pub runs: usize,
     plain: OnceCell<Bed>,
@@ -130,11 +130,11 @@ pub struct Context {
 }
 
 /// Results of the program that measures single parts: by curve, the spread of all runs at each point.
-pub type Curves = BTreeMap<String, Vec<(f64, Spread)>>;
+pub(super) type Curves = BTreeMap<String, Vec<(f64, Spread)>>;
 
 /// The parts of a round trip's time, in microseconds.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Parts {
+pub(super) struct Parts {
     pub round_trip: f64,
     /// Total duration of the call that sends.
     pub send_call: f64,
@@ -144,31 +144,31 @@ pub struct Parts {
 }
 
 /// The parts of several runs.
-pub struct Runs(Vec<Parts>);
+pub(super) struct Runs(Vec<Parts>);
 
 impl Runs {
-    pub fn spread(&self, of: impl Fn(&Parts) -> f64) -> Spread {
+    pub(super) fn spread(&self, of: impl Fn(&Parts) -> f64) -> Spread {
         Spread::of(&mut self.0.iter().map(of).collect::<Vec<_>>())
     }
 
-    pub fn median(&self, of: impl Fn(&Parts) -> f64) -> f64 {
+    pub(super) fn median(&self, of: impl Fn(&Parts) -> f64) -> f64 {
         self.spread(of).median
     }
 
     /// Returns the time that the client's library spends in some layers.
-    pub fn client(&self, layers: &[Layer]) -> Spread {
+    pub(super) fn client(&self, layers: &[Layer]) -> Spread {
         self.spread(|parts| Parts::sum(&parts.client, layers))
     }
 }
 
 impl Parts {
-    pub fn sum(times: &[f64], layers: &[Layer]) -> f64 {
+    pub(super) fn sum(times: &[f64], layers: &[Layer]) -> f64 {
         layers.iter().map(|layer| times[*layer as usize]).sum()
     }
 }
 
 impl Context {
-    pub fn new(effort: Effort) -> Context {
+    pub(super) fn new(effort: Effort) -> Context {
         Context {
             effort,
             runs: if effort.quick { 3 } else { 5 },
@@ -181,12 +181,12 @@ impl Context {
     }
 
     /// Returns a bed whose link has the rate of the fast link in the papers.
-    pub fn ethernet(&self) -> &transmit::Link {
+    pub(super) fn ethernet(&self) -> &transmit::Link {
         let link = || transmit::Link::new(100 * transmit::MEGABIT);
         self.ethernet.get_or_init(link)
     }
 
-    pub fn bed(&self) -> Result<&Bed, MeasureError> {
+    pub(super) fn bed(&self) -> Result<&Bed, MeasureError> {
         if self.plain.get().is_none() {
             let bed = Bed::new()?;
             return Ok(self.plain.get_or_init(|| bed));
@@ -213,12 +213,12 @@ impl Context {
     }
 
     /// Returns `full`, or `quick` in a quick run.
-    pub fn count(&self, full: usize, quick: usize) -> usize {
+    pub(super) fn count(&self, full: usize, quick: usize) -> usize {
         if self.effort.quick { quick } else { full }
     }
 
     /// Measures each system at each point, alternating, so that a disturbance affects all.
-    pub fn in_turns<S, P>(
+    pub(super) fn in_turns<S, P>(
         &self,
         runs: usize,
         systems: &[S],
@@ -241,7 +241,7 @@ impl Context {
     }
 
     /// Returns the median round trip in microseconds; both sides sleep.
-    pub fn ping(
+    pub(super) fn ping(
         &self,
         system: &System,
         message: &Message,
@@ -255,7 +255,7 @@ impl Context {
     }
 
     /// Returns the report of round trips.
-    pub fn pings(
+    pub(super) fn pings(
         &self,
         system: &System,
         message: &Message,
@@ -268,7 +268,12 @@ impl Context {
     }
 
     /// Returns the Gb/s of a stream that is written in pieces of `size` bytes.
-    pub fn stream(&self, system: &System, size: usize, seconds: f64) -> Result<f64, MeasureError> {
+    pub(super) fn stream(
+        &self,
+        system: &System,
+        size: usize,
+        seconds: f64,
+    ) -> Result<f64, MeasureError> {
         let bed = self.bed_of(system)?;
         let to = bed.endpoint(PORT).to_string();
         let mut sink = system.command(bed, Side::Server);
@@ -281,7 +286,7 @@ impl Context {
     }
 
     /// Returns the Gb/s of payload received in datagrams of `size` bytes, which are sent as fast as the socket accepts.
-    pub fn datagrams(
+    pub(super) fn datagrams(
         &self,
         system: &System,
         size: usize,
@@ -320,7 +325,7 @@ impl Context {
     }
 
     /// Returns the costs of single parts; each part is measured once.
-    pub fn micro(&self, part: &'static str) -> Result<Rc<Curves>, MeasureError> {
+    pub(super) fn micro(&self, part: &'static str) -> Result<Rc<Curves>, MeasureError> {
         if let Some(known) = self.micro.borrow().get(part) {
             return Ok(Rc::clone(known));
         }
@@ -330,7 +335,11 @@ impl Context {
     }
 
     /// Returns the layers' times of both ends; each combination is measured once.
-    pub fn parts(&self, system: &System, message: &Message) -> Result<Rc<Runs>, MeasureError> {
+    pub(super) fn parts(
+        &self,
+        system: &System,
+        message: &Message,
+    ) -> Result<Rc<Runs>, MeasureError> {
         let key = format!("{} {message:?}", system.label);
         if let Some(known) = self.parts.borrow().get(&key) {
             return Ok(Rc::clone(known));
@@ -386,7 +395,7 @@ impl Context {
 
 /// A message for round trips.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Message {
+pub(super) struct Message {
     pub protocol: &'static str,
     pub size: usize,
     pub spin: bool,
@@ -394,7 +403,7 @@ pub struct Message {
 
 impl Message {
     /// Both ends sleep.
-    pub const fn tcp(size: usize) -> Message {
+    pub(super) const fn tcp(size: usize) -> Message {
         Message {
             protocol: "tcp",
             size,
@@ -402,18 +411,18 @@ impl Message {
         }
     }
 
-    pub const fn udp(size: usize) -> Message {
+    pub(super) const fn udp(size: usize) -> Message {
         Message {
             protocol: "udp",
             ..Message::tcp(size)
         }
     }
 
-    pub const fn spinning(self) -> Message {
+    pub(super) const fn spinning(self) -> Message {
         Message { spin: true, ..self }
     }
 
-    pub fn label(&self) -> String {
+    pub(super) fn label(&self) -> String {
         format!("{} {} B", self.protocol.to_uppercase(), self.size)
     }
 
@@ -465,17 +474,17 @@ fn echo(
 }
 
 /// Runs a program to its end and parses its JSON output.
-pub fn report(command: &mut Command) -> Result<Value, MeasureError> {
+pub(super) fn report(command: &mut Command) -> Result<Value, MeasureError> {
     let text = run(command)?;
     serde_json::from_str(&text).map_err(|_| unreadable(&text))
 }
 
-pub fn number(report: &Value, field: &str) -> Result<f64, MeasureError> {
+pub(super) fn number(report: &Value, field: &str) -> Result<f64, MeasureError> {
     let number = report.get(field).and_then(Value::as_f64);
     number.ok_or_else(|| unreadable(&report.to_string()))
 }
 
-pub fn numbers(report: &Value, field: &str) -> Result<Vec<f64>, MeasureError> {
+pub(super) fn numbers(report: &Value, field: &str) -> Result<Vec<f64>, MeasureError> {
     let all = report.get(field).and_then(Value::as_array);
     let all = all.ok_or_else(|| unreadable(&report.to_string()))?;
     Ok(all.iter().filter_map(Value::as_f64).collect())

@@ -9,7 +9,7 @@ use crate::machine::MachineState;
 
 /// All results so far; further runs add to them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Report {
+pub(super) struct Report {
     pub machine: Machine,
     /// By identifier.
     pub exhibits: BTreeMap<String, Exhibit>,
@@ -17,7 +17,7 @@ pub struct Report {
 
 /// The machine of the measurements.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Machine {
+pub(super) struct Machine {
     pub processor: String,
     pub cores: usize,
     pub memory_mib: u64,
@@ -28,7 +28,7 @@ pub struct Machine {
 
 /// A table or figure, measured.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Exhibit {
+pub(super) struct Exhibit {
     pub paper: String,
     /// Such as `Table 2`.
     pub number: String,
@@ -50,7 +50,7 @@ pub struct Exhibit {
 
 /// Numbers as a paper prints them.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Quoted {
+pub(super) struct Quoted {
     /// The paper's hardware and software, and where the paper says so.
     pub setting: String,
     pub facts: Vec<String>,
@@ -59,7 +59,7 @@ pub struct Quoted {
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Panel {
+pub(super) enum Panel {
     Table(Table),
     Plot(Plot),
 }
@@ -67,7 +67,7 @@ pub enum Panel {
 /// Where numbers come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Source {
+pub(super) enum Source {
     Paper,
     Kernel,
     /// Portolan with its protocols in the server.
@@ -76,7 +76,7 @@ pub enum Source {
 }
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Table {
+pub(super) struct Table {
     pub title: String,
     /// Heads of the columns after the first.
     pub head: Vec<String>,
@@ -84,7 +84,7 @@ pub struct Table {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Row {
+pub(super) struct Row {
     pub label: String,
     pub source: Source,
     pub cells: Vec<Cell>,
@@ -92,7 +92,7 @@ pub struct Row {
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Cell {
+pub(super) enum Cell {
     Spread(Spread),
     Number(f64),
     Text(String),
@@ -130,7 +130,7 @@ impl<T: Into<Cell>> From<Option<T>> for Cell {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Plot {
+pub(super) struct Plot {
     pub title: String,
     pub x: AxisLabel,
     pub y: AxisLabel,
@@ -140,7 +140,7 @@ pub struct Plot {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Style {
+pub(super) enum Style {
     /// Measured points, connected by lines.
     Points,
     /// A line without points, for many values.
@@ -150,28 +150,28 @@ pub enum Style {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct AxisLabel {
+pub(super) struct AxisLabel {
     pub label: String,
     pub scale: Scale,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Scale {
+pub(super) enum Scale {
     /// Starts at zero.
     Linear,
     Logarithmic,
 }
 
 impl AxisLabel {
-    pub fn linear(label: &str) -> AxisLabel {
+    pub(super) fn linear(label: &str) -> AxisLabel {
         AxisLabel {
             label: label.to_owned(),
             scale: Scale::Linear,
         }
     }
 
-    pub fn logarithmic(label: &str) -> AxisLabel {
+    pub(super) fn logarithmic(label: &str) -> AxisLabel {
         AxisLabel {
             label: label.to_owned(),
             scale: Scale::Logarithmic,
@@ -180,7 +180,7 @@ impl AxisLabel {
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Curve {
+pub(super) struct Curve {
     pub label: String,
     pub source: Source,
     pub points: Vec<Point>,
@@ -188,7 +188,7 @@ pub struct Curve {
 
 impl Curve {
     /// Makes a curve of single values.
-    pub fn of(
+    pub(super) fn of(
         label: impl Into<String>,
         source: Source,
         points: impl IntoIterator<Item = (f64, f64)>,
@@ -202,7 +202,7 @@ impl Curve {
     }
 
     /// Makes a curve of several runs' spreads.
-    pub fn of_spreads(
+    pub(super) fn of_spreads(
         label: impl Into<String>,
         source: Source,
         points: impl IntoIterator<Item = (f64, Spread)>,
@@ -224,7 +224,7 @@ impl Curve {
     }
 
     /// Returns the value of the first point at or after `x`.
-    pub fn at(&self, x: f64) -> f64 {
+    pub(super) fn at(&self, x: f64) -> f64 {
         let found = self.points.iter().find(|point| point.x >= x);
         found
             .or(self.points.last())
@@ -233,7 +233,7 @@ impl Curve {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Point {
+pub(super) struct Point {
     pub x: f64,
     pub y: f64,
     /// Minimum and maximum of all runs.
@@ -243,7 +243,7 @@ pub struct Point {
 
 /// A property of the shape of the paper's table or figure, and whether this measurement has it, too.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Claim {
+pub(super) struct Claim {
     /// The paper's finding.
     pub shape: String,
     /// The numbers that decide.
@@ -255,7 +255,7 @@ pub struct Claim {
 
 /// The result of a measurement.
 #[derive(Default)]
-pub struct Content {
+pub(super) struct Content {
     pub panels: Vec<Panel>,
     pub claims: Vec<Claim>,
     pub notes: Vec<String>,
@@ -263,14 +263,14 @@ pub struct Content {
 
 impl Content {
     #[must_use]
-    pub fn with(mut self, panel: impl Into<Panel>) -> Content {
+    pub(super) fn with(mut self, panel: impl Into<Panel>) -> Content {
         self.panels.push(panel.into());
         self
     }
 
     /// Adds a claim. `why` explains a shape that differs from the paper's.
     #[must_use]
-    pub fn claim(mut self, shape: &str, holds: bool, here: String, why: &str) -> Content {
+    pub(super) fn claim(mut self, shape: &str, holds: bool, here: String, why: &str) -> Content {
         self.claims.push(Claim {
             shape: shape.to_owned(),
             here,
@@ -281,7 +281,7 @@ impl Content {
     }
 
     #[must_use]
-    pub fn note(mut self, note: &str) -> Content {
+    pub(super) fn note(mut self, note: &str) -> Content {
         self.notes.push(note.to_owned());
         self
     }
@@ -300,7 +300,7 @@ impl From<Plot> for Panel {
 }
 
 impl Table {
-    pub fn new<H: ToString>(title: &str, head: impl IntoIterator<Item = H>) -> Table {
+    pub(super) fn new<H: ToString>(title: &str, head: impl IntoIterator<Item = H>) -> Table {
         Table {
             title: title.to_owned(),
             head: head.into_iter().map(|word| word.to_string()).collect(),
@@ -309,7 +309,7 @@ impl Table {
     }
 
     #[must_use]
-    pub fn row<C: Into<Cell>>(
+    pub(super) fn row<C: Into<Cell>>(
         mut self,
         label: impl Into<String>,
         source: Source,

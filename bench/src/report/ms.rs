@@ -11,7 +11,7 @@ use crate::figure::Spread;
 use crate::suites::demux::endpoints::{self, WAYS};
 use crate::suites::qos::cpu;
 
-pub fn table2(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn table2(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     const ROWS: [(&str, &str, Source); 12] = [
         ("lock and unlock, private word", "private", Source::Kernel),
         (
@@ -142,7 +142,7 @@ fn layers(context: &Context, title: &str, rows: &Rows) -> Result<(Table, Vec<f64
 
 const LAYERS_NOTE: &str = "One message is sent and one received for each turn; calls and copies of both are in the layers call and copy, which a program's clock cannot tell apart by direction: they are in neither table. Their times stand in MB Table 4.";
 
-pub fn table3(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn table3(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     const ROWS: [(Layer, &str); 3] = [
         (
             Layer::OutputSession,
@@ -181,7 +181,7 @@ pub fn table3(context: &Context, _: Option<&Original>) -> Result<Content, Measur
         .note(LAYERS_NOTE))
 }
 
-pub fn table4(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn table4(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     const ROWS: [(Layer, &str); 3] = [
         (Layer::Ring, "ring (link layer)"),
         (Layer::InputHeaders, "input, headers (IP)"),
@@ -227,7 +227,7 @@ fn nanoseconds() -> AxisLabel {
     AxisLabel::logarithmic("ns")
 }
 
-pub fn fig11(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig11(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let curves = context.micro("buffers")?;
     let copy = curve(&curves, "copy", "into a new buffer", Source::Portolan);
     let in_use = curve(
@@ -251,7 +251,7 @@ pub fn fig11(context: &Context, _: Option<&Original>) -> Result<Content, Measure
         ))
 }
 
-pub fn fig12(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig12(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let curves = context.micro("buffers")?;
     let copy = curve(&curves, "copy", "copy (Fig. 11)", Source::Portolan);
     let duplicate = curve(&curves, "duplicate", "reference", Source::Portolan);
@@ -271,7 +271,7 @@ pub fn fig12(context: &Context, _: Option<&Original>) -> Result<Content, Measure
         ))
 }
 
-pub fn fig13(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig13(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let curves = context.micro("buffers")?;
     let link = curve(&curves, "link", "header and reference", Source::Portolan);
     let (at_small, at_large) = (link.at(16.0), link.at(65_536.0));
@@ -295,7 +295,7 @@ fn pending() -> AxisLabel {
     AxisLabel::logarithmic("timers pending")
 }
 
-pub fn fig14(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig14(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let curves = context.micro("timers")?;
     let set = curve(&curves, "set", "insert", Source::Portolan);
     let clear = curve(&curves, "clear", "delete", Source::Portolan);
@@ -315,7 +315,7 @@ pub fn fig14(context: &Context, _: Option<&Original>) -> Result<Content, Measure
         ))
 }
 
-pub fn fig15(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig15(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let curves = context.micro("timers")?;
     let expire = curve(&curves, "expire", "execute", Source::Portolan);
     let growth = expire.at(16_384.0) / expire.at(16.0);
@@ -334,7 +334,7 @@ pub fn fig15(context: &Context, _: Option<&Original>) -> Result<Content, Measure
         ))
 }
 
-pub fn fig16(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig16(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let curves = context.micro("checksums")?;
     let plain = curve(
         &curves,
@@ -389,7 +389,7 @@ fn in_one_pass(
     ))
 }
 
-pub fn fig17(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig17(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let (plot, gain, said) = in_one_pass(context, "small", "Checksum and copy, data in the cache")?;
     Ok(Content::default().with(plot).claim(
         "in a cache one pass gains next to nothing",
@@ -399,7 +399,7 @@ pub fn fig17(context: &Context, _: Option<&Original>) -> Result<Content, Measure
     ))
 }
 
-pub fn fig18(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig18(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let (plot, gain, said) = in_one_pass(context, "large", "Checksum and copy, data in memory")?;
     Ok(Content::default()
         .with(plot)
@@ -452,7 +452,7 @@ const PROFILES: [Profile; 4] = [
     },
 ];
 
-pub fn fig19(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig19(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let bed = context.bed()?;
     let count = context.count(2000, 600);
     let runs = context.count(3, 1);
@@ -521,7 +521,7 @@ fn parsed(text: String) -> Result<serde_json::Value, MeasureError> {
     })
 }
 
-pub fn fig20(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig20(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let numbers: &[usize] = if context.effort.quick {
         &[1, 64, 1024]
     } else {
@@ -588,7 +588,7 @@ pub fn fig20(context: &Context, _: Option<&Original>) -> Result<Content, Measure
         .note("Both ends spin. The other endpoints are connections of one more program of the receiving host, whose peers are on the kernel's sockets."))
 }
 
-pub fn fig21(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig21(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let bed = context.bed()?;
     let mut curves = Vec::new();
     let mut table = Table::new("Pictures", ["a second", "longest time between two, ms"]);

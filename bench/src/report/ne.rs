@@ -49,7 +49,7 @@ fn averaged(points: Vec<(f64, f64)>, window_ms: u64) -> Vec<(f64, f64)> {
     points.chunks_exact(group).map(average).collect()
 }
 
-pub fn fig5a(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig5a(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let mut content = Content::default();
     let mut errors = Vec::new();
     for (stack, name, _) in STACKS {
@@ -74,7 +74,7 @@ pub fn fig5a(context: &Context, _: Option<&Original>) -> Result<Content, Measure
         .note("What arrives is recorded on the other host, as in the paper. The kernel's senders are the same programs on sockets, without a guarantee: the link is theirs by chance."))
 }
 
-pub fn fig5b(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig5b(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let mut content = Content::default();
     let mut found = None;
     for (stack, name, _) in STACKS {
@@ -108,7 +108,7 @@ pub fn fig5b(context: &Context, _: Option<&Original>) -> Result<Content, Measure
         ))
 }
 
-pub fn fig6(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig6(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let duration = Duration::from_secs_f64(if context.effort.quick { 3.0 } else { 6.0 });
     let mut content = Content::default();
     let mut table = Table::new(
@@ -150,7 +150,7 @@ fn windows(report: &Value, field: &str) -> Result<Vec<(f64, f64)>, MeasureError>
     Ok(whole.iter().enumerate().map(point).collect())
 }
 
-pub fn fig7(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig7(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let seconds = if context.effort.quick { 4.0 } else { 8.0 };
     let mut content = Content::default();
     let mut kept = Vec::new();

@@ -14,7 +14,7 @@ macro_rules! put {
     ($to:expr, $($what:tt)*) => { let _ = write!($to, $($what)*); };
 }
 
-pub fn page(report: &Report) -> String {
+pub(super) fn page(report: &Report) -> String {
     let mut page = String::new();
     put!(
         page,

@@ -9,7 +9,7 @@ use super::model::{Cell, Quoted, Source, Table};
 /// The paper of an exhibit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Paper {
+pub(super) enum Paper {
     Mb,
     Ms,
     Px,
@@ -20,7 +20,7 @@ pub enum Paper {
 }
 
 impl Paper {
-    pub const ALL: [Paper; 6] = [
+    pub(super) const ALL: [Paper; 6] = [
         Paper::Mb,
         Paper::Ms,
         Paper::Px,
@@ -29,7 +29,7 @@ impl Paper {
         Paper::Today,
     ];
 
-    pub fn short(self) -> &'static str {
+    pub(super) fn short(self) -> &'static str {
         match self {
             Paper::Mb => "MB",
             Paper::Ms => "MS",
@@ -40,7 +40,7 @@ impl Paper {
         }
     }
 
-    pub fn title(self) -> &'static str {
+    pub(super) fn title(self) -> &'static str {
         match self {
             Paper::Mb => "Protocol Service Decomposition for High-Performance Networking",
             Paper::Ms => "Migrating Sockets",
@@ -53,7 +53,7 @@ impl Paper {
         }
     }
 
-    pub fn authors(self) -> &'static str {
+    pub(super) fn authors(self) -> &'static str {
         match self {
             Paper::Mb => "C. Maeda, B. N. Bershad, SOSP 1993",
             Paper::Ms => "D. K. Y. Yau, S. S. Lam, IEEE/ACM Transactions on Networking, 1998",
@@ -67,7 +67,7 @@ impl Paper {
 
 /// Numbers as a paper prints them.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Original {
+pub(super) struct Original {
     /// The paper's hardware and software, and where the paper says so.
     setting: String,
     facts: Vec<String>,
@@ -87,12 +87,12 @@ struct Printed {
 ///
 /// # Panics
 /// Never: a test reads all of them.
-pub fn originals() -> BTreeMap<String, Original> {
+pub(super) fn originals() -> BTreeMap<String, Original> {
     toml::from_str(include_str!("papers.toml")).expect("the papers' numbers are well-formed")
 }
 
 impl Original {
-    pub fn quoted(&self) -> Quoted {
+    pub(super) fn quoted(&self) -> Quoted {
         Quoted {
             setting: self.setting.clone(),
             facts: self.facts.clone(),
@@ -112,7 +112,7 @@ impl Original {
     }
 
     /// Returns the first table's number in a row and column.
-    pub fn number(&self, row: &str, column: usize) -> f64 {
+    pub(super) fn number(&self, row: &str, column: usize) -> f64 {
         let rows = self.tables.iter().flat_map(|table| &table.rows);
         let mut found = rows.filter(|cells| cells[0].as_str() == Some(row));
         let cells = found.next().expect("the paper has the row");

@@ -55,7 +55,7 @@ const DARK: [(RGBColor, &str); 12] = [
 ];
 
 /// Returns the style sheet that makes plots dark if the reader prefers that.
-pub fn style() -> String {
+pub(super) fn style() -> String {
     let rules = DARK.map(|(light, dark)| {
         let RGBColor(red, green, blue) = light;
         let light = format!("#{red:02X}{green:02X}{blue:02X}");
@@ -68,7 +68,7 @@ pub fn style() -> String {
 }
 
 /// Returns the plot with its own style sheet, for a separate file.
-pub fn standalone(plot: &Plot) -> String {
+pub(super) fn standalone(plot: &Plot) -> String {
     let svg = draw(plot);
     let background = "<style>svg.plot{background:#fff}@media (prefers-color-scheme:dark){svg.plot{background:#16191d}}";
     let style = format!("{background}{}</style>", style());
@@ -79,7 +79,7 @@ pub fn standalone(plot: &Plot) -> String {
 }
 
 /// Returns the plot as an element of a page, no wider than its container.
-pub fn draw(plot: &Plot) -> String {
+pub(super) fn draw(plot: &Plot) -> String {
     let mut svg = String::new();
     let drawn = match plot.style {
         Style::Bars => bars(plot, &mut svg),
@@ -91,7 +91,7 @@ pub fn draw(plot: &Plot) -> String {
     format!("<svg class=\"plot\" role=\"img\" aria-label=\"{label}\" {body}")
 }
 
-pub fn escape(text: &str) -> String {
+pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")
@@ -235,7 +235,7 @@ fn text() -> TextStyle<'static> {
 }
 
 /// Formats a number with three significant digits.
-pub fn amount(value: f64) -> String {
+pub(super) fn amount(value: f64) -> String {
     let magnitude = value.abs();
     if value == 0.0 {
         "0".to_owned()

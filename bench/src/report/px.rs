@@ -23,7 +23,7 @@ enum Wait {
     Spin,
 }
 
-pub fn fig5(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig5(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let bed = context.bed()?;
     let places = [
         ("handlers in the filter", Source::Portolan, Place::Filter),
@@ -90,7 +90,7 @@ pub fn fig5(context: &Context, _: Option<&Original>) -> Result<Content, MeasureE
         .note("A handler in the filter runs where the driver hands a packet over, as the paper's at interrupt level. The paper has one bar for each device; here there is one, a veth. In the form of the server datagrams come by the ring, too: it has no bar of its own."))
 }
 
-pub fn fig6(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig6(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let bed = context.bed()?;
     let streams: &[u16] = if context.effort.quick {
         &[1, 15, 30]
@@ -159,7 +159,7 @@ pub fn fig6(context: &Context, _: Option<&Original>) -> Result<Content, MeasureE
         ))
 }
 
-pub fn fig7(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn fig7(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     let sizes: &[usize] = if context.effort.quick {
         &[1, 1024]
     } else {

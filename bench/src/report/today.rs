@@ -64,34 +64,43 @@ fn cells(figure: &Figure) -> [Cell; 6] {
     ]
 }
 
-pub fn round_trips(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn round_trips(
+    context: &Context,
+    _: Option<&Original>,
+) -> Result<Content, MeasureError> {
     suite(context, Suite::Rtt)
 }
 
-pub fn transfers(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn transfers(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     suite(context, Suite::Bulk)
 }
 
-pub fn redis(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn redis(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     suite(context, Suite::Redis)
 }
 
-pub fn web(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn web(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     suite(context, Suite::Http)
 }
 
-pub fn connections(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn connections(
+    context: &Context,
+    _: Option<&Original>,
+) -> Result<Content, MeasureError> {
     suite(context, Suite::Conns)
 }
 
-pub fn local(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn local(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
     suite(context, Suite::Local)
 }
 
 /// Percentiles of all round trips.
 const PERCENTILES: [f64; 9] = [1.0, 10.0, 25.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99];
 
-pub fn percentiles(context: &Context, _: Option<&Original>) -> Result<Content, MeasureError> {
+pub(super) fn percentiles(
+    context: &Context,
+    _: Option<&Original>,
+) -> Result<Content, MeasureError> {
     let count = context.count(50_000, 10_000).to_string();
     let mut content = Content::default();
     for (message, name) in [

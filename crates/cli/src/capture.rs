@@ -28,7 +28,7 @@ use crate::exit::Failure;
 use crate::server::{Subscription, unexpected};
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// The file to write; `-` for standard output [default: `-`, unless that is a terminal].
@@ -61,7 +61,7 @@ enum Only {
 const BUSY: Duration = Duration::from_millis(1);
 const IDLE: Duration = Duration::from_millis(10);
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let out = arguments.output()?;
     let is_ended = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {

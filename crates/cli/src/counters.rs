@@ -12,7 +12,7 @@ use crate::json::{HolderView, print_json};
 
 /// One counter.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct CounterView {
+pub(crate) struct CounterView {
     pub group: String,
     pub name: String,
     pub value: u64,
@@ -30,7 +30,7 @@ fn view(counter: &CounterReport) -> CounterView {
 }
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Include counters that are zero.
@@ -48,7 +48,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let mut counters = arguments.server.counters()?;
     let Some(seconds) = arguments.watch else {
         return show(arguments, &counters);

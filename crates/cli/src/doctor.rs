@@ -17,7 +17,7 @@ use crate::exit::{Failure, print};
 use crate::json::print_json;
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Print JSON.
@@ -28,7 +28,7 @@ pub struct Arguments {
     interface: Option<String>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let status = service::status(&arguments.server);
     let mut checks = kernel::checks();
     checks.extend(host::checks());
@@ -48,7 +48,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
 
 /// One line of the report.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
-pub struct Check {
+pub(crate) struct Check {
     name: String,
     verdict: Verdict,
     /// What was found.

@@ -23,7 +23,7 @@ const FILE: &str = "portolan.conf";
 const ENVIRONMENT: &str = "portolan.environment";
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// Fail, instead of using the kernel's sockets, while no server runs.
     #[arg(long)]
     require: bool,
@@ -49,7 +49,7 @@ pub struct Arguments {
 }
 
 #[derive(clap::Args)]
-pub struct DisableArguments {
+pub(crate) struct DisableArguments {
     /// The directory that drop-ins were written to.
     #[arg(
         long,
@@ -62,7 +62,7 @@ pub struct DisableArguments {
     unit: String,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let name = service_name(&arguments.unit)?;
     let unit = Unit::find(&name)?;
     // A preload library beside this program is found by a path that contains `..`.
@@ -85,7 +85,7 @@ pub fn run(arguments: &Arguments) -> Result<(), Failure> {
     print(format!("{}\nsystemctl restart {name}", path.display()))
 }
 
-pub fn disable(arguments: &DisableArguments) -> Result<(), Failure> {
+pub(crate) fn disable(arguments: &DisableArguments) -> Result<(), Failure> {
     let name = service_name(&arguments.unit)?;
     let directory = arguments.directory.join(format!("{name}.d"));
     let path = directory.join(FILE);

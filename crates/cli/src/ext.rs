@@ -13,8 +13,8 @@ use portolan_proto::extension::{Cost, ExtensionReply, ExtensionReport, Extension
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub use self::install::InstalledView;
-pub use self::show::{ExtensionView, StatisticsView};
+pub(crate) use self::install::InstalledView;
+pub(crate) use self::show::{ExtensionView, StatisticsView};
 
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
@@ -22,7 +22,7 @@ use crate::json::print_json;
 use crate::server::unexpected;
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Print JSON.
@@ -58,7 +58,7 @@ enum Command {
     },
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     match &arguments.command {
         Command::Install(request) => install::run(arguments, request),
         Command::List => show::list(arguments, &arguments.extensions()?),
@@ -115,7 +115,7 @@ fn check(arguments: &Arguments, path: &Path) -> Result<(), Failure> {
 
 /// The resources that an extension needs.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct CostView {
+pub(crate) struct CostView {
     pub instructions: u32,
     /// Instructions that the kernel's verifier processed.
     pub verified: u32,

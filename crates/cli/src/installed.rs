@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 
-pub fn find(name: &str) -> anyhow::Result<PathBuf> {
+pub(crate) fn find(name: &str) -> anyhow::Result<PathBuf> {
     let program = env::current_exe()?;
     let directory = program.parent().unwrap_or(Path::new("/"));
     ["", "../lib/portolan"]

@@ -16,19 +16,19 @@ use crate::exit::{Failure, print};
 use crate::table::printable;
 
 /// Prints one value, indented.
-pub fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+pub(crate) fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     print(serde_json::to_string_pretty(value)?)
 }
 
 /// Prints one value on one line, for commands that print a sequence of values.
-pub fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
+pub(crate) fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
     print(serde_json::to_string(value)?)
 }
 
 /// The holder of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum HolderView {
+pub(crate) enum HolderView {
     /// The server, during set-up and tear-down.
     Server,
     /// The server, which moves the data through the descriptor.
@@ -61,7 +61,7 @@ impl From<&Holder> for HolderView {
     }
 }
 
-pub fn protocol(protocol: Protocol) -> &'static str {
+pub(crate) fn protocol(protocol: Protocol) -> &'static str {
     match protocol {
         Protocol::Tcp => "tcp",
         Protocol::Udp => "udp",
@@ -69,12 +69,12 @@ pub fn protocol(protocol: Protocol) -> &'static str {
 }
 
 /// The session number in decimal digits; null if the caller may not know it.
-pub fn session(id: SessionId) -> Option<String> {
+pub(crate) fn session(id: SessionId) -> Option<String> {
     (id.0 != 0).then(|| id.0.to_string())
 }
 
 /// Serializes a rate or a share, rounded to a thousandth; null if it is not finite.
-pub fn measure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
+pub(crate) fn measure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     let rounded = (value * 1000.0).round() / 1000.0;
     if rounded.is_finite() {
         // Adding zero turns a negative zero into a positive one.
@@ -85,12 +85,12 @@ pub fn measure<S: Serializer>(value: &f64, serializer: S) -> Result<S::Ok, S::Er
 }
 
 /// The schema of values that [`measure`] serializes.
-pub fn measure_schema(generator: &mut SchemaGenerator) -> Schema {
+pub(crate) fn measure_schema(generator: &mut SchemaGenerator) -> Schema {
     <Option<f64>>::json_schema(generator)
 }
 
 /// Returns the schema of each command's `--json` output, by the command's name in `$defs`.
-pub fn schema() -> Value {
+pub(crate) fn schema() -> Value {
     let mut generator = SchemaSettings::draft2020_12()
         .for_serialize()
         .into_generator();

@@ -12,7 +12,7 @@ use object::read::elf::{FileHeader as _, ProgramHeader as _};
 use object::read::{ReadCache, ReadRef};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Linkage {
+pub(crate) enum Linkage {
     /// Linked to glibc, or a script, whose interpreter is not checked.
     Glibc,
     /// Another loader, which lacks glibc's symbols and would refuse to start the program with the proxy.
@@ -23,12 +23,12 @@ pub enum Linkage {
 }
 
 /// Returns how the program is linked that the shell would run by this name.
-pub fn of_program(name: &OsStr) -> Linkage {
+pub(crate) fn of_program(name: &OsStr) -> Linkage {
     let file = find(name).and_then(|path| File::open(path).ok());
     file.map_or(Linkage::Glibc, |file| of_image(&ReadCache::new(file)))
 }
 
-pub fn find(name: &OsStr) -> Option<PathBuf> {
+pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
     if Path::new(name).components().count() > 1 {
         return Some(name.into());
     }

@@ -9,7 +9,7 @@ use clap_complete::Shell;
 use crate::exit::{Failure, print};
 
 /// The end of `portolan --help`, and of portolan(1).
-pub const AFTER_OPTIONS: &str = "Environment:
+pub(crate) const AFTER_OPTIONS: &str = "Environment:
     PORTOLAN_SOCKET  the control socket, as --socket
 
 Files:
@@ -26,7 +26,7 @@ Exit status:
     127  run: the program was not found";
 
 /// The end of `portolan run --help`, and of portolan-run(1).
-pub const AFTER_RUN: &str = "Environment:
+pub(crate) const AFTER_RUN: &str = "Environment:
     PORTOLAN  auto, require (as --require), or off: the kernel's sockets only
     PORTOLAN_SOCKET  as --socket
     PORTOLAN_SPIN  as --spin
@@ -46,13 +46,13 @@ Examples:
     portolan run --spin 50 -- ./server";
 
 #[derive(clap::Args)]
-pub struct Completions {
+pub(crate) struct Completions {
     /// The shell.
     #[arg(value_enum)]
     shell: Shell,
 }
 
-pub fn complete(arguments: &Completions, mut command: clap::Command) -> Result<(), Failure> {
+pub(crate) fn complete(arguments: &Completions, mut command: clap::Command) -> Result<(), Failure> {
     let mut script = Vec::new();
     clap_complete::generate(arguments.shell, &mut command, "portolan", &mut script);
     print(String::from_utf8_lossy(&script).trim_end())
@@ -60,7 +60,7 @@ pub fn complete(arguments: &Completions, mut command: clap::Command) -> Result<(
 
 #[derive(clap::Args)]
 #[group(required = true, multiple = false)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// The directory to write the pages to.
     directory: Option<PathBuf>,
     /// Print the command reference in Markdown instead.
@@ -71,7 +71,7 @@ pub struct Arguments {
     schema: bool,
 }
 
-pub fn run(arguments: &Arguments, command: clap::Command) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments, command: clap::Command) -> Result<(), Failure> {
     if arguments.schema {
         return crate::json::print_json(&crate::json::schema());
     }

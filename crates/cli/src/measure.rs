@@ -11,7 +11,7 @@ use crate::exit::Failure;
 use crate::installed;
 
 /// Returns only if the program could not be started.
-pub fn run() -> Result<(), Failure> {
+pub(crate) fn run() -> Result<(), Failure> {
     let program = installed::find(PROGRAM)?;
     let error = Command::new(&program).args(env::args_os().skip(1)).exec();
     Err(anyhow!(error).context(program.display().to_string()).into())

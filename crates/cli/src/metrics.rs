@@ -24,7 +24,7 @@ use crate::server::unexpected;
 const PATH: &str = "/metrics";
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Serve the metrics by HTTP at a TCP address, such as 127.0.0.1:9469.
@@ -43,7 +43,7 @@ struct Snapshot {
     guarantees: QosReport,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let listener = match (arguments.listen, &arguments.unix) {
         (Some(address), _) => Server::http(address)
             .map_err(|error| anyhow!("{error}"))

@@ -17,7 +17,7 @@ use crate::json::print_json;
 use crate::server::unexpected;
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Show counters since the server's start instead of since the last call.
@@ -42,7 +42,7 @@ pub struct Arguments {
 
 /// Counters by name.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct NstatView {
+pub(crate) struct NstatView {
     pub portolan: BTreeMap<String, u64>,
 }
 
@@ -104,7 +104,7 @@ const KERNELS: [(&str, &[&str]); 25] = [
     ("UdpRcvbufErrors", &["stack.drop_receive_buffer"]),
 ];
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let ReplyBody::Status(status) = arguments.server.ask(RequestBody::ReadStatus)? else {
         return Err(unexpected());
     };

@@ -10,14 +10,14 @@ use procfs::process::{FDTarget, Process, all_processes};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub use self::reason::Reason;
+pub(crate) use self::reason::Reason;
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
 use crate::json::print_json;
 use crate::table::{lines, printable};
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Include processes without the socket proxy that have kernel sockets.
@@ -30,7 +30,7 @@ pub struct Arguments {
 
 /// A process with sockets.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct ProcessView {
+pub(crate) struct ProcessView {
     pub pid: u32,
     pub program: String,
     pub uid: u32,
@@ -42,7 +42,7 @@ pub struct ProcessView {
 }
 
 #[derive(clap::Args)]
-pub struct WhyArguments {
+pub(crate) struct WhyArguments {
     #[command(flatten)]
     server: ServerAddress,
     /// A process, or the program of a file.
@@ -50,7 +50,7 @@ pub struct WhyArguments {
     what: String,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let sessions = sessions_by_pid(&arguments.server.sessions()?);
     let inodes = network_sockets();
     let mut views: Vec<_> = all_processes()?
@@ -95,7 +95,7 @@ fn table(views: &[ProcessView]) -> Vec<String> {
 }
 
 /// Prints why a process or a program is on Portolan or not, and what to do.
-pub fn why(arguments: &WhyArguments) -> Result<(), Failure> {
+pub(crate) fn why(arguments: &WhyArguments) -> Result<(), Failure> {
     let Ok(pid) = arguments.what.parse::<i32>() else {
         return tell(&arguments.what, Reason::of_program(arguments.what.as_ref()));
     };

@@ -3,7 +3,7 @@
 
 mod arguments;
 mod report;
-pub mod show;
+pub(crate) mod show;
 mod watch;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
@@ -11,8 +11,8 @@ use portolan_proto::qos::{GroupAction, QosReply, QosRequest};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-pub use self::report::QosView;
-pub use self::watch::Rates as RatesView;
+pub(crate) use self::report::QosView;
+pub(crate) use self::watch::Rates as RatesView;
 
 use self::arguments::{Deletion, Group, GroupCommand, LinkArguments, Setting};
 use crate::ServerAddress;
@@ -23,13 +23,13 @@ use crate::table::printable;
 
 /// A flow that has joined a group.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct JoinedView {
+pub(crate) struct JoinedView {
     /// The number that `qos group leave` takes.
     pub member: u32,
 }
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Print JSON.
@@ -75,7 +75,7 @@ enum Command {
     },
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let request = match &arguments.command {
         Command::Show => return show::everything(arguments),
         Command::Classes => return show::classes(arguments),

@@ -12,7 +12,7 @@ use crate::exit::{Failure, print};
 use crate::server::unexpected;
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Configuration file [default: the one with which the server was started]
@@ -20,7 +20,7 @@ pub struct Arguments {
     config: Option<PathBuf>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let path = match &arguments.config {
         Some(path) => path.clone(),
         None => file_of(&arguments.server)?,

@@ -15,13 +15,13 @@ use crate::exit::Failure;
 use crate::installed;
 use crate::ps::Reason;
 
-pub const PRELOAD: &str = "libportolan_preload.so";
+pub(crate) const PRELOAD: &str = "libportolan_preload.so";
 
 /// Overrides the path of the proxy, for installations with other directories.
 const PRELOAD_VARIABLE: &str = "PORTOLAN_PRELOAD";
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Poll the ring for at most this many microseconds before a waiting thread sleeps; 0: sleep at once.
@@ -54,7 +54,7 @@ pub struct Arguments {
 }
 
 /// Returns only if the program could not be started.
-pub fn run(arguments: Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
     let preload = find_preload().map_err(Failure::NotTried)?;
     let is_required =
         arguments.require || env::var_os("PORTOLAN").is_some_and(|mode| mode == "require");
@@ -124,7 +124,7 @@ fn without_proxy(program: &OsStr) -> Option<(&'static str, Option<&'static str>)
     Some((words, reason.advice()))
 }
 
-pub fn find_preload() -> anyhow::Result<PathBuf> {
+pub(crate) fn find_preload() -> anyhow::Result<PathBuf> {
     if let Some(path) = env::var_os(PRELOAD_VARIABLE) {
         let path = PathBuf::from(path);
         return if path.is_file() {

@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const REQUEST_ID: u32 = 1;
 
 impl ServerAddress {
-    pub fn path(&self) -> anyhow::Result<PathBuf> {
+    pub(crate) fn path(&self) -> anyhow::Result<PathBuf> {
         match &self.socket {
             Some(path) => Ok(path.clone()),
             None => Ok(portolan_sys::namespace::control_path()?),
@@ -32,19 +32,19 @@ impl ServerAddress {
     }
 
     /// Fails if no server listens on the socket.
-    pub fn check(&self) -> anyhow::Result<()> {
+    pub(crate) fn check(&self) -> anyhow::Result<()> {
         let path = self.path()?;
         Connection::connect(&path).with_context(|| path.display().to_string())?;
         Ok(())
     }
 
     /// Sends one request and returns the body of its reply.
-    pub fn ask(&self, body: RequestBody) -> Result<ReplyBody, Failure> {
+    pub(crate) fn ask(&self, body: RequestBody) -> Result<ReplyBody, Failure> {
         Ok(self.ask_with_fds(body)?.0)
     }
 
     /// Returns all sessions that the server knows.
-    pub fn sessions(&self) -> Result<Vec<SessionReport>, Failure> {
+    pub(crate) fn sessions(&self) -> Result<Vec<SessionReport>, Failure> {
         self.ask_for(RequestBody::ListSessions, |reply| match reply {
             ReplyBody::Sessions(list) => Some(list),
             _ => None,
@@ -52,7 +52,7 @@ impl ServerAddress {
     }
 
     /// Returns all protocols that programs implement themselves.
-    pub fn raw_flows(&self) -> Result<Vec<RawReport>, Failure> {
+    pub(crate) fn raw_flows(&self) -> Result<Vec<RawReport>, Failure> {
         self.ask_for(RequestBody::ListRawFlows, |reply| match reply {
             ReplyBody::RawFlows(list) => Some(list),
             _ => None,
@@ -60,7 +60,7 @@ impl ServerAddress {
     }
 
     /// Returns all counters: the sums first, then those of each holder.
-    pub fn counters(&self) -> Result<Vec<CounterReport>, Failure> {
+    pub(crate) fn counters(&self) -> Result<Vec<CounterReport>, Failure> {
         self.ask_for(RequestBody::ReadCounters, |reply| match reply {
             ReplyBody::Counters(list) => Some(list),
             _ => None,
@@ -68,7 +68,7 @@ impl ServerAddress {
     }
 
     /// Sends a request for a list, of which each reply brings the part that `part` takes from it.
-    pub fn ask_for<T: DeserializeOwned>(
+    pub(crate) fn ask_for<T: DeserializeOwned>(
         &self,
         body: RequestBody,
         part: impl Fn(ReplyBody) -> Option<ListPart>,
@@ -89,7 +89,7 @@ impl ServerAddress {
     }
 
     /// Returns all guarantees.
-    pub fn guarantees(&self) -> Result<QosReport, Failure> {
+    pub(crate) fn guarantees(&self) -> Result<QosReport, Failure> {
         self.ask_for(RequestBody::Qos(QosRequest::Show), |reply| match reply {
             ReplyBody::Qos(QosReply::State(report)) => Some(report),
             _ => None,
@@ -97,7 +97,7 @@ impl ServerAddress {
     }
 
     /// Sends a request that is answered more than once.
-    pub fn subscribe(&self, body: RequestBody) -> Result<Subscription, Failure> {
+    pub(crate) fn subscribe(&self, body: RequestBody) -> Result<Subscription, Failure> {
         let path = self.path()?;
         let connection = send(&path, body, &[])
             .with_context(|| path.display().to_string())
@@ -109,7 +109,7 @@ impl ServerAddress {
     }
 
     /// As [`ServerAddress::ask`], for a request with descriptors.
-    pub fn ask_showing(
+    pub(crate) fn ask_showing(
         &self,
         body: RequestBody,
         fds: &[BorrowedFd<'_>],
@@ -134,14 +134,14 @@ impl ServerAddress {
 }
 
 /// Replies that come for as long as the connection lasts.
-pub struct Subscription {
+pub(crate) struct Subscription {
     connection: Connection,
     buffer: Vec<u8>,
 }
 
 impl Subscription {
     /// Returns the next reply, if there is one.
-    pub fn receive(&mut self) -> anyhow::Result<Option<(ReplyBody, Vec<OwnedFd>)>> {
+    pub(crate) fn receive(&mut self) -> anyhow::Result<Option<(ReplyBody, Vec<OwnedFd>)>> {
         let received = match self.connection.receive(&mut self.buffer) {
             Err(ReceiveError::Blocked) => return Ok(None),
             received => received?,
@@ -151,7 +151,7 @@ impl Subscription {
     }
 
     /// Waits for a reply, or for the end of the connection.
-    pub fn wait(&self, limit: Duration) -> anyhow::Result<()> {
+    pub(crate) fn wait(&self, limit: Duration) -> anyhow::Result<()> {
         let limit = Timespec::try_from(limit)?;
         match poll(
             &mut [PollFd::new(&self.connection, PollFlags::IN)],
@@ -208,7 +208,7 @@ fn receive(connection: &Connection) -> anyhow::Result<(ReplyBody, Vec<OwnedFd>)>
 }
 
 /// The error for a reply that does not belong to the request.
-pub fn unexpected() -> Failure {
+pub(crate) fn unexpected() -> Failure {
     Failure::NoServer(anyhow::anyhow!(
         "the server's answer is not one to this question; is it of another version?"
     ))

@@ -23,7 +23,7 @@ use crate::exit::{Failure, print};
 use crate::json::{HolderView, print_json};
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Show TCP sessions.
@@ -107,7 +107,7 @@ pub struct Arguments {
 
 /// One row: a session, a protocol of a program's own, or one of the kernel's sockets.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct SocketView {
+pub(crate) struct SocketView {
     /// `portolan` or `kernel`.
     pub stack: &'static str,
     /// `tcp`, `udp`, `ethernet` or `ip`.
@@ -198,7 +198,7 @@ impl Place {
     }
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let services = Services::read();
     let filter = Filter::parse(&arguments.filter, &services)
         .map_err(|error| Failure::Usage(anyhow::anyhow!(error)))?;

@@ -11,7 +11,7 @@ use crate::json::print_json;
 use crate::server::unexpected;
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     pub server: ServerAddress,
     /// Print JSON.
@@ -19,7 +19,7 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn status(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn status(arguments: &Arguments) -> Result<(), Failure> {
     let ReplyBody::Status(status) = arguments.server.ask(RequestBody::ReadStatus)? else {
         return Err(unexpected());
     };
@@ -37,7 +37,7 @@ pub fn status(arguments: &Arguments) -> Result<(), Failure> {
 
 /// The server's state.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct StatusView {
+pub(crate) struct StatusView {
     pub version: String,
     /// In hexadecimal; libraries must have the same version.
     pub protocol: String,
@@ -59,7 +59,7 @@ pub struct StatusView {
 
 /// How the packet filter works, and its run time while the kernel counted it.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct FilterView {
+pub(crate) struct FilterView {
     pub algorithm: String,
     pub runs: u64,
     pub nanoseconds: u64,
@@ -68,7 +68,7 @@ pub struct FilterView {
 
 /// The packet filter in a device's driver.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct DriverHookView {
+pub(crate) struct DriverHookView {
     pub interface: String,
     /// `native`, `generic`, or `none` with the reason.
     pub state: String,

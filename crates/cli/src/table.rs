@@ -1,7 +1,7 @@
 //! Tables in the style of ss(8): columns as wide as their widest cell.
 
 /// Returns the head and the rows, aligned.
-pub fn lines(head: &[&str], rows: &[Vec<String>]) -> Vec<String> {
+pub(crate) fn lines(head: &[&str], rows: &[Vec<String>]) -> Vec<String> {
     let head: Vec<String> = head.iter().map(|&name| name.to_owned()).collect();
     let width = |column: usize| {
         let cells = rows.iter().chain([&head]).filter_map(|row| row.get(column));
@@ -25,7 +25,7 @@ fn align(row: &[String], widths: &[usize]) -> String {
 }
 
 /// Replaces control characters in a name that somebody else chose, which could move the reader's cursor.
-pub fn printable(name: &str) -> String {
+pub(crate) fn printable(name: &str) -> String {
     name.chars()
         .map(|c| if c.is_control() { '?' } else { c })
         .collect()

@@ -24,10 +24,10 @@ use crate::ServerAddress;
 use crate::exit::{Failure, print};
 use crate::json::print_json_line;
 use crate::server::unexpected;
-pub use crate::top::view::View;
+pub(crate) use crate::top::view::View;
 
 #[derive(clap::Args)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     server: ServerAddress,
     /// Interval between two screens, from 0.1 to 3600.
@@ -86,7 +86,7 @@ struct Look {
     devices: HashMap<String, DeviceBytes>,
 }
 
-pub fn run(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {
     let first = Look::take(&arguments.server)?;
     let start = arguments.view.unwrap_or(Tab::Processes);
     let arrangement = arguments.arrangement(start);

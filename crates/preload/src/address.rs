@@ -28,7 +28,7 @@ enum Given {
 }
 
 /// Returns the address for `bind`: AF_UNSPEC with the any-address is accepted as IPv4.
-pub fn to_bind(address: *const sockaddr, length: socklen_t) -> Result<SocketAddr, Errno> {
+pub(crate) fn to_bind(address: *const sockaddr, length: socklen_t) -> Result<SocketAddr, Errno> {
     match load(address, length)? {
         Given::Inet(address) => Ok(address),
         Given::Unspecified(Some(any)) if any.ip().is_unspecified() => Ok(any.into()),
@@ -38,7 +38,7 @@ pub fn to_bind(address: *const sockaddr, length: socklen_t) -> Result<SocketAddr
 }
 
 /// Returns the address for `connect`: `None` for AF_UNSPEC, which clears the peer.
-pub fn to_connect(
+pub(crate) fn to_connect(
     address: *const sockaddr,
     length: socklen_t,
 ) -> Result<Option<SocketAddr>, Errno> {
@@ -49,7 +49,10 @@ pub fn to_connect(
 }
 
 /// Returns the destination for `sendto`: `None` for null; AF_UNSPEC is treated as IPv4.
-pub fn to_send(address: *const sockaddr, length: socklen_t) -> Result<Option<SocketAddr>, Errno> {
+pub(crate) fn to_send(
+    address: *const sockaddr,
+    length: socklen_t,
+) -> Result<Option<SocketAddr>, Errno> {
     if address.is_null() {
         return Ok(None);
     }
@@ -61,7 +64,7 @@ pub fn to_send(address: *const sockaddr, length: socklen_t) -> Result<Option<Soc
 }
 
 /// Checks that a result can be stored; to be called before a call that consumes something.
-pub fn check_room(address: *mut sockaddr, length: *mut socklen_t) -> Result<(), Errno> {
+pub(crate) fn check_room(address: *mut sockaddr, length: *mut socklen_t) -> Result<(), Errno> {
     if address.is_null() {
         Ok(())
     } else {
@@ -70,7 +73,7 @@ pub fn check_room(address: *mut sockaddr, length: *mut socklen_t) -> Result<(), 
 }
 
 /// Writes `value` as the result of a call: both pointers must be valid.
-pub fn store(
+pub(crate) fn store(
     value: SocketAddr,
     address: *mut sockaddr,
     length: *mut socklen_t,
@@ -82,7 +85,7 @@ pub fn store(
 }
 
 /// Writes `value` for a call that may return the peer: nothing is written at a null address.
-pub fn store_if_wanted(
+pub(crate) fn store_if_wanted(
     value: Option<SocketAddr>,
     address: *mut sockaddr,
     length: *mut socklen_t,
@@ -95,13 +98,13 @@ pub fn store_if_wanted(
 }
 
 /// An address in C form.
-pub struct Encoded {
+pub(crate) struct Encoded {
     storage: [u8; V6_LENGTH],
     length: usize,
 }
 
 impl Encoded {
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         &self.storage[..self.length]
     }
 }

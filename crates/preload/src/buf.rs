@@ -12,7 +12,7 @@ use crate::{address, memory};
 /// `struct portolan_piece` and `struct portolan_room`.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Shown {
+pub(crate) struct Shown {
     data: usize,
     length: usize,
     number: u64,

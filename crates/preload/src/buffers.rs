@@ -18,9 +18,9 @@ use crate::{
 };
 
 /// Linux transfers at most this many bytes in one call (MAX_RW_COUNT with 4 KiB pages).
-pub const MAXIMUM_TRANSFER: usize = 0x7fff_f000;
+pub(crate) const MAXIMUM_TRANSFER: usize = 0x7fff_f000;
 /// More pieces than this are refused.
-pub const MAXIMUM_PIECES: usize = 1024;
+pub(crate) const MAXIMUM_PIECES: usize = 1024;
 /// Up to this many pieces are listed on the stack.
 const FEW: usize = 16;
 
@@ -28,7 +28,10 @@ const FEW: usize = 16;
 ///
 /// # Safety
 /// `base` is writable for `length` bytes while the slice is in use, and nothing else touches them.
-pub unsafe fn to_fill<'a>(base: *mut c_void, length: usize) -> Result<IoSliceMut<'a>, Errno> {
+pub(crate) unsafe fn to_fill<'a>(
+    base: *mut c_void,
+    length: usize,
+) -> Result<IoSliceMut<'a>, Errno> {
     plausible(base, length)?;
     if length == 0 {
         return Ok(IoSliceMut::new(&mut []));
@@ -43,7 +46,10 @@ pub unsafe fn to_fill<'a>(base: *mut c_void, length: usize) -> Result<IoSliceMut
 ///
 /// # Safety
 /// `base` is readable for `length` bytes while the slice is in use.
-pub unsafe fn to_drain<'a>(base: *const c_void, length: usize) -> Result<IoSlice<'a>, Errno> {
+pub(crate) unsafe fn to_drain<'a>(
+    base: *const c_void,
+    length: usize,
+) -> Result<IoSlice<'a>, Errno> {
     plausible(base, length)?;
     if length == 0 {
         return Ok(IoSlice::new(&[]));
@@ -58,7 +64,7 @@ pub unsafe fn to_drain<'a>(base: *const c_void, length: usize) -> Result<IoSlice
 ///
 /// # Safety
 /// `pieces` is an array of `count` descriptions, each good for [`to_fill`].
-pub unsafe fn with_scattered<T>(
+pub(crate) unsafe fn with_scattered<T>(
     pieces: *const iovec,
     count: usize,
     body: impl FnOnce(&mut [IoSliceMut]) -> Outcome<T>,
@@ -82,7 +88,7 @@ pub unsafe fn with_scattered<T>(
 ///
 /// # Safety
 /// `pieces` is an array of `count` descriptions, each good for [`to_drain`].
-pub unsafe fn with_gathered<T>(
+pub(crate) unsafe fn with_gathered<T>(
     pieces: *const iovec,
     count: usize,
     body: impl FnOnce(&[IoSlice]) -> Outcome<T>,

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Writes the control messages. Returns MSG_CTRUNC if they did not fit.
-pub fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
+pub(crate) fn store(message: &mut msghdr, control: &Control) -> Result<c_int, Errno> {
     let room = if message.msg_control.is_null() {
         0
     } else {
@@ -155,7 +155,7 @@ fn put_error(place: &mut ControlBuffer, error: &ExtendedError) -> Result<(), Err
 
 /// Reads the control messages of a message to send, with the checks of Linux (`__sock_cmsg_send`,
 /// `ip_cmsg_send`, `ip6_datagram_send_ctl`, `udp_cmsg_send`).
-pub fn load(message: &msghdr) -> Result<SendControl, Errno> {
+pub(crate) fn load(message: &msghdr) -> Result<SendControl, Errno> {
     let mut control = SendControl::default();
     if message.msg_control.is_null() {
         return Ok(control);

@@ -21,7 +21,7 @@ struct Noted {
 }
 
 /// Records the variables that the program was started with.
-pub fn note() {
+pub(crate) fn note() {
     NOTED.get_or_init(|| {
         let own = env::vars_os().filter_map(|(name, value)| {
             let entry = [name.as_bytes(), b"=", value.as_bytes()].concat();
@@ -43,7 +43,7 @@ pub fn note() {
 ///
 /// # Safety
 /// `environment` is null or a list of strings that ends with a null pointer.
-pub unsafe fn repaired(environment: *const *const c_char) -> Option<Vec<*const c_char>> {
+pub(crate) unsafe fn repaired(environment: *const *const c_char) -> Option<Vec<*const c_char>> {
     let noted = NOTED.get()?;
     let library = noted.library.as_ref()?;
     let mut entries: Vec<*const c_char> = Vec::new();

@@ -112,7 +112,7 @@ macro_rules! gather {
         /// The contract of the C function of this name.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
-        pub unsafe extern "C" fn $name() {
+        pub(crate) unsafe extern "C" fn $name() {
             #[cfg(target_arch = "x86_64")]
             std::arch::naked_asm!(
                 "push r9",

@@ -15,7 +15,7 @@ use crate::raw;
 /// `struct portolan_spec`
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct InstallRequest {
+pub(crate) struct InstallRequest {
     name: *const c_char,
     object: *const c_void,
     length: usize,

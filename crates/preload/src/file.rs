@@ -22,7 +22,7 @@ const PIECE: usize = 64 * 1024;
 
 /// Sends up to `count` bytes of the file `from`, from `*offset` on, or from the file's position if
 /// `offset` is null. Advances the one that was used.
-pub fn send(to: RawFd, from: RawFd, offset: *mut i64, count: usize) -> Outcome<isize> {
+pub(crate) fn send(to: RawFd, from: RawFd, offset: *mut i64, count: usize) -> Outcome<isize> {
     if ours(to).is_err() && ours(from).is_ok() {
         return Err(Errno::INVAL.into());
     }

@@ -8,17 +8,17 @@ use std::{
 
 use libc::c_int;
 use portolan::posix;
-pub use portolan::posix::{CallError, Outcome};
+pub(crate) use portolan::posix::{CallError, Outcome};
 use rustix::io::Errno;
 
 /// Converts the outcome of a call that returns 0.
-pub fn done(outcome: Outcome<()>) -> Outcome<c_int> {
+pub(crate) fn done(outcome: Outcome<()>) -> Outcome<c_int> {
     outcome.map(|()| 0)
 }
 
 /// Leaves the body at once if `fd` is not Portolan's: the fast negative path.
 #[inline]
-pub fn ours(fd: c_int) -> Outcome<()> {
+pub(crate) fn ours(fd: c_int) -> Outcome<()> {
     if posix::is_ours(fd) {
         Ok(())
     } else {
@@ -27,7 +27,7 @@ pub fn ours(fd: c_int) -> Outcome<()> {
 }
 
 /// The value that a C function returns after setting `errno`.
-pub trait FailureValue {
+pub(crate) trait FailureValue {
     const FAILED: Self;
 }
 
@@ -57,7 +57,7 @@ impl FailureValue for () {
 }
 
 /// Sets `errno` and returns the value that announces it.
-pub fn failed<T: FailureValue>(errno: Errno) -> T {
+pub(crate) fn failed<T: FailureValue>(errno: Errno) -> T {
     // SAFETY: __errno_location returns the calling thread's errno, valid while the thread lives.
     unsafe { *libc::__errno_location() = errno.raw_os_error() };
     T::FAILED
@@ -66,7 +66,7 @@ pub fn failed<T: FailureValue>(errno: Errno) -> T {
 /// Runs a body. A panic in it is a bug that leaves locks and state undefined: it aborts here, and never unwinds into a
 /// C frame.
 #[inline]
-pub fn shielded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+pub(crate) fn shielded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
     let _inside = posix::enter();
     posix::hold();
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| abort())
@@ -75,7 +75,7 @@ pub fn shielded<T>(body: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
 /// Ends the calling thread if it was cancelled in a wait of the call that has just returned. Not
 /// within a call of this library, whose frames must not be unwound.
 #[inline]
-pub fn end_if_cancelled() {
+pub(crate) fn end_if_cancelled() {
     unsafe extern "C-unwind" {
         fn pthread_testcancel();
     }
@@ -86,7 +86,7 @@ pub fn end_if_cancelled() {
 }
 
 /// Runs code after a call that libc has made. `errno` stays as the call left it.
-pub fn heed(afterwards: impl FnOnce()) {
+pub(crate) fn heed(afterwards: impl FnOnce()) {
     // SAFETY: __errno_location returns the calling thread's errno, valid while the thread lives.
     let errno = unsafe { *libc::__errno_location() };
     let looked = || {
@@ -113,7 +113,7 @@ macro_rules! interpose {
         /// # Safety
         /// The contract of the C function of this name.
         #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+        pub(crate) unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
             // SAFETY: the caller keeps the C contract, so its pointers are valid for the lengths given; `next` is
             // null or the definition that the C declaration describes.
             unsafe {

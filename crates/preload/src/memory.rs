@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 ///
 /// # Safety
 /// The implementor is plain data.
-pub unsafe trait Plain: Copy {}
+pub(crate) unsafe trait Plain: Copy {}
 
 // SAFETY: integers are plain data.
 unsafe impl Plain for u8 {}
@@ -51,7 +51,7 @@ unsafe impl Plain for libc::in6_pktinfo {}
 unsafe impl<T: Plain, const N: usize> Plain for [T; N] {}
 
 /// Reads one value at `source`.
-pub fn load<T: Plain>(source: *const T) -> Result<T, Errno> {
+pub(crate) fn load<T: Plain>(source: *const T) -> Result<T, Errno> {
     let mut value = MaybeUninit::<T>::uninit();
     copy_in(source.cast(), value.as_mut_ptr().cast(), size_of::<T>())?;
     // SAFETY: all bytes were written and T is plain data.
@@ -59,7 +59,7 @@ pub fn load<T: Plain>(source: *const T) -> Result<T, Errno> {
 }
 
 /// Fills `values` from the array at `source`.
-pub fn load_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
+pub(crate) fn load_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
     copy_in(
         source.cast(),
         values.as_mut_ptr().cast(),
@@ -68,13 +68,13 @@ pub fn load_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Err
 }
 
 /// Writes `values` to the array at `target`.
-pub fn store<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
+pub(crate) fn store<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
     copy_out(values.as_ptr().cast(), target.cast(), size_of_val(values))
 }
 
 /// As [`load`], without a system call.
 #[inline]
-pub fn read<T: Plain>(source: *const T) -> Result<T, Errno> {
+pub(crate) fn read<T: Plain>(source: *const T) -> Result<T, Errno> {
     readable(source, 1)?;
     // SAFETY: T is plain data, which can be read.
     Ok(unsafe { source.read_unaligned() })
@@ -82,7 +82,7 @@ pub fn read<T: Plain>(source: *const T) -> Result<T, Errno> {
 
 /// As [`load_into`], without a system call.
 #[inline]
-pub fn read_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
+pub(crate) fn read_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
     readable(source, values.len())?;
     // SAFETY: T is plain data, which can be read; bytes, as the array need not be aligned.
     unsafe {
@@ -94,7 +94,7 @@ pub fn read_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Err
 
 /// As [`store`], without a system call.
 #[inline]
-pub fn write<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
+pub(crate) fn write<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
     writable(target, values.len())?;
     // SAFETY: as in `read_into`.
     unsafe {
@@ -109,7 +109,7 @@ pub fn write<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
 
 /// Refuses pointers that are bad by their value: in the first page, or in the kernel's half of the address space.
 #[inline]
-pub fn plausible<T>(pointer: *const T, length: usize) -> Result<(), Errno> {
+pub(crate) fn plausible<T>(pointer: *const T, length: usize) -> Result<(), Errno> {
     if length > 0 && !(PAGE..=isize::MAX as usize).contains(&pointer.addr()) {
         Err(Errno::FAULT)
     } else {
@@ -119,7 +119,7 @@ pub fn plausible<T>(pointer: *const T, length: usize) -> Result<(), Errno> {
 
 /// Refuses an array that cannot be read.
 #[inline]
-pub fn readable<T>(array: *const T, length: usize) -> Result<(), Errno> {
+pub(crate) fn readable<T>(array: *const T, length: usize) -> Result<(), Errno> {
     let bytes = length.checked_mul(size_of::<T>()).ok_or(Errno::FAULT)?;
     if readable_at(array.expose_provenance(), bytes) == bytes {
         Ok(())
@@ -130,7 +130,7 @@ pub fn readable<T>(array: *const T, length: usize) -> Result<(), Errno> {
 
 /// Refuses an array that cannot be written.
 #[inline]
-pub fn writable<T>(array: *mut T, length: usize) -> Result<(), Errno> {
+pub(crate) fn writable<T>(array: *mut T, length: usize) -> Result<(), Errno> {
     let bytes = length.checked_mul(size_of::<T>()).ok_or(Errno::FAULT)?;
     if writable_at(array.expose_provenance(), bytes) == bytes {
         Ok(())
@@ -191,7 +191,7 @@ fn own_pid() -> libc::pid_t {
 }
 
 /// The calling thread's `errno`.
-pub fn last_error() -> Errno {
+pub(crate) fn last_error() -> Errno {
     // SAFETY: __errno_location returns the calling thread's errno, valid while the thread lives.
     Errno::from_raw_os_error(unsafe { *libc::__errno_location() })
 }

@@ -18,13 +18,13 @@ use crate::{
 };
 
 /// Linux processes no more messages than this in one call.
-pub const MAXIMUM_MESSAGES: usize = 1024;
+pub(crate) const MAXIMUM_MESSAGES: usize = 1024;
 
 /// Receives one message into `message`.
 ///
 /// # Safety
 /// `message` is null or a valid `msghdr`.
-pub unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<isize> {
+pub(crate) unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<isize> {
     writable(message, 1)?;
     // SAFETY: the caller's promise.
     let message = unsafe { &mut *message };
@@ -43,7 +43,7 @@ pub unsafe fn receive(fd: c_int, message: *mut msghdr, flags: c_int) -> Outcome<
 ///
 /// # Safety
 /// `messages` is null or an array of `count` valid entries.
-pub unsafe fn receive_many(
+pub(crate) unsafe fn receive_many(
     fd: c_int,
     messages: *mut mmsghdr,
     count: u32,
@@ -77,7 +77,7 @@ pub unsafe fn receive_many(
 ///
 /// # Safety
 /// `message` is null or a valid `msghdr`.
-pub unsafe fn send(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<isize> {
+pub(crate) unsafe fn send(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<isize> {
     readable(message, 1)?;
     // SAFETY: the caller's promise.
     let message = unsafe { &*message };
@@ -94,7 +94,7 @@ pub unsafe fn send(fd: c_int, message: *const msghdr, flags: c_int) -> Outcome<i
 ///
 /// # Safety
 /// `messages` is null or an array of `count` valid entries.
-pub unsafe fn send_many(
+pub(crate) unsafe fn send_many(
     fd: c_int,
     messages: *mut mmsghdr,
     count: u32,

@@ -102,7 +102,7 @@ interpose! {
 
 /// # Safety
 /// Each of `sets` is null or a bit set of at least `count` bits.
-pub unsafe fn select_any(
+pub(crate) unsafe fn select_any(
     count: c_int,
     sets: [*mut fd_set; 3],
     timeout: *mut timeval,
@@ -122,7 +122,7 @@ pub unsafe fn select_any(
 
 /// # Safety
 /// `entries` is null or an array of `count`.
-pub unsafe fn poll_any(
+pub(crate) unsafe fn poll_any(
     entries: *mut pollfd,
     count: nfds_t,
     timeout: impl FnOnce() -> Result<Option<Duration>, Errno>,
@@ -145,7 +145,7 @@ pub unsafe fn poll_any(
 
 /// # Safety
 /// `events` is null or an array of `maximum`.
-pub unsafe fn epoll_any(
+pub(crate) unsafe fn epoll_any(
     set: c_int,
     events: *mut epoll_event,
     maximum: c_int,
@@ -185,7 +185,7 @@ fn signals(mask: *const sigset_t) -> Result<Option<sigset_t>, Errno> {
 }
 
 /// Converts the kernel's signal set at `signals` to libc's.
-pub fn kernels_signals(signals: *const u64) -> Result<sigset_t, Errno> {
+pub(crate) fn kernels_signals(signals: *const u64) -> Result<sigset_t, Errno> {
     let signals = memory::read(signals)?;
     // SAFETY: a signal set is an array of words, in which the kernel's 64 signals come first.
     unsafe {

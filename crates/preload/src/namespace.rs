@@ -95,7 +95,7 @@ unsafe extern "C" fn begin(start: *mut c_void) -> c_int {
 
 /// Performs a fork by the kernel's call, of a child that does not share the memory. In the child `clone` returns 0, if
 /// at all.
-pub fn fork<T: PartialEq + From<i8>>(
+pub(crate) fn fork<T: PartialEq + From<i8>>(
     flags: c_ulong,
     clone: impl FnOnce() -> Outcome<T>,
 ) -> Outcome<T> {

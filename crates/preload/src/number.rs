@@ -57,7 +57,7 @@ unsafe fn take_up(number: c_long, second: usize, returned: c_long) {
 ///
 /// # Safety
 /// The contract of the call.
-pub unsafe fn raw(number: c_long, [a, b, c]: [usize; 3]) -> Result<usize, Errno> {
+pub(crate) unsafe fn raw(number: c_long, [a, b, c]: [usize; 3]) -> Result<usize, Errno> {
     // SAFETY: the caller's promise.
     unsafe { raw_long(number, [a, b, c, 0, 0, 0]) }
 }

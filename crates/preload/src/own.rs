@@ -19,14 +19,14 @@ macro_rules! own {
         /// # Safety
         #[doc = concat!("The contract of `<portolan/", $header, ">`.")]
         #[unsafe(no_mangle)]
-        pub unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
+        pub(crate) unsafe extern "C-unwind" fn $name($($argument: $type),*) -> $result {
             crate::own::settle(|| -> Result<$result, $failure> { $body })
         }
     )* };
 }
 
 /// The reason why a call fails.
-pub enum Fault {
+pub(crate) enum Fault {
     Errno(Errno),
     /// With a text for [`portolan_refusal`].
     Refused(Refused),
@@ -54,7 +54,7 @@ thread_local! {
 
 /// `const char *portolan_refusal(void)`
 #[unsafe(no_mangle)]
-pub extern "C" fn portolan_refusal() -> *const c_char {
+pub(crate) extern "C" fn portolan_refusal() -> *const c_char {
     REASON.with(|reason| reason.get().cast())
 }
 
@@ -68,7 +68,7 @@ fn note(text: &str) {
     });
 }
 
-pub fn settle<T: FailureValue, F: Into<Fault>>(ask: impl FnOnce() -> Result<T, F>) -> T {
+pub(crate) fn settle<T: FailureValue, F: Into<Fault>>(ask: impl FnOnce() -> Result<T, F>) -> T {
     let outcome = shielded(|| {
         ask().map_err(|failure| match failure.into() {
             Fault::Errno(errno) => {
@@ -88,7 +88,7 @@ pub fn settle<T: FailureValue, F: Into<Fault>>(ask: impl FnOnce() -> Result<T, F
     }
 }
 
-pub fn invalid(reason: &str) -> Refused {
+pub(crate) fn invalid(reason: &str) -> Refused {
     Refused::new(Errno::INVAL, reason)
 }
 
@@ -96,7 +96,7 @@ pub fn invalid(reason: &str) -> Refused {
 ///
 /// # Safety
 /// `text` is null or a C string.
-pub unsafe fn text(text: *const c_char) -> Result<Option<String>, Refused> {
+pub(crate) unsafe fn text(text: *const c_char) -> Result<Option<String>, Refused> {
     if text.is_null() {
         return Ok(None);
     }
@@ -114,14 +114,14 @@ struct Numbering<T> {
 
 /// Objects that programs know by number. Free numbers are reused; a child of fork does not inherit its parent's
 /// objects.
-pub struct Numbered<T>(Mutex<Vec<Option<Numbering<T>>>>);
+pub(crate) struct Numbered<T>(Mutex<Vec<Option<Numbering<T>>>>);
 
 impl<T> Numbered<T> {
-    pub const fn new() -> Numbered<T> {
+    pub(crate) const fn new() -> Numbered<T> {
         Numbered(Mutex::new(Vec::new()))
     }
 
-    pub fn enter(&self, thing: T) -> Result<c_int, Errno> {
+    pub(crate) fn enter(&self, thing: T) -> Result<c_int, Errno> {
         let entry = Some(Numbering {
             owner: std::process::id(),
             thing: Arc::new(thing),
@@ -137,13 +137,13 @@ impl<T> Numbered<T> {
         Ok(number)
     }
 
-    pub fn find(&self, number: c_int) -> Result<Arc<T>, Errno> {
+    pub(crate) fn find(&self, number: c_int) -> Result<Arc<T>, Errno> {
         let mut all = self.lock();
         let kept = own(&mut all, number)?.as_ref().ok_or(Errno::BADF)?;
         Ok(Arc::clone(&kept.thing))
     }
 
-    pub fn take(&self, number: c_int) -> Result<Arc<T>, Errno> {
+    pub(crate) fn take(&self, number: c_int) -> Result<Arc<T>, Errno> {
         let mut all = self.lock();
         let kept = own(&mut all, number)?.take().ok_or(Errno::BADF)?;
         Ok(kept.thing)

@@ -59,7 +59,7 @@ unsafe extern "C" fn after_fork_in_child() {
 /// # Safety
 /// The contract of the C function of this name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn _exit(status: c_int) -> ! {
+pub(crate) unsafe extern "C" fn _exit(status: c_int) -> ! {
     // SAFETY: the caller's promise.
     unsafe { end(Symbol::_exit, status) }
 }
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn _exit(status: c_int) -> ! {
 /// # Safety
 /// The contract of the C function of this name.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn _Exit(status: c_int) -> ! {
+pub(crate) unsafe extern "C" fn _Exit(status: c_int) -> ! {
     // SAFETY: the caller's promise.
     unsafe { end(Symbol::_Exit, status) }
 }

@@ -22,7 +22,7 @@ const ALL_SLACK: u64 = u64::MAX;
 /// `struct portolan_transmit`
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct TransmitWish {
+pub(crate) struct TransmitWish {
     rate: u64,
     ceiling: u64,
     slice_us: u32,
@@ -35,7 +35,7 @@ pub struct TransmitWish {
 /// `struct portolan_receive`
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct ReceiveWish {
+pub(crate) struct ReceiveWish {
     bits: u64,
     packets: u32,
     burst_ms: u32,
@@ -46,7 +46,7 @@ pub struct ReceiveWish {
 /// `struct portolan_cpu`
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct CpuWish {
+pub(crate) struct CpuWish {
     rate_ppm: u32,
     period_us: u32,
     slack: u32,
@@ -59,7 +59,7 @@ pub struct CpuWish {
 /// `struct portolan_group`
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct GroupWish {
+pub(crate) struct GroupWish {
     device: *const c_char,
     options: u32,
     algorithm: u32,

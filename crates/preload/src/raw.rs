@@ -17,7 +17,7 @@ use crate::own::Numbered;
 /// `struct portolan_hop`
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct Hop {
+pub(crate) struct Hop {
     interface: u32,
     mtu: u32,
     own_mac: [u8; 6],
@@ -25,7 +25,7 @@ pub struct Hop {
     source: [u8; 16],
 }
 
-pub static FLOWS: Numbered<RawFlow> = Numbered::new();
+pub(crate) static FLOWS: Numbered<RawFlow> = Numbered::new();
 
 own! {
     "raw.h", Errno;

@@ -12,7 +12,7 @@ use crate::memory::readable;
 ///
 /// # Safety
 /// `message` is null or a valid `msghdr`.
-pub unsafe fn give_away(message: *const msghdr) {
+pub(crate) unsafe fn give_away(message: *const msghdr) {
     // SAFETY: the caller's promise.
     unsafe { each_descriptor(message, posix::give_away) }
 }
@@ -21,7 +21,7 @@ pub unsafe fn give_away(message: *const msghdr) {
 ///
 /// # Safety
 /// `message` is null or a valid `msghdr`.
-pub unsafe fn take_up(message: *const msghdr) {
+pub(crate) unsafe fn take_up(message: *const msghdr) {
     // SAFETY: the caller's promise.
     unsafe { each_descriptor(message, posix::attach) }
 }

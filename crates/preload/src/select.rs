@@ -29,26 +29,26 @@ const READY: [c_short; 3] = [
 ];
 
 /// The remaining time of a select; a time beyond the clock's range means without limit.
-pub struct Wait {
+pub(crate) struct Wait {
     deadline: Option<Instant>,
 }
 
 impl Wait {
-    pub fn until(timeout: Option<Duration>) -> Self {
+    pub(crate) fn until(timeout: Option<Duration>) -> Self {
         Self {
             deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
         }
     }
 
     /// Returns the remaining time; `None` means without limit.
-    pub fn left(&self) -> Option<Duration> {
+    pub(crate) fn left(&self) -> Option<Duration> {
         self.deadline
             .map(|deadline| deadline.saturating_duration_since(Instant::now()))
     }
 }
 
 /// The caller's read, write and except sets.
-pub struct Sets<'a> {
+pub(crate) struct Sets<'a> {
     words: [Option<&'a mut [c_ulong]>; 3],
     count: usize,
 }
@@ -56,7 +56,7 @@ pub struct Sets<'a> {
 impl Sets<'_> {
     /// # Safety
     /// Each of `sets` is null or a bit set of at least `count` bits.
-    pub unsafe fn borrow(count: c_int, sets: [*mut fd_set; 3]) -> Result<Self, Errno> {
+    pub(crate) unsafe fn borrow(count: c_int, sets: [*mut fd_set; 3]) -> Result<Self, Errno> {
         let count = usize::try_from(count).map_err(|_| Errno::INVAL)?;
         let length = count.div_ceil(WORD_BITS);
         for set in sets.into_iter().filter(|set| !set.is_null()) {
@@ -74,7 +74,7 @@ impl Sets<'_> {
     }
 
     /// Waits until a descriptor is ready in the sense of its set, and clears all others in the sets.
-    pub fn wait(mut self, wait: &Wait, mask: Option<&sigset_t>) -> Outcome<c_int> {
+    pub(crate) fn wait(mut self, wait: &Wait, mask: Option<&sigset_t>) -> Outcome<c_int> {
         if !(0..self.count).any(|fd| self.wanted(fd) != 0 && posix::is_ours(fd as c_int)) {
             return Err(CallError::NotOurs);
         }

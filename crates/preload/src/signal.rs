@@ -105,7 +105,7 @@ fn is_replaced(signal: c_int, function: sighandler_t) -> bool {
 }
 
 /// Replaces the actions on memory faults, before the program's own code runs.
-pub fn watch_memory() {
+pub(crate) fn watch_memory() {
     for signal in [libc::SIGSEGV, libc::SIGBUS] {
         // SAFETY: zeros are an action, which is only written to. The existing one may be replaced.
         let _ = unsafe {

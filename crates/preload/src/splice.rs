@@ -24,7 +24,7 @@ const PORTION: usize = 4096;
 type End = (RawFd, *mut off64_t);
 
 /// Moves bytes from the socket to the pipe. Waits for room in the pipe, then for data, as Linux does.
-pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
+pub(crate) fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
     let (socket, pipe) = (from.0, pipe_end(to, from, OFlags::WRONLY)?);
     await_pipe(pipe, PollFlags::OUT, flags)?;
     let mut piece = vec![0; PIECE.min(length)];
@@ -39,7 +39,7 @@ pub fn out_of_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcom
 }
 
 /// Moves bytes from the pipe to the socket. Waits for data in the pipe, then for room.
-pub fn into_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
+pub(crate) fn into_socket(from: End, to: End, length: usize, flags: c_uint) -> Outcome<isize> {
     let (socket, pipe) = (to.0, pipe_end(from, to, OFlags::RDONLY)?);
     let room = posix::send_space(socket)?;
     await_pipe(pipe, PollFlags::IN, flags)?;

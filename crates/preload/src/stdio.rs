@@ -173,7 +173,7 @@ macro_rules! listed {
         /// The contract of the C function of this name.
         #[unsafe(no_mangle)]
         #[unsafe(naked)]
-        pub unsafe extern "C" fn $name() {
+        pub(crate) unsafe extern "C" fn $name() {
             // System V ABI, AMD64, §3.5.7: the registers' save area at 32, the list at 0.
             #[cfg(target_arch = "x86_64")]
             std::arch::naked_asm!(

@@ -14,10 +14,10 @@ macro_rules! translated {
         /// A symbol that this library defines in libc's place.
         #[allow(non_camel_case_types)]
         #[derive(Clone, Copy)]
-        pub enum Symbol { $($name),* }
+        pub(crate) enum Symbol { $($name),* }
 
         impl Symbol {
-            pub const NAMES: &[&CStr] = &[$(
+            pub(crate) const NAMES: &[&CStr] = &[$(
                 match CStr::from_bytes_with_nul(concat!(stringify!($name), "\0").as_bytes()) {
                     Ok(name) => name,
                     Err(_) => panic!("a symbol's name has no NUL inside"),
@@ -54,7 +54,7 @@ static NEXT: [AtomicPtr<c_void>; Symbol::NAMES.len()] =
     [const { AtomicPtr::new(ptr::null_mut()) }; Symbol::NAMES.len()];
 
 /// Returns the next definition of `symbol`, null if there is none. Looked up once.
-pub fn next(symbol: Symbol) -> *mut c_void {
+pub(crate) fn next(symbol: Symbol) -> *mut c_void {
     let known = NEXT[symbol as usize].load(Ordering::Relaxed);
     if known.is_null() {
         look_up(symbol as usize)
@@ -64,7 +64,7 @@ pub fn next(symbol: Symbol) -> *mut c_void {
 }
 
 /// Looks up all symbols, so that no signal handler or child of fork has to.
-pub fn look_all_up() {
+pub(crate) fn look_all_up() {
     for index in 0..Symbol::NAMES.len() {
         look_up(index);
     }

@@ -23,7 +23,7 @@ const LOOK_UP: Duration = Duration::from_millis(100);
 
 /// `struct portolan_datagram`
 #[repr(C)]
-pub struct DatagramView {
+pub(crate) struct DatagramView {
     payload: *mut u8,
     length: usize,
     room: usize,
@@ -37,7 +37,7 @@ type Call = unsafe extern "C-unwind" fn(*mut c_void, *mut DatagramView) -> c_int
 /// `struct portolan_thread_handler`
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct HandlerWish {
+pub(crate) struct HandlerWish {
     name: *const c_char,
     call: Option<Call>,
     context: *mut c_void,

@@ -8,12 +8,12 @@ use rustix::io::Errno;
 use crate::memory;
 
 /// A time-out in milliseconds; negative means without limit.
-pub fn milliseconds(timeout: c_int) -> Option<Duration> {
+pub(crate) fn milliseconds(timeout: c_int) -> Option<Duration> {
     u64::try_from(timeout).ok().map(Duration::from_millis)
 }
 
 /// Reads the time-out at `timeout`; null means without limit.
-pub fn at_timespec(timeout: *const timespec) -> Result<Option<Duration>, Errno> {
+pub(crate) fn at_timespec(timeout: *const timespec) -> Result<Option<Duration>, Errno> {
     if timeout.is_null() {
         return Ok(None);
     }
@@ -28,7 +28,7 @@ pub fn at_timespec(timeout: *const timespec) -> Result<Option<Duration>, Errno> 
 
 /// Reads the time-out at `timeout`; null means without limit. Microseconds beyond a second are carried over, as by
 /// Linux.
-pub fn at_timeval(timeout: *const timeval) -> Result<Option<Duration>, Errno> {
+pub(crate) fn at_timeval(timeout: *const timeval) -> Result<Option<Duration>, Errno> {
     if timeout.is_null() {
         return Ok(None);
     }
@@ -41,14 +41,14 @@ pub fn at_timeval(timeout: *const timeval) -> Result<Option<Duration>, Errno> {
     ))
 }
 
-pub fn to_timeval(duration: Duration) -> timeval {
+pub(crate) fn to_timeval(duration: Duration) -> timeval {
     timeval {
         tv_sec: duration.as_secs() as i64,
         tv_usec: duration.subsec_micros().into(),
     }
 }
 
-pub fn to_timespec(duration: Duration) -> timespec {
+pub(crate) fn to_timespec(duration: Duration) -> timespec {
     timespec {
         tv_sec: duration.as_secs() as i64,
         tv_nsec: duration.subsec_nanos().into(),

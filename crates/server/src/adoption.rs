@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What has not been named yet.
 #[derive(Debug, Default)]
-pub struct Inheritance {
+pub(crate) struct Inheritance {
     channels: HashMap<ChannelId, InheritedChannel>,
     /// Channels that their processes have.
     claimed: BTreeSet<ChannelId>,
@@ -58,7 +58,7 @@ impl Inheritance {
     }
 
     /// Is there anything that a process may still name?
-    pub fn has_flows(&self) -> bool {
+    pub(crate) fn has_flows(&self) -> bool {
         !self.flows.is_empty()
     }
 
@@ -70,7 +70,7 @@ impl Inheritance {
     }
 
     /// The process has gone before it had the channel.
-    pub fn give_back(&mut self, channel: Option<ChannelId>) {
+    pub(crate) fn give_back(&mut self, channel: Option<ChannelId>) {
         if let Some(channel) = channel {
             self.claimed.remove(&channel);
         }
@@ -91,7 +91,7 @@ impl Inheritance {
 }
 
 /// The filter, and what is left of a dead server's.
-pub struct Loaded {
+pub(crate) struct Loaded {
     pub filter: Filter,
     pub inheritance: Inheritance,
     /// There was a filter whose tables cannot be taken over.
@@ -110,7 +110,7 @@ enum Refusal {
 }
 
 /// Loads the filter, with the tables of a dead server if that has left one on these devices.
-pub fn load(
+pub(crate) fn load(
     devices: &BTreeSet<u32>,
     (limits, settings): (&Limits, &FilterSettings),
     now: Instant,

@@ -18,20 +18,20 @@ use crate::user_threads::{UserThreads, WaitsFor};
 const WAITING_MAX: usize = 256;
 
 /// Continuation of a call, run by the main thread. The objects of the call may no longer exist.
-pub type Sequel = Box<dyn FnOnce(&mut Server) -> Result<Answer, Errno> + Send>;
+pub(crate) type Sequel = Box<dyn FnOnce(&mut Server) -> Result<Answer, Errno> + Send>;
 
 /// A call that may block.
-pub struct Call {
+pub(crate) struct Call {
     pub uid: u32,
     pub waits_for: WaitsFor,
     pub make: Box<dyn FnOnce() -> Sequel + Send>,
 }
 
 /// The control connection and the request that caused a call.
-pub type RequestId = (ClientId, u32);
+pub(crate) type RequestId = (ClientId, u32);
 
 #[derive(Debug)]
-pub struct Calls {
+pub(crate) struct Calls {
     threads: Arc<UserThreads>,
     tell: Sender<Made>,
     told: Receiver<Made>,
@@ -51,7 +51,7 @@ impl std::fmt::Debug for Made {
 }
 
 impl Calls {
-    pub fn new(threads: Arc<UserThreads>) -> Result<Calls, rustix::io::Errno> {
+    pub(crate) fn new(threads: Arc<UserThreads>) -> Result<Calls, rustix::io::Errno> {
         let (tell, told) = mpsc::channel();
         let notifier = Arc::new(EventNotifier::new()?);
         Ok(Calls {
@@ -66,7 +66,7 @@ impl Calls {
     ///
     /// # Errors
     /// `EAGAIN` above the maximum.
-    pub fn check(&self, uid: u32, waits_for: WaitsFor) -> Result<(), Errno> {
+    pub(crate) fn check(&self, uid: u32, waits_for: WaitsFor) -> Result<(), Errno> {
         if self.threads.waiting(Some(uid), waits_for) < WAITING_MAX {
             Ok(())
         } else {
@@ -75,7 +75,7 @@ impl Calls {
     }
 
     /// Limits the bytes queued in a tap; asynchronous, in the order of the calls.
-    pub fn bound_tap(&self, tap: &Tap, bytes: u32) {
+    pub(crate) fn bound_tap(&self, tap: &Tap, bytes: u32) {
         let Ok(tap) = tap.fd.try_clone() else {
             return warn!("no descriptor is left to bound what waits in a tap");
         };
@@ -87,7 +87,7 @@ impl Calls {
         self.threads.add(None, WaitsFor::Network, Box::new(job));
     }
 
-    pub fn begin(&self, request: Option<RequestId>, call: Call) {
+    pub(crate) fn begin(&self, request: Option<RequestId>, call: Call) {
         let Call {
             uid,
             waits_for,
@@ -108,7 +108,7 @@ impl Calls {
 
 impl Server {
     /// Handles completed calls.
-    pub fn on_calls(&mut self) {
+    pub(crate) fn on_calls(&mut self) {
         self.calls.notifier.drain();
         let made: Vec<Made> = self.calls.told.try_iter().collect();
         for Made { request, sequel } in made {

@@ -13,7 +13,7 @@ const ROOT: u32 = 0;
 
 /// The captures of all commands.
 #[derive(Debug, Default)]
-pub struct Captures {
+pub(crate) struct Captures {
     by_client: BTreeMap<ClientId, Capture>,
     rings: u64,
 }
@@ -46,14 +46,14 @@ struct ProcessCapture {
 
 /// The captures of one process.
 #[derive(Debug, Default)]
-pub struct ProcessCaptures {
+pub(crate) struct ProcessCaptures {
     list: Vec<ProcessCapture>,
     /// Until the process fetches the list.
     has_news: bool,
 }
 
 impl ProcessCaptures {
-    pub fn has_news(&self) -> bool {
+    pub(crate) fn has_news(&self) -> bool {
         self.has_news
     }
 
@@ -74,7 +74,7 @@ impl ProcessCaptures {
 
 /// How an end of a local session was closed.
 #[derive(Clone, Copy, Debug)]
-pub struct ClosedEnd {
+pub(crate) struct ClosedEnd {
     pub is_reset: bool,
     /// The other one was closed before.
     pub is_last: bool,

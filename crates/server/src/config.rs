@@ -26,28 +26,28 @@ mod source;
 #[cfg(test)]
 mod tests;
 
-pub use change::Change;
+pub(crate) use change::Change;
 use cpu::CpuClass;
-pub use delivery::DeliveryConfig;
+pub(crate) use delivery::DeliveryConfig;
 use delivery::check_ring_size;
-pub use demux::DemuxConfig;
-pub use error::ConfigError;
+pub(crate) use demux::DemuxConfig;
+pub(crate) use error::ConfigError;
 use error::LONGEST_FILE;
-pub use extension::ExtensionConfig;
-pub use filter::FilterConfig;
-pub use host_policy::HostPolicy;
-pub use limits::{FLOWS, LimitsConfig};
-pub use qos::{LinkConfig, Policy, QosConfig, Whom};
-pub use raw::RawRule;
-pub use source::ConfigSource;
+pub(crate) use extension::ExtensionConfig;
+pub(crate) use filter::FilterConfig;
+pub(crate) use host_policy::HostPolicy;
+pub(crate) use limits::{FLOWS, LimitsConfig};
+pub(crate) use qos::{LinkConfig, Policy, QosConfig, Whom};
+pub(crate) use raw::RawRule;
+pub(crate) use source::ConfigSource;
 
 /// Lowest port an unprivileged process may bind; the ephemeral range must lie above.
-pub const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
+pub(crate) const FIRST_UNPRIVILEGED_PORT: u16 = 1024;
 
 /// The configuration of `portoland`. Each key is optional.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Config {
+pub(crate) struct Config {
     /// Devices whose packets Portolan filters.
     pub interfaces: Vec<String>,
     /// Control socket; by default `/run/portolan/<namespace>/control`.
@@ -84,7 +84,7 @@ pub struct Config {
 /// Which processes may perform the handshakes of their own ports.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct DelegationConfig {
+pub(crate) struct DelegationConfig {
     /// Whether programs may do so at all.
     pub allow: bool,
     /// Ports that are delegated if their listener does not choose.
@@ -103,7 +103,7 @@ impl Default for DelegationConfig {
 /// Socket buffers in bytes: initial sizes and limits of growth.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct Buffers {
+pub(crate) struct Buffers {
     pub send_initial: u32,
     pub send_maximum: u32,
     pub receive_initial: u32,
@@ -150,7 +150,7 @@ impl Default for Buffers {
 impl Config {
     /// Reads a file and checks its syntax; values are checked by [`Config::check`], after the command line was
     /// applied.
-    pub fn read(path: &Path) -> Result<Config, ConfigError> {
+    pub(crate) fn read(path: &Path) -> Result<Config, ConfigError> {
         let refused = |source| ConfigError::Read {
             path: path.to_owned(),
             source,
@@ -248,12 +248,12 @@ impl Config {
     }
 
     /// Returns the configured mode of explicit congestion notification, if any.
-    pub fn ecn(&self) -> Option<EcnMode> {
+    pub(crate) fn ecn(&self) -> Option<EcnMode> {
         self.ecn.as_deref().and_then(EcnMode::from_name)
     }
 
     /// Returns the service classes of CPU time; the first is the default.
-    pub fn cpu_classes(&self) -> Vec<ClassTerms> {
+    pub(crate) fn cpu_classes(&self) -> Vec<ClassTerms> {
         let default = [CpuClass::default_class()];
         let classes = match &*self.qos.cpu_class {
             [] => &default,
@@ -263,7 +263,7 @@ impl Config {
     }
 
     /// Returns the settings of the programs in the kernel.
-    pub fn filter_settings(&self) -> FilterSettings {
+    pub(crate) fn filter_settings(&self) -> FilterSettings {
         FilterSettings {
             algorithm: self.filter.algorithm.number(),
             marker: self.demux.traffic_class().map_or(0, u32::from),
@@ -272,7 +272,7 @@ impl Config {
     }
 
     /// Returns the parameters of each library.
-    pub fn parameters(&self) -> Parameters {
+    pub(crate) fn parameters(&self) -> Parameters {
         Parameters {
             spin_us: self.spin_us.unwrap_or_default(),
             send_buffer: BufferLimits {

@@ -28,7 +28,7 @@ enum ConfineError {
 
 /// Confines the calling thread and all threads that it starts. Parts that the kernel does not support are skipped with
 /// a warning.
-pub fn confine(config: &Config, source: &ConfigSource, instance: &Instance) {
+pub(crate) fn confine(config: &Config, source: &ConfigSource, instance: &Instance) {
     let parts = [
         Capability::renounce_others().map_err(ConfineError::Capabilities),
         restrict_files(config, source, instance),
@@ -62,13 +62,13 @@ fn filter_calls() -> Result<(), ConfineError> {
 
 /// Reports refused system calls: the server needs a call that is not listed, or was taken over.
 #[derive(Debug, Default)]
-pub struct RefusedCalls {
+pub(crate) struct RefusedCalls {
     told: u64,
 }
 
 impl RefusedCalls {
     /// Logs new refusals. Returns their total number.
-    pub fn look(&mut self) -> u64 {
+    pub(crate) fn look(&mut self) -> u64 {
         let (count, last) = refused_calls::so_far();
         if count > self.told {
             self.told = count;

@@ -1,7 +1,7 @@
 //! Active opens, and the end of sessions.
 
-pub mod close;
-pub mod fast_open;
-pub mod opens;
-pub mod rejoin;
-pub mod rights;
+pub(crate) mod close;
+pub(crate) mod fast_open;
+pub(crate) mod opens;
+pub(crate) mod rejoin;
+pub(crate) mod rights;

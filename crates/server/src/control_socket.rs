@@ -1,7 +1,7 @@
 //! The control socket: its connections, their requests, and the descriptors that come with them.
 
-pub mod client;
-pub mod clients;
-pub mod closes;
-pub mod shortage;
-pub mod sink;
+pub(crate) mod client;
+pub(crate) mod clients;
+pub(crate) mod closes;
+pub(crate) mod shortage;
+pub(crate) mod sink;

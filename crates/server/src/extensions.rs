@@ -21,7 +21,7 @@ use self::threaded::ThreadedHandlers;
 use crate::config::ExtensionConfig;
 
 /// All extensions of this server.
-pub struct Extensions {
+pub(crate) struct Extensions {
     table: Table,
     installed: BTreeMap<u16, Installed>,
     pub loader: Loader,
@@ -70,7 +70,7 @@ fn refuse<T>(errno: i32, reason: impl Into<String>) -> Outcome<T> {
 }
 
 impl Extensions {
-    pub fn new(
+    pub(crate) fn new(
         linkage: std::sync::Arc<Linkage>,
         config: ExtensionConfig,
     ) -> Result<Extensions, Errno> {

@@ -15,7 +15,7 @@ use crate::reservation::PortReservation;
 
 /// The far end of a descriptor, watched for its hang-up.
 #[derive(Debug)]
-pub struct DescriptorPeer {
+pub(crate) struct DescriptorPeer {
     pub fd: OwnedFd,
     pub token: Token,
     /// Known to be open nowhere else.
@@ -24,7 +24,7 @@ pub struct DescriptorPeer {
 
 /// The kernel socket on a session's port.
 #[derive(Debug)]
-pub struct HeldPort {
+pub(crate) struct HeldPort {
     pub socket: PortReservation,
     /// Set while it is watched.
     pub token: Option<Token>,
@@ -40,7 +40,11 @@ pub struct HeldPort {
 }
 
 impl HeldPort {
-    pub fn new(socket: PortReservation, token: Option<Token>, owner: (u32, u16)) -> HeldPort {
+    pub(crate) fn new(
+        socket: PortReservation,
+        token: Option<Token>,
+        owner: (u32, u16),
+    ) -> HeldPort {
         HeldPort {
             socket,
             token,
@@ -54,7 +58,7 @@ impl HeldPort {
 
 /// The descriptors of one session.
 #[derive(Debug, Default)]
-pub struct Handles {
+pub(crate) struct Handles {
     pub peer_end: Option<DescriptorPeer>,
     pub port: Option<HeldPort>,
     /// The near end, while processes that had the session under the previous server may still claim it.
@@ -71,74 +75,74 @@ pub struct Handles {
 
 /// The descriptors of all sessions.
 #[derive(Debug, Default)]
-pub struct HandleTable(HashMap<SessionId, Handles>);
+pub(crate) struct HandleTable(HashMap<SessionId, Handles>);
 
 impl HandleTable {
-    pub fn of(&mut self, id: SessionId) -> &mut Handles {
+    pub(crate) fn of(&mut self, id: SessionId) -> &mut Handles {
         self.0.entry(id).or_default()
     }
 
-    pub fn peer_end(&self, id: SessionId) -> Option<&DescriptorPeer> {
+    pub(crate) fn peer_end(&self, id: SessionId) -> Option<&DescriptorPeer> {
         self.0.get(&id)?.peer_end.as_ref()
     }
 
-    pub fn take_peer_end(&mut self, id: SessionId) -> Option<DescriptorPeer> {
+    pub(crate) fn take_peer_end(&mut self, id: SessionId) -> Option<DescriptorPeer> {
         self.0.get_mut(&id)?.peer_end.take()
     }
 
-    pub fn port(&self, id: SessionId) -> Option<&HeldPort> {
+    pub(crate) fn port(&self, id: SessionId) -> Option<&HeldPort> {
         self.0.get(&id)?.port.as_ref()
     }
 
-    pub fn port_mut(&mut self, id: SessionId) -> Option<&mut HeldPort> {
+    pub(crate) fn port_mut(&mut self, id: SessionId) -> Option<&mut HeldPort> {
         self.0.get_mut(&id)?.port.as_mut()
     }
 
-    pub fn take_port(&mut self, id: SessionId) -> Option<HeldPort> {
+    pub(crate) fn take_port(&mut self, id: SessionId) -> Option<HeldPort> {
         self.0.get_mut(&id)?.port.take()
     }
 
-    pub fn local(&self, id: SessionId) -> Option<&LocalEnd> {
+    pub(crate) fn local(&self, id: SessionId) -> Option<&LocalEnd> {
         self.0.get(&id)?.local.as_deref()
     }
 
-    pub fn local_mut(&mut self, id: SessionId) -> Option<&mut LocalEnd> {
+    pub(crate) fn local_mut(&mut self, id: SessionId) -> Option<&mut LocalEnd> {
         self.0.get_mut(&id)?.local.as_deref_mut()
     }
 
     /// Returns the end if the server relays it.
-    pub fn watched(&mut self, id: SessionId) -> Option<&mut Local> {
+    pub(crate) fn watched(&mut self, id: SessionId) -> Option<&mut Local> {
         self.local_mut(id)?.watched.as_mut()
     }
 
-    pub fn get_mut(&mut self, id: SessionId) -> Option<&mut Handles> {
+    pub(crate) fn get_mut(&mut self, id: SessionId) -> Option<&mut Handles> {
         self.0.get_mut(&id)
     }
 
-    pub fn ring(&self, id: SessionId) -> Option<ChannelId> {
+    pub(crate) fn ring(&self, id: SessionId) -> Option<ChannelId> {
         self.0.get(&id)?.ring
     }
 
-    pub fn take_ring(&mut self, id: SessionId) -> Option<ChannelId> {
+    pub(crate) fn take_ring(&mut self, id: SessionId) -> Option<ChannelId> {
         self.0.get_mut(&id)?.ring.take()
     }
 
-    pub fn is_paced(&self, id: SessionId) -> bool {
+    pub(crate) fn is_paced(&self, id: SessionId) -> bool {
         self.0.get(&id).is_some_and(|it| it.paced.is_some())
     }
 
-    pub fn take_paced(&mut self, id: SessionId) -> Option<Option<u64>> {
+    pub(crate) fn take_paced(&mut self, id: SessionId) -> Option<Option<u64>> {
         self.0.get_mut(&id)?.paced.take()
     }
 
-    pub fn remove(&mut self, id: SessionId) -> Option<Handles> {
+    pub(crate) fn remove(&mut self, id: SessionId) -> Option<Handles> {
         self.0.remove(&id)
     }
 }
 
 /// Work that waits for descriptors.
 #[derive(Debug, Default)]
-pub struct Shortage {
+pub(crate) struct Shortage {
     /// The highest number seen: the kernel assigns the lowest free one.
     pub highest: u64,
     /// Listeners with connections that could not be offered.

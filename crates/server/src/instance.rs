@@ -17,7 +17,7 @@ use tracing::warn;
 
 /// Why this server cannot run.
 #[derive(Debug, thiserror::Error)]
-pub enum InstanceError {
+pub(crate) enum InstanceError {
     #[error("a server is running already (pid {pid}, lock {path})")]
     Running { pid: String, path: PathBuf },
     #[error("a server runs already in this network namespace (pid {0})")]
@@ -34,7 +34,7 @@ const NAMESPACE: &str = "portolan/server";
 
 /// Takes the namespace's lock; returns none if another user's process has taken it from servers, or the kernel does not
 /// tell.
-pub fn claim_namespace() -> Result<Option<NamespaceLock>, InstanceError> {
+pub(crate) fn claim_namespace() -> Result<Option<NamespaceLock>, InstanceError> {
     match namespace_lock::claim(NAMESPACE) {
         Ok(lock) => Ok(Some(lock)),
         Err(ClaimError::Held(pid)) => Err(InstanceError::RunningHere(pid)),
@@ -47,7 +47,7 @@ pub fn claim_namespace() -> Result<Option<NamespaceLock>, InstanceError> {
 
 /// The locks of a running server.
 #[derive(Debug)]
-pub struct Instance {
+pub(crate) struct Instance {
     socket: PathBuf,
     lock_path: PathBuf,
     journal: Journal,
@@ -59,10 +59,10 @@ pub struct Instance {
 }
 
 /// Identifies one run of a process or thread: its number, and its start time in clock ticks of the kernel.
-pub type LifeRecord = (u32, u64);
+pub(crate) type LifeRecord = (u32, u64);
 
 /// A thread, and its scheduling before it was given CPU time, as `qos::cpu` records it.
-pub type ThreadRecord = (LifeRecord, String);
+pub(crate) type ThreadRecord = (LifeRecord, String);
 
 /// The content of the lock file besides the server's number: one word and its value per line.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -129,7 +129,7 @@ const MADE_FOLDER: &str = "made-folder";
 
 impl Instance {
     /// Takes the lock for `socket`. The holder of the lock may replace a socket file that was left there.
-    pub fn claim(socket: &Path) -> Result<Instance, InstanceError> {
+    pub(crate) fn claim(socket: &Path) -> Result<Instance, InstanceError> {
         let lock_path = lock_path(socket);
         let create = |source| InstanceError::Create {
             path: lock_path.clone(),
@@ -179,7 +179,7 @@ impl Instance {
     }
 
     /// Leaves the lock file for the next server, which finds the ports still reserved; everything else was undone.
-    pub fn leave(mut self) {
+    pub(crate) fn leave(mut self) {
         self.is_left = true;
         let undone = self.journal.change(|record| {
             *record = Record {
@@ -194,41 +194,41 @@ impl Instance {
     }
 
     /// Returns the ports that a dead server has left reserved.
-    pub fn leftover_ports(&self) -> Option<&str> {
+    pub(crate) fn leftover_ports(&self) -> Option<&str> {
         self.leftover.ports.as_deref()
     }
 
     /// Returns the devices that a dead server has left with a scheduler, and what they had before.
-    pub fn leftover_links(&self) -> &[(String, String)] {
+    pub(crate) fn leftover_links(&self) -> &[(String, String)] {
         &self.leftover.links
     }
 
     /// Returns the processes and threads that a dead server has left with CPU time.
-    pub fn leftover_cpu(&self) -> &[LifeRecord] {
+    pub(crate) fn leftover_cpu(&self) -> &[LifeRecord] {
         &self.leftover.cpu
     }
 
     /// Returns those of their threads that had another scheduling before, or have a weaker form.
-    pub fn leftover_threads(&self) -> &[ThreadRecord] {
+    pub(crate) fn leftover_threads(&self) -> &[ThreadRecord] {
         &self.leftover.threads
     }
 
     /// Returns the journal for changes made while the server runs.
-    pub fn journal(&self) -> Journal {
+    pub(crate) fn journal(&self) -> Journal {
         self.journal.clone()
     }
 
-    pub fn socket(&self) -> &Path {
+    pub(crate) fn socket(&self) -> &Path {
         &self.socket
     }
 
     /// Returns the socket's directory, if it is removed with the server.
-    pub fn made_folder(&self) -> Option<&Path> {
+    pub(crate) fn made_folder(&self) -> Option<&Path> {
         self.folder.as_deref()
     }
 
     /// Returns the directory of the socket.
-    pub fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         match self.socket.parent() {
             Some(directory) if directory != Path::new("") => directory,
             _ => Path::new("."),
@@ -238,7 +238,7 @@ impl Instance {
 
 /// The record for the next server.
 #[derive(Clone, Debug)]
-pub struct Journal(Rc<RefCell<Written>>);
+pub(crate) struct Journal(Rc<RefCell<Written>>);
 
 #[derive(Debug)]
 struct Written {
@@ -257,11 +257,11 @@ impl Journal {
         Ok(journal)
     }
 
-    pub fn record_ports(&self, ports: &str) -> std::io::Result<()> {
+    pub(crate) fn record_ports(&self, ports: &str) -> std::io::Result<()> {
         self.change(|record| record.ports = Some(ports.to_owned()))
     }
 
-    pub fn record_link(&self, device: &str, before: &str) -> std::io::Result<()> {
+    pub(crate) fn record_link(&self, device: &str, before: &str) -> std::io::Result<()> {
         self.change(|record| {
             record.links.retain(|(other, _)| other != device);
             record.links.push((device.to_owned(), before.to_owned()));
@@ -269,7 +269,7 @@ impl Journal {
     }
 
     /// Records all processes and threads with reserved CPU time.
-    pub fn record_cpu(
+    pub(crate) fn record_cpu(
         &self,
         lives: Vec<LifeRecord>,
         threads: Vec<ThreadRecord>,

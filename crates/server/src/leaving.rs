@@ -25,7 +25,7 @@ const FEW: usize = 6;
 /// which takes tens of milliseconds each on a busy machine.
 const AT_ONCE: usize = 4;
 
-pub struct LeavingTaps {
+pub(crate) struct LeavingTaps {
     /// By interface index.
     charges: HashMap<u32, Charge>,
     /// How many of them each user has.
@@ -37,7 +37,7 @@ pub struct LeavingTaps {
 
 impl LeavingTaps {
     /// Starts the thread that deletes them.
-    pub fn new(turns: Arc<DeviceTurns>) -> Result<LeavingTaps, Errno> {
+    pub(crate) fn new(turns: Arc<DeviceTurns>) -> Result<LeavingTaps, Errno> {
         let notifier = Arc::new(EventNotifier::new()?);
         let (to_delete, taps) = mpsc::channel();
         let (done, deleted) = mpsc::channel();
@@ -59,7 +59,7 @@ impl LeavingTaps {
     }
 
     /// Deletes a tap, even if others have its descriptor. `charge` is released once it is deleted.
-    pub fn delete(&mut self, tap: Tap, charge: Option<Charge>) {
+    pub(crate) fn delete(&mut self, tap: Tap, charge: Option<Charge>) {
         if let Some(charge) = charge {
             *self.counts.entry(charge.uid()).or_default() += 1;
             self.charges.insert(tap.ifindex, charge);
@@ -74,19 +74,19 @@ impl LeavingTaps {
     }
 
     /// Users whose programs come and go in a loop leave some channels to others.
-    pub fn claim_of(&self, uid: u32) -> SpareClaim {
+    pub(crate) fn claim_of(&self, uid: u32) -> SpareClaim {
         claim_with(self.count_of(uid), self.counts.len(), self.charges.len())
     }
 
     /// Returns whether more of what was refused becomes free soon.
-    pub fn relieves(&self, uid: u32, exhausted: Exhausted) -> bool {
+    pub(crate) fn relieves(&self, uid: u32, exhausted: Exhausted) -> bool {
         match exhausted {
             Exhausted::User => self.count_of(uid) > 0,
             Exhausted::Total => !self.charges.is_empty(),
         }
     }
 
-    pub fn give_back(&mut self) {
+    pub(crate) fn give_back(&mut self) {
         self.notifier.drain();
         for device in self.deleted.try_iter().flatten() {
             let Some(charge) = self.charges.remove(&device) else {

@@ -1,7 +1,7 @@
 //! Passive opens: listeners, their handshakes and accept queues, floods.
 
-pub mod delegation;
-pub mod floods;
-pub mod listen;
-pub mod passive;
-pub mod rx_throttle;
+pub(crate) mod delegation;
+pub(crate) mod floods;
+pub(crate) mod listen;
+pub(crate) mod passive;
+pub(crate) mod rx_throttle;

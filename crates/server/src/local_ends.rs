@@ -20,7 +20,7 @@ const WORDS: usize = 256;
 
 /// One end, whoever holds it.
 #[derive(Debug)]
-pub struct LocalEnd {
+pub(crate) struct LocalEnd {
     pub(crate) side: Side,
     pub(crate) peer: SessionId,
     pub(crate) memory: Arc<Memory>,
@@ -66,14 +66,14 @@ impl LocalEnd {
     }
 
     /// Opens the end as its last holder left it.
-    pub fn open(&self) -> Local {
+    pub(crate) fn open(&self) -> Local {
         Local::new(Arc::clone(&self.memory.rings), self.side)
     }
 }
 
 /// A process's notifier.
 #[derive(Debug)]
-pub struct ProcessNotifier {
+pub(crate) struct ProcessNotifier {
     pub number: u64,
     pub(crate) wake_sender: WakeSender,
     /// The address that its peers' sockets connect to: each has its own socket.
@@ -81,7 +81,7 @@ pub struct ProcessNotifier {
 }
 
 impl ProcessNotifier {
-    pub fn new(address: WakeAddress) -> Result<ProcessNotifier, rustix::io::Errno> {
+    pub(crate) fn new(address: WakeAddress) -> Result<ProcessNotifier, rustix::io::Errno> {
         Ok(ProcessNotifier {
             number: random_u64().max(holder::FIRST),
             wake_sender: address.wake_sender()?,
@@ -92,7 +92,7 @@ impl ProcessNotifier {
 
 /// All local sessions.
 #[derive(Debug)]
-pub struct Locals {
+pub(crate) struct Locals {
     pub wake_receiver: WakeReceiver,
     pub(crate) wake_sender: WakeSender,
     /// The watched ends, in the order in which their words are read.
@@ -110,7 +110,7 @@ pub struct Locals {
 
 impl Locals {
     /// Names of wake-up sockets exist in `directory` for a moment.
-    pub fn new(directory: &std::path::Path) -> Result<Locals, rustix::io::Errno> {
+    pub(crate) fn new(directory: &std::path::Path) -> Result<Locals, rustix::io::Errno> {
         let (wake_receiver, address) = wake_receiver(directory)?;
         Ok(Locals {
             wake_receiver,

@@ -50,7 +50,7 @@ const TURN_LASTS: Duration = Duration::from_micros(500);
 
 impl Server {
     /// Opens a local session: both ends are made at once, and the listener is notified.
-    pub fn connect_local(
+    pub(crate) fn connect_local(
         &mut self,
         channel: ChannelId,
         known: Option<SessionId>,
@@ -149,7 +149,7 @@ impl Server {
     }
 
     /// Gives the opener its end: there is room in the accept queue.
-    pub fn tell_local_opener(&mut self, opener: SessionId) {
+    pub(crate) fn tell_local_opener(&mut self, opener: SessionId) {
         let is_told = self.give_end_to_opener(opener).ok_or(Errno::NOBUFS);
         self.input(Input::LocalOpenerTold(opener, is_told));
     }
@@ -169,7 +169,7 @@ impl Server {
     }
 
     /// `Cache` of an end that no process holds.
-    pub fn give_local(
+    pub(crate) fn give_local(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -206,7 +206,7 @@ impl Server {
     }
 
     /// `Flush`: the holder gives the end back. Its state is in the shared memory.
-    pub fn flush_local(
+    pub(crate) fn flush_local(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -229,7 +229,7 @@ impl Server {
         ReplyBody::Done.into()
     }
 
-    pub fn unhold_local(&mut self, id: SessionId) {
+    pub(crate) fn unhold_local(&mut self, id: SessionId) {
         self.control.registry.steer(id, Holder::None);
         if let Some(end) = self.handles.local(id) {
             end.give_to(holder::NONE);
@@ -237,13 +237,13 @@ impl Server {
     }
 
     /// Handles the close of the last descriptor as the kernel does for a socket.
-    pub fn close_local(&mut self, id: SessionId) {
+    pub(crate) fn close_local(&mut self, id: SessionId) {
         let now = self.now;
         self.finish_local(id, |end| end.close(now));
     }
 
     /// Resets an end that nobody will accept or read.
-    pub fn abort_local(&mut self, id: SessionId) {
+    pub(crate) fn abort_local(&mut self, id: SessionId) {
         let now = self.now;
         self.finish_local(id, |end| end.abort(now));
     }
@@ -311,7 +311,7 @@ impl Server {
     }
 
     /// Tells processes of the ended peers of the ends that they still have.
-    pub fn tell_of_ended_peers(&mut self) {
+    pub(crate) fn tell_of_ended_peers(&mut self) {
         for _ in 0..TOLD_AT_ONCE {
             let next = self.locals.untold.front().copied();
             let Some((_, id)) = next.filter(|(due, _)| *due <= self.now) else {
@@ -354,7 +354,7 @@ impl Server {
     }
 
     /// Resets an end that is dropped without being closed.
-    pub fn drop_local_end(&mut self, id: SessionId) {
+    pub(crate) fn drop_local_end(&mut self, id: SessionId) {
         let now = self.now;
         self.end_local(id, |end| end.abort(now));
         let end = self.handles.of(id).local.take();
@@ -364,7 +364,7 @@ impl Server {
     }
 
     /// Makes the server relay the end, or wait for its bytes.
-    pub fn watch_local(&mut self, id: SessionId) {
+    pub(crate) fn watch_local(&mut self, id: SessionId) {
         let Some(end) = self.handles.local_mut(id) else {
             return;
         };
@@ -376,7 +376,7 @@ impl Server {
     }
 
     /// Handles a notification of the server: the words of all watched ends are to be read.
-    pub fn on_notifier(&mut self) {
+    pub(crate) fn on_notifier(&mut self) {
         self.locals.wake_receiver.drain();
         self.locals.unread = self.locals.round.len();
         self.control.timers.defer(Timer::LocalSessions);
@@ -389,7 +389,7 @@ impl Server {
 
     /// Processes watched ends whose peers have made changes. A malicious peer can notify without end, so one turn reads
     /// a bounded number of words and moves bytes for a bounded time.
-    pub fn attend_locals(&mut self) {
+    pub(crate) fn attend_locals(&mut self) {
         self.locals.read_words(&mut self.handles);
         let until = clock::now() + TURN_LASTS;
         // Ends that become due again wait for the next turn.
@@ -410,7 +410,7 @@ impl Server {
         }
     }
 
-    pub fn attend_local(&mut self, id: SessionId) {
+    pub(crate) fn attend_local(&mut self, id: SessionId) {
         let now = self.now;
         if let Some(end) = self.handles.local_mut(id)
             && end.peer_has_ended
@@ -436,7 +436,7 @@ impl Server {
 
     /// Publishes the changes of a watched end to its peer, and requests notification of the peer's. Returns true if
     /// there is more to move already.
-    pub fn settle_local(&mut self, id: SessionId) -> bool {
+    pub(crate) fn settle_local(&mut self, id: SessionId) -> bool {
         let now = self.now;
         let Some(end) = self.handles.watched(id) else {
             return false;
@@ -449,7 +449,7 @@ impl Server {
     }
 
     /// Repeats `settle_local` until nothing is left to move; a peer that never stops waits for the next turn.
-    pub fn pump_local(&mut self, id: SessionId, pump: impl Fn(&mut Server)) {
+    pub(crate) fn pump_local(&mut self, id: SessionId, pump: impl Fn(&mut Server)) {
         for _ in 0..ROUNDS {
             pump(self);
             if !self.settle_local(id) {
@@ -460,7 +460,7 @@ impl Server {
     }
 
     /// Notifies the notifier that an end has requested, if any.
-    pub fn notify(&self, wake: Option<Wake>) {
+    pub(crate) fn notify(&self, wake: Option<Wake>) {
         match wake.and_then(Wake::notifier) {
             None | Some(holder::NONE) => {}
             Some(holder::SERVER) => self.locals.wake_sender.wake(),
@@ -474,7 +474,11 @@ impl Server {
     }
 
     /// `PeerNotifier`: returns the notifier of the peer.
-    pub fn notifier_of_peer(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
+    pub(crate) fn notifier_of_peer(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+    ) -> Result<Answer, Errno> {
         let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         if !matches!(session.holder, Holder::Process(holder, _) if holder == channel) {
             return Err(Errno::BADF);

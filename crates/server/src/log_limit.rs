@@ -18,7 +18,7 @@ const PER_SECOND: f64 = 1.0;
 
 /// Passes lines of a call site up to its limit; levels below `info`, which must be requested, are not limited.
 #[derive(Debug, Default)]
-pub struct LogLimit(Mutex<HashMap<Identifier, Bucket>>);
+pub(crate) struct LogLimit(Mutex<HashMap<Identifier, Bucket>>);
 
 #[derive(Debug)]
 struct Bucket {

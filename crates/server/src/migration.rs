@@ -1,6 +1,6 @@
 //! Sessions that move between holders: recall, relay, the far ends of their descriptors.
 
-pub mod descriptors;
-pub mod recall;
-pub mod relay;
-pub mod sessions;
+pub(crate) mod descriptors;
+pub(crate) mod recall;
+pub(crate) mod relay;
+pub(crate) mod sessions;

@@ -18,11 +18,11 @@ const FRAMES_PER_TURN: usize = 256;
 const PLAIN: [u8; portolan_sys::tap::VNET_HEADER] = [0; portolan_sys::tap::VNET_HEADER];
 
 /// Offset of the source address in an Ethernet frame.
-pub const SOURCE_MAC: usize = 6;
+pub(crate) const SOURCE_MAC: usize = 6;
 
 impl Server {
     /// Processes received frames in order.
-    pub fn drain(&mut self) {
+    pub(crate) fn drain(&mut self) {
         let mut frame = std::mem::take(&mut self.frame);
         for _ in 0..FRAMES_PER_TURN {
             let Some(record) = self.rx_path.next(self.wire.io(), self.now) else {
@@ -217,12 +217,12 @@ impl Server {
 
     /// Passes a frame that came by a device through the filter, which reads the interface from an address field that is
     /// otherwise unused.
-    pub fn inject_from(&mut self, interface: u32, frame: &[u8]) {
+    pub(crate) fn inject_from(&mut self, interface: u32, frame: &[u8]) {
         self.inject_for([0; SOURCE_MAC], interface, frame);
     }
 
     /// Likewise for a multicast or broadcast datagram; the filter reads its recipient from the other address field.
-    pub fn inject_for(&mut self, recipient: [u8; SOURCE_MAC], interface: u32, frame: &[u8]) {
+    pub(crate) fn inject_for(&mut self, recipient: [u8; SOURCE_MAC], interface: u32, frame: &[u8]) {
         let mut frame = frame.to_vec();
         if let Some(place) = frame.get_mut(..SOURCE_MAC + 4) {
             place[..SOURCE_MAC].copy_from_slice(&recipient);
@@ -233,7 +233,7 @@ impl Server {
 
     /// Handles a frame that reached a process after its session had left. Only frames for a session that the process
     /// had are accepted: everything else could be a forgery.
-    pub fn stray(&mut self, channel: ChannelId, frame: &[u8]) {
+    pub(crate) fn stray(&mut self, channel: ChannelId, frame: &[u8]) {
         let record = RecordHeader {
             // The length fits: messages are bounded.
             length: frame.len() as u32,
@@ -257,7 +257,7 @@ impl Server {
     }
 
     /// Handles a change of a session that the server holds.
-    pub fn on_changed(&mut self, slot: Slot, events: Events) {
+    pub(crate) fn on_changed(&mut self, slot: Slot, events: Events) {
         let Some(session) = self.stack.tcp(slot) else {
             return;
         };

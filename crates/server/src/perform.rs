@@ -20,12 +20,12 @@ const NO_SLOT: Slot = Slot(u32::MAX);
 
 impl Server {
     /// Passes an event to `Control`, and performs its effects.
-    pub fn input(&mut self, input: Input) {
+    pub(crate) fn input(&mut self, input: Input) {
         let effects = self.control.handle(input, self.now);
         self.carry_out(effects);
     }
 
-    pub fn carry_out(&mut self, effects: Effects) {
+    pub(crate) fn carry_out(&mut self, effects: Effects) {
         for effect in effects {
             self.carry_out_one(effect);
         }
@@ -88,7 +88,7 @@ impl Server {
         }
     }
 
-    pub fn recall(&mut self, number: ChannelId, id: SessionId) {
+    pub(crate) fn recall(&mut self, number: ChannelId, id: SessionId) {
         if let Some(channel) = self.channels.get_mut(&number) {
             channel.recalled.push(id);
             channel.recall_event.wake();
@@ -97,7 +97,7 @@ impl Server {
     }
 
     /// Processes expired timers, the earliest first.
-    pub fn on_timers(&mut self) {
+    pub(crate) fn on_timers(&mut self) {
         for timer in self.control.timers.take(self.now, TIMERS_PER_TURN) {
             match timer {
                 Timer::Session(id, deadline) => self.input(Input::Due(id, deadline)),
@@ -132,7 +132,7 @@ impl Server {
         }
     }
 
-    pub fn give_back_memory_later(&mut self) {
+    pub(crate) fn give_back_memory_later(&mut self) {
         let later = self.now + MEMORY_KEPT;
         self.control.timers.arm_once(Timer::FreeMemory, later);
     }

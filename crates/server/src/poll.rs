@@ -11,11 +11,11 @@ use rustix::io::Errno;
 
 /// Identifies a watched descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Token(u64);
+pub(crate) struct Token(u64);
 
 /// An event and its source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ready<S> {
+pub(crate) struct Ready<S> {
     pub source: S,
     pub flags: EventFlags,
 }
@@ -24,7 +24,7 @@ pub struct Ready<S> {
 /// which there may be thousands, are in an epoll set of their own, which the main set reports as one. So a client
 /// with many ready descriptors does not delay the requests of others.
 #[derive(Debug)]
-pub struct Poller<S> {
+pub(crate) struct Poller<S> {
     epoll: OwnedFd,
     crowd: OwnedFd,
     sources: HashMap<u64, (S, Set)>,
@@ -44,7 +44,7 @@ const CROWD: u64 = 0;
 const READY_MAX: usize = 256;
 
 impl<S: Copy> Poller<S> {
-    pub fn new() -> Result<Poller<S>, Errno> {
+    pub(crate) fn new() -> Result<Poller<S>, Errno> {
         let main = epoll::create(CreateFlags::CLOEXEC)?;
         let crowd = epoll::create(CreateFlags::CLOEXEC)?;
         epoll::add(&main, &crowd, EventData::new_u64(CROWD), EventFlags::IN)?;
@@ -56,12 +56,17 @@ impl<S: Copy> Poller<S> {
         })
     }
 
-    pub fn add(&mut self, fd: impl AsFd, source: S, flags: EventFlags) -> Result<Token, Errno> {
+    pub(crate) fn add(
+        &mut self,
+        fd: impl AsFd,
+        source: S,
+        flags: EventFlags,
+    ) -> Result<Token, Errno> {
         self.add_to(Set::Main, fd, source, flags)
     }
 
     /// Likewise for one of thousands.
-    pub fn add_to_crowd(
+    pub(crate) fn add_to_crowd(
         &mut self,
         fd: impl AsFd,
         source: S,
@@ -84,7 +89,12 @@ impl<S: Copy> Poller<S> {
         Ok(token)
     }
 
-    pub fn modify(&self, fd: impl AsFd, token: Token, flags: EventFlags) -> Result<(), Errno> {
+    pub(crate) fn modify(
+        &self,
+        fd: impl AsFd,
+        token: Token,
+        flags: EventFlags,
+    ) -> Result<(), Errno> {
         let (_, set) = self.sources.get(&token.0).ok_or(Errno::NOENT)?;
         epoll::modify(self.epoll_of(*set), fd, EventData::new_u64(token.0), flags)
     }
@@ -97,7 +107,7 @@ impl<S: Copy> Poller<S> {
     }
 
     /// Must be called before `fd` is closed: a copy elsewhere would keep it in the set.
-    pub fn remove(&mut self, fd: impl AsFd, token: Token) {
+    pub(crate) fn remove(&mut self, fd: impl AsFd, token: Token) {
         let Some((_, set)) = self.sources.remove(&token.0) else {
             return;
         };
@@ -106,7 +116,11 @@ impl<S: Copy> Poller<S> {
     }
 
     /// Waits until a descriptor is ready or `deadline` has passed.
-    pub fn wait(&self, now: Instant, deadline: Option<Instant>) -> Result<Vec<Ready<S>>, Errno> {
+    pub(crate) fn wait(
+        &self,
+        now: Instant,
+        deadline: Option<Instant>,
+    ) -> Result<Vec<Ready<S>>, Errno> {
         let timeout = deadline.map(|deadline| {
             let wait = deadline.since(now);
             Timespec {

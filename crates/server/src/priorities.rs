@@ -9,7 +9,7 @@ use crate::server::Server;
 
 impl Server {
     /// `Prioritize`: sets the priority of a session.
-    pub fn prioritize(&mut self, channel: ChannelId, id: SessionId, priority: u8) {
+    pub(crate) fn prioritize(&mut self, channel: ChannelId, id: SessionId, priority: u8) {
         if self.is_held_by(id, channel) {
             if let Some(session) = self.control.registry.session_mut(id) {
                 session.set_priority(priority);
@@ -20,7 +20,7 @@ impl Server {
     }
 
     /// Returns the class or priority in the row of a session.
-    pub fn class_in_row(&self, session: &SessionEntry) -> u16 {
+    pub(crate) fn class_in_row(&self, session: &SessionEntry) -> u16 {
         match (self.row_class(session), session.priority) {
             (0, 0) => 0,
             (0, chosen) => CHOSEN_PRIORITY | u16::from(chosen),

@@ -9,16 +9,16 @@ mod request;
 mod scope;
 mod serve;
 mod transmit;
-pub mod tx_queues;
+pub(crate) mod tx_queues;
 
 use crate::config::{Config, Policy};
 
-pub use policy::PolicyError;
-pub use scope::cgroup_of;
+pub(crate) use policy::PolicyError;
+pub(crate) use scope::cgroup_of;
 
 /// All guarantees of this server.
 #[derive(Debug)]
-pub struct Qos {
+pub(crate) struct Qos {
     transmit: transmit::Reservations,
     groups: groups::Groups,
     receive: receive::Budgets,
@@ -30,7 +30,7 @@ pub struct Qos {
 }
 
 impl Qos {
-    pub fn new(config: &Config) -> Qos {
+    pub(crate) fn new(config: &Config) -> Qos {
         Qos {
             transmit: transmit::Reservations::default(),
             groups: groups::Groups::default(),
@@ -43,12 +43,12 @@ impl Qos {
     }
 
     /// Returns the managed devices that do not exist at the moment.
-    pub fn gone_devices(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn gone_devices(&self) -> impl Iterator<Item = &str> {
         self.transmit.gone()
     }
 
     /// Returns the name of a managed device.
-    pub fn device(&self, ifindex: u32) -> String {
+    pub(crate) fn device(&self, ifindex: u32) -> String {
         self.transmit.device(ifindex)
     }
 }

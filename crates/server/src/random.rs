@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 /// Returns bytes of the kernel's generator, which is read in large pieces.
-pub fn random_bytes<const N: usize>() -> [u8; N] {
+pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
     thread_local! {
         static POOL: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     }
@@ -30,10 +30,10 @@ fn generated() -> [u8; GENERATED] {
     bytes
 }
 
-pub fn random_u32() -> u32 {
+pub(crate) fn random_u32() -> u32 {
     u32::from_ne_bytes(random_bytes())
 }
 
-pub fn random_u64() -> u64 {
+pub(crate) fn random_u64() -> u64 {
     u64::from_ne_bytes(random_bytes())
 }

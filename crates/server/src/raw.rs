@@ -12,7 +12,7 @@ use portolan_types::{ChannelId, Slot};
 use crate::reservation::PortReservation;
 
 #[derive(Debug, Default)]
-pub struct RawFlows(BTreeMap<Guard, Owner>);
+pub(crate) struct RawFlows(BTreeMap<Guard, Owner>);
 
 /// The owner of a protocol.
 #[derive(Debug)]

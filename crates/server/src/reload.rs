@@ -14,7 +14,7 @@ use crate::server::{Server, set_permissions};
 
 impl Server {
     /// SIGHUP: reads the file again.
-    pub fn reload_file(&mut self) {
+    pub(crate) fn reload_file(&mut self) {
         let path = self.source.file.as_ref();
         let path = path.map_or_else(|| "no file".into(), |path| path.display().to_string());
         let read = self.source.read().map_err(|error| {
@@ -30,7 +30,7 @@ impl Server {
     }
 
     /// `Reload`: applies the text that root's command has read.
-    pub fn reload_text(
+    pub(crate) fn reload_text(
         &mut self,
         client: ClientId,
         (text, fds): (Blob, Vec<OwnedFd>),

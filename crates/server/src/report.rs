@@ -2,13 +2,13 @@
 
 #[cfg(test)]
 mod counters_tests;
-pub mod listings;
-pub mod reports;
+pub(crate) mod listings;
+pub(crate) mod reports;
 
 use portolan_control::Process;
 use portolan_proto::report::Holder;
 
-pub fn reported(process: &Process) -> Holder {
+pub(crate) fn reported(process: &Process) -> Holder {
     Holder::Process {
         pid: process.pid,
         program: process.program.clone(),

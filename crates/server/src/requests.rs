@@ -12,7 +12,7 @@ use portolan_types::{Instant, Protocol, SessionId, Slot};
 use crate::calls::Call;
 
 /// What a request leads to.
-pub enum Answer {
+pub(crate) enum Answer {
     Reply(ReplyBody, Vec<OwnedFd>),
     /// The bytes of a list, and the reply that brings a part of them.
     List(Vec<u8>, fn(ListPart) -> ReplyBody),
@@ -35,7 +35,7 @@ impl From<ReplyBody> for Answer {
 
 /// A session and its descriptor, as shown by a process.
 #[derive(Debug)]
-pub struct ShownSession {
+pub(crate) struct ShownSession {
     pub id: SessionId,
     pub slot: Slot,
     pub near: OwnedFd,
@@ -43,7 +43,7 @@ pub struct ShownSession {
 
 /// What a request waits for the end of, and the request.
 #[derive(Debug)]
-pub enum AwaitedClose {
+pub(crate) enum AwaitedClose {
     /// A `Cache`: copies of its descriptor.
     Descriptor(ShownSession),
     /// A `Bind`: the kernel socket that held the port before.
@@ -52,7 +52,7 @@ pub enum AwaitedClose {
 
 /// A request that waits for that.
 #[derive(Debug)]
-pub struct PendingClose {
+pub(crate) struct PendingClose {
     pub client: ClientId,
     pub uid: u32,
     pub request: u32,
@@ -62,14 +62,14 @@ pub struct PendingClose {
 
 /// A new session's descriptor, as sent with a request.
 #[derive(Debug)]
-pub struct NewDescriptor {
+pub(crate) struct NewDescriptor {
     pub far: OwnedFd,
     pub cookie: u64,
 }
 
 /// A requested local endpoint.
 #[derive(Clone, Copy, Debug)]
-pub struct BindRequest {
+pub(crate) struct BindRequest {
     pub protocol: Protocol,
     pub local: SocketAddr,
     pub reuse: Reuse,
@@ -78,7 +78,7 @@ pub struct BindRequest {
 
 /// A requested peer.
 #[derive(Clone, Debug)]
-pub struct Target {
+pub(crate) struct Target {
     pub protocol: Protocol,
     pub remote: SocketAddr,
     pub slot: Slot,
@@ -88,7 +88,7 @@ pub struct Target {
 
 /// The parameters of `listen`.
 #[derive(Debug)]
-pub struct Listening {
+pub(crate) struct Listening {
     pub backlog: u32,
     pub options: HandshakeOptions,
     pub options_blob: SocketOptionsBlob,
@@ -98,7 +98,7 @@ pub struct Listening {
 
 /// A connection that a library has opened, as it reports it.
 #[derive(Clone, Copy, Debug)]
-pub struct Claimed {
+pub(crate) struct Claimed {
     pub local: SocketAddr,
     pub remote: SocketAddr,
     pub slot: Slot,

@@ -14,21 +14,21 @@ use rustix::net::{
 
 /// A kernel socket bound to the endpoint of a claim.
 #[derive(Debug)]
-pub struct PortReservation {
+pub(crate) struct PortReservation {
     fd: OwnedFd,
     is_v6: bool,
 }
 
 /// Whether the program had the endpoint before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Taking {
+pub(crate) enum Taking {
     First,
     /// Under the previous server: kernel connections may still use the port, and so may the program's port token.
     Again,
 }
 
 impl Taking {
-    pub fn take(self, claim: &PortClaim, is_v6: bool) -> Result<PortReservation, Errno> {
+    pub(crate) fn take(self, claim: &PortClaim, is_v6: bool) -> Result<PortReservation, Errno> {
         let mut claim = *claim;
         claim.reuse.address |= self == Taking::Again && claim.protocol == Protocol::Tcp;
         PortReservation::take(&claim, is_v6)
@@ -37,7 +37,7 @@ impl Taking {
 
 impl PortReservation {
     /// Binds the claim's endpoint, with its reuse options. A socket of `AF_INET6` may have an IPv4 address.
-    pub fn take(claim: &PortClaim, is_v6: bool) -> Result<PortReservation, Errno> {
+    pub(crate) fn take(claim: &PortClaim, is_v6: bool) -> Result<PortReservation, Errno> {
         let local = match claim.local {
             SocketAddr::V4(v4) if is_v6 => {
                 SocketAddr::new(v4.ip().to_ipv6_mapped().into(), v4.port())
@@ -67,17 +67,17 @@ impl PortReservation {
     }
 
     /// Listens, except for connections by these devices until its filter is lifted.
-    pub fn listen_except_by(&self, devices: &[u32], backlog: u32) -> Result<(), Errno> {
+    pub(crate) fn listen_except_by(&self, devices: &[u32], backlog: u32) -> Result<(), Errno> {
         socket_filter::nothing_by(&self.fd, devices).map_err(errno)?;
         self.listen(backlog)
     }
 
-    pub fn listen(&self, backlog: u32) -> Result<(), Errno> {
+    pub(crate) fn listen(&self, backlog: u32) -> Result<(), Errno> {
         listen(&self.fd, i32::try_from(backlog).unwrap_or(i32::MAX)).map_err(errno)
     }
 
     /// Returns another socket on the same endpoint, which does not listen. While this one listens, no other can.
-    pub fn token(&self) -> Result<OwnedFd, Errno> {
+    pub(crate) fn token(&self) -> Result<OwnedFd, Errno> {
         // Both must permit sharing, and this one must until it listens.
         sockopt::set_socket_reuseaddr(&self.fd, true).map_err(errno)?;
         let local = rustix::net::getsockname(&self.fd).map_err(errno)?;
@@ -102,7 +102,7 @@ impl PortReservation {
 
     /// Stops listening: the kernel resets connections that were not accepted, and refuses new ones; the port stays
     /// bound, as it was before there was a token.
-    pub fn stop_listening(&self, shares_address: bool) {
+    pub(crate) fn stop_listening(&self, shares_address: bool) {
         // It was set before.
         let _ = sockopt::set_socket_reuseaddr(&self.fd, shares_address);
         // Fails only for a socket that does not listen, which is the goal.
@@ -112,7 +112,7 @@ impl PortReservation {
 
     /// Restricts a datagram socket to this peer, so that the kernel refuses datagrams from others (port unreachable);
     /// without a peer it accepts all again.
-    pub fn set_peer(&self, peer: Option<SocketAddr>) -> Result<(), Errno> {
+    pub(crate) fn set_peer(&self, peer: Option<SocketAddr>) -> Result<(), Errno> {
         let connected = match (peer, self.is_v6) {
             (None, _) => connect_unspec(&self.fd),
             (Some(SocketAddr::V4(v4)), true) => {
@@ -125,7 +125,7 @@ impl PortReservation {
     }
 
     /// The same socket under another number.
-    pub fn try_clone(&self) -> std::io::Result<PortReservation> {
+    pub(crate) fn try_clone(&self) -> std::io::Result<PortReservation> {
         Ok(PortReservation {
             fd: self.fd.try_clone()?,
             is_v6: self.is_v6,
@@ -133,7 +133,7 @@ impl PortReservation {
     }
 
     /// A connection that reached the port through the kernel.
-    pub fn accept(&self) -> Option<(OwnedFd, SocketAddr)> {
+    pub(crate) fn accept(&self) -> Option<(OwnedFd, SocketAddr)> {
         let fd = accept_with(&self.fd, SocketFlags::CLOEXEC).ok()?;
         // It inherits its listener's filter.
         socket_filter::lift(&fd).ok()?;
@@ -142,17 +142,17 @@ impl PortReservation {
     }
 
     /// Minimises the receive buffer of a socket that is never read.
-    pub fn shrink(&self) {
+    pub(crate) fn shrink(&self) {
         // The kernel raises it to its minimum.
         let _ = sockopt::set_socket_recv_buffer_size(&self.fd, 1);
     }
 
-    pub fn is_v6(&self) -> bool {
+    pub(crate) fn is_v6(&self) -> bool {
         self.is_v6
     }
 
     /// Returns the socket itself, for a program whose call falls back to the kernel.
-    pub fn into_fd(self) -> OwnedFd {
+    pub(crate) fn into_fd(self) -> OwnedFd {
         self.fd
     }
 }

@@ -83,7 +83,7 @@ const SHUTDOWN_GRACE: Duration = Duration::from_millis(100);
 
 /// What the event loop waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub(crate) enum Source {
     Control,
     Signals,
     Network,
@@ -111,7 +111,7 @@ pub enum Source {
 
 /// Why the server cannot start.
 #[derive(Debug, thiserror::Error)]
-pub enum StartError {
+pub(crate) enum StartError {
     #[error(transparent)]
     Device(#[from] DeviceError),
     #[error("cannot load the packet filter: {0}")]
@@ -154,14 +154,14 @@ pub enum StartError {
 
 /// How a server goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Departure {
+pub(crate) enum Departure {
     ForGood,
     /// Connections of programs are left for the next server.
     ForSuccessor,
 }
 
 /// Everything the network server of one namespace owns.
-pub struct Server {
+pub(crate) struct Server {
     pub(crate) config: Config,
     pub(crate) source: ConfigSource,
     pub(crate) started: Instant,
@@ -274,7 +274,7 @@ pub struct Server {
 
 impl Server {
     /// Acquires everything the server needs; releases it if something is missing.
-    pub fn start(
+    pub(crate) fn start(
         config: Config,
         source: ConfigSource,
         instance: &Instance,
@@ -458,7 +458,7 @@ impl Server {
     }
 
     /// Serves until a signal stops the server.
-    pub fn run(&mut self) -> Result<(), Errno> {
+    pub(crate) fn run(&mut self) -> Result<(), Errno> {
         while self.stopping.is_none() {
             self.turn(None)?;
         }
@@ -607,7 +607,7 @@ impl Server {
     /// Ends what is the server's own. If another server may continue with connections of programs, leaves these, the
     /// filter and the ports to it; otherwise restores the host's state: detaches filters, resets connections, releases
     /// ports.
-    pub fn stop(mut self) -> Departure {
+    pub(crate) fn stop(mut self) -> Departure {
         let departure = self.stopping.unwrap_or(Departure::ForSuccessor);
         self.supervisor.tell_stopping();
         self.end_all_cpu();
@@ -747,7 +747,7 @@ fn reserve_ports(
 
 /// Makes the kernel enlarge the descriptor table while there is only one thread: when the table of a multi-threaded
 /// process grows, the caller waits for an RCU grace period, half a second on a busy machine.
-pub fn widen_descriptor_table() {
+pub(crate) fn widen_descriptor_table() {
     let limit = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS);
     let last = DESCRIPTOR_TABLE.min(limit).saturating_sub(1);
     let last = i32::try_from(last).unwrap_or(i32::MAX);
@@ -759,7 +759,7 @@ pub fn widen_descriptor_table() {
 }
 
 /// Raises the limit of descriptors, of which each session takes one or two.
-pub fn raise_descriptor_limit() {
+pub(crate) fn raise_descriptor_limit() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit {
         current: Some(DESCRIPTORS),

@@ -18,25 +18,25 @@ const KEPT: &str = "tables";
 
 /// How often the service manager is notified.
 #[derive(Debug)]
-pub struct Supervisor {
+pub(crate) struct Supervisor {
     /// Half of the service manager's watchdog time-out; none if it does not watch.
     interval: Option<Duration>,
 }
 
 impl Supervisor {
-    pub fn new() -> Supervisor {
+    pub(crate) fn new() -> Supervisor {
         Supervisor {
             interval: sd_notify::watchdog_enabled().map(|limit| limit / 2),
         }
     }
 
-    pub fn tell_ready(&self, devices: &str) {
+    pub(crate) fn tell_ready(&self, devices: &str) {
         let status = format!("manages {devices}");
         tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
     }
 
     /// Has it keep descriptors for the next server, in place of those that it has.
-    pub fn keep<'a>(&self, descriptors: impl Iterator<Item = BorrowedFd<'a>>) {
+    pub(crate) fn keep<'a>(&self, descriptors: impl Iterator<Item = BorrowedFd<'a>>) {
         self.keep_nothing();
         let descriptors: Vec<BorrowedFd<'_>> = descriptors.collect();
         // A map is always readable by an error, and would be closed.
@@ -48,18 +48,18 @@ impl Supervisor {
         }
     }
 
-    pub fn keep_nothing(&self) {
+    pub(crate) fn keep_nothing(&self) {
         tell(&[NotifyState::Custom(&format!(
             "FDSTOREREMOVE=1\nFDNAME={KEPT}"
         ))]);
     }
 
-    pub fn tell_stopping(&self) {
+    pub(crate) fn tell_stopping(&self) {
         tell(&[NotifyState::Stopping]);
     }
 
     /// Reports that the loop is running. Returns when to report again, if the service manager watches.
-    pub fn feed(&self) -> Option<Duration> {
+    pub(crate) fn feed(&self) -> Option<Duration> {
         let interval = self.interval?;
         tell(&[NotifyState::Watchdog]);
         Some(interval)
@@ -67,7 +67,7 @@ impl Supervisor {
 }
 
 /// Takes the descriptors that it has kept. Called once, at the start.
-pub fn take_kept() -> Vec<OwnedFd> {
+pub(crate) fn take_kept() -> Vec<OwnedFd> {
     let numbers = sd_notify::listen_fds().into_iter().flatten();
     numbers.filter_map(|fd| descriptor::own(fd).ok()).collect()
 }

@@ -1,8 +1,8 @@
 //! UDP sessions: cached at bind and at connect, so the server only handles rows and ports.
 
-pub mod datagrams;
-pub mod sharing;
-pub mod unread;
+pub(crate) mod datagrams;
+pub(crate) mod sharing;
+pub(crate) mod unread;
 
 use std::net::SocketAddr;
 
@@ -23,7 +23,7 @@ use crate::user_threads::WaitsFor;
 
 impl Server {
     /// Sets the peer: an exact flow replaces the binding.
-    pub fn connect_udp(
+    pub(crate) fn connect_udp(
         &mut self,
         channel: ChannelId,
         known: Option<SessionId>,
@@ -94,7 +94,7 @@ impl Server {
     }
 
     /// Removes the peer: the binding is restored, at the address that `bind` gave.
-    pub fn disconnect_udp(
+    pub(crate) fn disconnect_udp(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -152,7 +152,7 @@ impl Server {
     }
 
     /// Makes a call on the kernel's socket on a UDP port. If a program has that too, a thread makes it.
-    pub fn call_on_port(
+    pub(crate) fn call_on_port(
         &mut self,
         id: SessionId,
         make: impl FnOnce(&PortReservation) -> Sequel + Send + 'static,
@@ -165,7 +165,7 @@ impl Server {
     }
 
     /// Has a thread make a call on it.
-    pub fn have_called(
+    pub(crate) fn have_called(
         &self,
         id: SessionId,
         waits_for: WaitsFor,
@@ -183,7 +183,7 @@ impl Server {
     }
 }
 
-pub fn set_peer(port: &PortReservation, peer: Option<SocketAddr>) {
+pub(crate) fn set_peer(port: &PortReservation, peer: Option<SocketAddr>) {
     if let Err(errno) = port.set_peer(peer) {
         debug!(
             errno = errno.0,

@@ -18,7 +18,7 @@ const OF_NETWORK: usize = 1;
 
 /// What a job may block on. Jobs of different kinds do not delay each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum WaitsFor {
+pub(crate) enum WaitsFor {
     /// The end of a file or a socket.
     Close,
     /// The lock of a socket shared with programs.
@@ -32,10 +32,10 @@ pub enum WaitsFor {
 /// `None`: the server itself.
 type Whose = (Option<u32>, WaitsFor);
 
-pub type Job = Box<dyn FnOnce() + Send>;
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 #[derive(Debug, Default)]
-pub struct UserThreads {
+pub(crate) struct UserThreads {
     queues: Mutex<HashMap<Whose, Queue>>,
     /// Jobs of all users, those in progress included.
     count: AtomicUsize,
@@ -60,7 +60,7 @@ impl std::fmt::Debug for Queue {
 
 impl UserThreads {
     /// Queues a job for a thread of the user.
-    pub fn add(self: &Arc<UserThreads>, uid: Option<u32>, waits_for: WaitsFor, job: Job) {
+    pub(crate) fn add(self: &Arc<UserThreads>, uid: Option<u32>, waits_for: WaitsFor, job: Job) {
         self.count.fetch_add(1, Ordering::Relaxed);
         let whose = (uid, waits_for);
         let mut queues = self.queues();
@@ -70,7 +70,7 @@ impl UserThreads {
     }
 
     /// Retries to start threads where the kernel refused one.
-    pub fn try_again(self: &Arc<UserThreads>) {
+    pub(crate) fn try_again(self: &Arc<UserThreads>) {
         if self.count.load(Ordering::Relaxed) == 0 {
             return;
         }
@@ -117,7 +117,7 @@ impl UserThreads {
     }
 
     /// Returns the number of queued jobs of the user.
-    pub fn waiting(&self, uid: Option<u32>, waits_for: WaitsFor) -> usize {
+    pub(crate) fn waiting(&self, uid: Option<u32>, waits_for: WaitsFor) -> usize {
         if self.count.load(Ordering::Relaxed) == 0 {
             return 0;
         }

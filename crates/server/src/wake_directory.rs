@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use crate::instance::Instance;
 
 #[derive(Debug)]
-pub struct WakeDirectory(PathBuf);
+pub(crate) struct WakeDirectory(PathBuf);
 
 impl WakeDirectory {
     /// Creates the directory, or reuses one that a dead server has left.
-    pub fn make(instance: &Instance) -> io::Result<WakeDirectory> {
+    pub(crate) fn make(instance: &Instance) -> io::Result<WakeDirectory> {
         const MODE: u32 = 0o700;
         let socket = instance.socket().file_name().unwrap_or_default();
         let name = format!(".{}.wake", socket.to_string_lossy());
@@ -35,7 +35,7 @@ impl WakeDirectory {
         Ok(WakeDirectory(path))
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 }

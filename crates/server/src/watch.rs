@@ -1,8 +1,8 @@
 //! State that the host decides: routes, neighbours, addresses, devices and kernel parameters.
 
-pub mod faults;
-pub mod hooks;
-pub mod metastate;
-pub mod network;
-pub mod policy;
-pub mod sysctls;
+pub(crate) mod faults;
+pub(crate) mod hooks;
+pub(crate) mod metastate;
+pub(crate) mod network;
+pub(crate) mod policy;
+pub(crate) mod sysctls;

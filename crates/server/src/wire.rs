@@ -13,7 +13,7 @@ const WAITING_MAX: usize = 1024;
 
 /// A tap with its waiting frames.
 #[derive(Debug)]
-pub struct TapWire {
+pub(crate) struct TapWire {
     io: TapIo<OwnedFd>,
     ifindex: u32,
     waiting: VecDeque<Vec<u8>>,
@@ -22,7 +22,7 @@ pub struct TapWire {
 }
 
 impl TapWire {
-    pub fn new(tap: Tap) -> TapWire {
+    pub(crate) fn new(tap: Tap) -> TapWire {
         TapWire {
             ifindex: tap.ifindex,
             io: TapIo::new(tap.fd),
@@ -32,22 +32,22 @@ impl TapWire {
     }
 
     /// Returns the tap itself, which also receives frames.
-    pub fn io(&self) -> &TapIo<OwnedFd> {
+    pub(crate) fn io(&self) -> &TapIo<OwnedFd> {
         &self.io
     }
 
-    pub fn ifindex(&self) -> u32 {
+    pub(crate) fn ifindex(&self) -> u32 {
         self.ifindex
     }
 
     /// Sends a bare Ethernet frame as it was received. A `gso_size` other than 0 marks one that the
     /// kernel had coalesced.
-    pub fn resend(&mut self, header: [u8; VNET_HEADER], frame: &[u8]) {
+    pub(crate) fn resend(&mut self, header: [u8; VNET_HEADER], frame: &[u8]) {
         self.send(&[IoSlice::new(&header), IoSlice::new(frame)]);
     }
 
     /// Retries the waiting frames.
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         while let Some(frame) = self.waiting.front() {
             match self.io.write(&[IoSlice::new(frame)]) {
                 Ok(()) => {}

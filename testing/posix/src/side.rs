@@ -22,12 +22,12 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 const PORTS_PER_TOPIC: u16 = 40;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub(crate) enum Role {
     Server,
     Client,
 }
 
-pub struct Side {
+pub(crate) struct Side {
     pub role: Role,
     topic: &'static str,
     local: IpAddr,
@@ -38,7 +38,11 @@ pub struct Side {
 
 impl Side {
     /// Connects to the other role of `topic`.
-    pub fn meet_other(role: Role, topic: &'static str, options: &Options) -> io::Result<Self> {
+    pub(crate) fn meet_other(
+        role: Role,
+        topic: &'static str,
+        options: &Options,
+    ) -> io::Result<Self> {
         let place = options
             .meet
             .join(format!("posix-check-{}-{topic}", options.port));
@@ -66,27 +70,27 @@ impl Side {
         })
     }
 
-    pub fn is_server(&self) -> bool {
+    pub(crate) fn is_server(&self) -> bool {
         self.role == Role::Server
     }
 
     /// Prints one observation.
-    pub fn report(&self, check: &str, observed: impl Display) {
+    pub(crate) fn report(&self, check: &str, observed: impl Display) {
         let role = if self.is_server() { "server" } else { "client" };
         println!("{} {role} {check}: {observed}", self.topic);
     }
 
     /// A barrier: returns when both roles have called it.
-    pub fn step(&mut self) {
+    pub(crate) fn step(&mut self) {
         self.tell("step");
         assert_eq!(self.hear(), "step", "the roles are out of step");
     }
 
-    pub fn tell(&mut self, line: impl Display) {
+    pub(crate) fn tell(&mut self, line: impl Display) {
         writeln!(self.other.get_mut(), "{line}").expect("the other role listens");
     }
 
-    pub fn hear(&mut self) -> String {
+    pub(crate) fn hear(&mut self) -> String {
         let mut line = String::new();
         self.other
             .read_line(&mut line)
@@ -95,29 +99,29 @@ impl Side {
     }
 
     /// Returns the next unused port; both roles count in the same way.
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.next_port.replace(self.next_port.get() + 1)
     }
 
-    pub fn here(&self, port: u16) -> SocketAddr {
+    pub(crate) fn here(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.local, port)
     }
 
-    pub fn there(&self, port: u16) -> SocketAddr {
+    pub(crate) fn there(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.remote, port)
     }
 
-    pub fn is_within_one_host(&self) -> bool {
+    pub(crate) fn is_within_one_host(&self) -> bool {
         self.local == self.remote
     }
 
     /// On the same link, and nobody's; within one host the host's own.
-    pub fn nowhere(&self, port: u16) -> SocketAddr {
+    pub(crate) fn nowhere(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.nobody(99), port)
     }
 
     /// One of the addresses that are nobody's: a host that has looked for one in vain knows of that for a while.
-    pub fn nobody(&self, number: u8) -> IpAddr {
+    pub(crate) fn nobody(&self, number: u8) -> IpAddr {
         match self.remote {
             IpAddr::V4(v4) => {
                 let [a, b, c, _] = v4.octets();
@@ -130,11 +134,11 @@ impl Side {
         }
     }
 
-    pub fn is_v6(&self) -> bool {
+    pub(crate) fn is_v6(&self) -> bool {
         self.local.is_ipv6()
     }
 
-    pub fn domain(&self) -> i32 {
+    pub(crate) fn domain(&self) -> i32 {
         if self.is_v6() {
             libc::AF_INET6
         } else {
@@ -142,12 +146,12 @@ impl Side {
         }
     }
 
-    pub fn socket(&self, kind: i32) -> Fd {
+    pub(crate) fn socket(&self, kind: i32) -> Fd {
         call::socket(self.domain(), kind, 0).expect("a socket")
     }
 
     /// Returns a listener on this side's `port`.
-    pub fn listener(&self, port: u16) -> Fd {
+    pub(crate) fn listener(&self, port: u16) -> Fd {
         let listener = self.socket(STREAM);
         call::set_option(listener, libc::SOL_SOCKET, libc::SO_REUSEADDR, &1).expect("SO_REUSEADDR");
         call::bind(listener, self.here(port)).expect("bind");
@@ -156,13 +160,13 @@ impl Side {
     }
 
     /// Returns a listener on a port that the other role, which calls this too, does not use: both may be on one host.
-    pub fn own_listener(&self) -> Fd {
+    pub(crate) fn own_listener(&self) -> Fd {
         let ports = [self.port(), self.port()];
         self.listener(ports[usize::from(self.is_server())])
     }
 
     /// Returns one end of a new connection between the roles, both of which call this.
-    pub fn connection(&mut self) -> Fd {
+    pub(crate) fn connection(&mut self) -> Fd {
         let port = self.port();
         if self.is_server() {
             let listener = self.listener(port);
@@ -179,7 +183,7 @@ impl Side {
     }
 
     /// Formats an address without parts that vary between runs.
-    pub fn name(&self, address: SocketAddr, known_port: u16) -> String {
+    pub(crate) fn name(&self, address: SocketAddr, known_port: u16) -> String {
         let host = match address.ip() {
             ip if ip.is_unspecified() => "any".to_owned(),
             ip if ip == self.local => "local".to_owned(),

@@ -39,12 +39,12 @@ mod urgent;
 use crate::side::Side;
 
 /// One topic; both roles run it in step.
-pub struct Topic {
+pub(crate) struct Topic {
     pub name: &'static str,
     pub run: fn(&mut Side),
 }
 
-pub static TOPICS: [Topic; 35] = [
+pub(crate) static TOPICS: [Topic; 35] = [
     Topic {
         name: "connect",
         run: connect::run,

@@ -32,7 +32,7 @@ const SUITES: [Suite; 5] = [
 /// Runs of each figure.
 const RUNS: usize = 5;
 
-pub fn run() -> Result<(), Failure> {
+pub(crate) fn run() -> Result<(), Failure> {
     require_root("demo")?;
     step("two hosts, one veth wire, a Portolan server on each")?;
     let bed = Bed::new().context("cannot make the bed")?;

@@ -17,7 +17,7 @@ use crate::exit::{Failure, print};
 /// How long the machine's load is observed before the first figure.
 const WATCH: Duration = Duration::from_secs(1);
 
-pub fn run(arguments: &Bench) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Bench) -> Result<(), Failure> {
     let cases = chosen(arguments)?;
     require_root("bench")?;
     let sink = match &arguments.json {
@@ -60,7 +60,7 @@ fn chosen(arguments: &Bench) -> Result<Vec<Case>, Failure> {
 
 /// The stream that the table is written to.
 #[derive(Clone, Copy)]
-pub enum Sink {
+pub(crate) enum Sink {
     Output,
     Errors,
 }
@@ -78,7 +78,7 @@ impl Sink {
 }
 
 /// Measures all cases and prints each figure when it is complete. Returns false if a case failed.
-pub fn measure(
+pub(crate) fn measure(
     bed: &Bed,
     cases: &[Case],
     runs: usize,
@@ -117,7 +117,7 @@ pub fn measure(
 }
 
 /// Fails unless the caller is root, which making network namespaces requires.
-pub fn require_root(command: &str) -> anyhow::Result<()> {
+pub(crate) fn require_root(command: &str) -> anyhow::Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
         "{command} makes network namespaces: run it as root"

@@ -13,7 +13,7 @@ use crate::figures::require_root;
 /// How long the machine's load is observed before the first figure.
 const WATCH: Duration = Duration::from_secs(1);
 
-pub fn run(arguments: &Report) -> Result<(), Failure> {
+pub(crate) fn run(arguments: &Report) -> Result<(), Failure> {
     let effort = Effort {
         quick: arguments.quick,
     };

@@ -9,7 +9,7 @@ use super::{Clock, Curves, SIZES};
 /// Bytes of Ethernet, IPv4, and TCP headers with timestamps.
 const HEADER: usize = 66;
 
-pub fn measure(clock: Clock) -> Curves {
+pub(crate) fn measure(clock: Clock) -> Curves {
     let mut curves = Curves::new();
     for size in SIZES {
         let data = vec![0x5a; size];

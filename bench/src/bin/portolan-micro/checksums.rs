@@ -8,7 +8,7 @@ use super::{Clock, Curves, SIZES};
 /// Bytes of the large buffer, more than caches hold (41 MB in the paper). The small case reuses one buffer.
 const LARGE: usize = 256 << 20;
 
-pub fn measure(clock: Clock) -> Curves {
+pub(crate) fn measure(clock: Clock) -> Curves {
     let mut curves = Curves::new();
     let large = vec![0x5a; LARGE];
     // Not zeros: the kernel would allocate zeroed pages when they are first written.

@@ -52,7 +52,7 @@ impl Lock {
     }
 }
 
-pub fn measure(clock: Clock) -> io::Result<Curves> {
+pub(crate) fn measure(clock: Clock) -> io::Result<Curves> {
     let (private, shared) = (Lock::new(Scope::Private), Lock::new(Scope::Shared));
     let inheriting = PiMutex::new(());
     let nobody = AtomicU32::new(0);

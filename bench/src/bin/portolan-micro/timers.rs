@@ -15,7 +15,7 @@ const LONGEST: Duration = Duration::from_secs(500);
 /// Deadlines that are set and cleared between two clock reads.
 const BATCH: u32 = 64;
 
-pub fn measure(clock: Clock) -> Curves {
+pub(crate) fn measure(clock: Clock) -> Curves {
     let mut curves = Curves::new();
     for pending in PENDING {
         let [set, clear] = set_and_clear(clock, pending);

@@ -18,7 +18,7 @@ const READ_SIZE: usize = 256 * 1024;
 
 /// The program's work on the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Work {
+pub(crate) enum Work {
     /// No access to the bytes. The sender's data is prepared in advance.
     None,
     /// One read of each byte by the receiver, or one write before the sender sends it.
@@ -72,13 +72,13 @@ fn all_moved() -> Moved {
 }
 
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     #[serde(flatten)]
     transfer: Transfer,
     moved: Moved,
 }
 
-pub fn sink(address: SocketAddr, by: Interface, work: Work) -> io::Result<()> {
+pub(crate) fn sink(address: SocketAddr, by: Interface, work: Work) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     for stream in listener.incoming() {
         let mut stream = stream?;
@@ -117,14 +117,14 @@ fn drain(mut stream: &TcpStream, by: Interface, work: Work) -> io::Result<u64> {
 }
 
 /// Parameters of a sender.
-pub struct Plan {
+pub(crate) struct Plan {
     pub by: Interface,
     pub work: Work,
     pub size: usize,
     pub duration: Duration,
 }
 
-pub fn send(address: SocketAddr, plan: Plan) -> io::Result<Report> {
+pub(crate) fn send(address: SocketAddr, plan: Plan) -> io::Result<Report> {
     let stream = TcpStream::connect(address)?;
     let start = Instant::now();
     let sent = match plan.by {

@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::{fork, pattern};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Case {
+pub(crate) enum Case {
     /// Keeps every piece until the window stops the peer, then releases them in another order and continues.
     Keep,
     /// Keeps a piece of one connection while other connections open and close, and reports the processor time while it
@@ -30,7 +30,7 @@ pub enum Case {
     Mixed,
 }
 
-pub fn play(case: Case, address: SocketAddr) -> io::Result<()> {
+pub(crate) fn play(case: Case, address: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     match case {
         Case::Keep => keep(&listener),

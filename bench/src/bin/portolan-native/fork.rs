@@ -4,10 +4,10 @@
 use std::io;
 
 /// A child process, for its parent.
-pub struct Child(libc::pid_t);
+pub(crate) struct Child(libc::pid_t);
 
 /// Returns None in the child.
-pub fn fork() -> io::Result<Option<Child>> {
+pub(crate) fn fork() -> io::Result<Option<Child>> {
     // SAFETY: the library's fork handlers handle its own locks; no other thread of this program holds any.
     match unsafe { libc::fork() } {
         0 => Ok(None),
@@ -18,7 +18,7 @@ pub fn fork() -> io::Result<Option<Child>> {
 
 impl Child {
     /// Waits for the end of the child, and fails unless it exits successfully.
-    pub fn wait(self) -> io::Result<()> {
+    pub(crate) fn wait(self) -> io::Result<()> {
         let mut status = 0;
         // SAFETY: `status` is valid for the duration of the call.
         if unsafe { libc::waitpid(self.0, &raw mut status, 0) } < 0 {

@@ -8,13 +8,13 @@ fn at(position: u64) -> u8 {
     word.to_le_bytes()[(position % 8) as usize]
 }
 
-pub fn fill(position: u64, bytes: &mut [u8]) {
+pub(crate) fn fill(position: u64, bytes: &mut [u8]) {
     for (byte, position) in bytes.iter_mut().zip(position..) {
         *byte = at(position);
     }
 }
 
-pub fn check(position: u64, bytes: &[u8]) -> io::Result<()> {
+pub(crate) fn check(position: u64, bytes: &[u8]) -> io::Result<()> {
     let mut pairs = bytes.iter().zip(position..);
     match pairs.find(|(byte, position)| **byte != at(*position)) {
         None => Ok(()),
@@ -25,7 +25,7 @@ pub fn check(position: u64, bytes: &[u8]) -> io::Result<()> {
 }
 
 /// Reads all bytes once, as a program that uses them does.
-pub fn sum(bytes: &[u8]) -> u64 {
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<8>();
     let sum = words.iter().fold(0u64, |sum, word| {
         sum.wrapping_add(u64::from_ne_bytes(*word))

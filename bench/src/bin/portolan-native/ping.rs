@@ -10,12 +10,12 @@ use serde::Serialize;
 use crate::{Interface, Transport};
 
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     p50_us: f64,
     p99_us: f64,
 }
 
-pub fn echo(
+pub(crate) fn echo(
     (protocol, address): (Transport, SocketAddr),
     by: Interface,
     size: usize,
@@ -74,7 +74,7 @@ fn datagram(socket: &UdpSocket, by: Interface) -> io::Result<(Vec<u8>, SocketAdd
     Ok((buffer[..count].to_vec(), from))
 }
 
-pub fn ping(
+pub(crate) fn ping(
     (protocol, address): (Transport, SocketAddr),
     by: Interface,
     (size, count): (usize, usize),

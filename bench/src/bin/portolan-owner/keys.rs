@@ -16,7 +16,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 /// Number of keys that are asked for in turn.
 const KEYS: u32 = 1000;
 
-pub fn serve(local: SocketAddr, count: u32) -> Result<(), Failure> {
+pub(crate) fn serve(local: SocketAddr, count: u32) -> Result<(), Failure> {
     let values: HashMap<Vec<u8>, [u8; 32]> = (0..count)
         .map(|number| {
             let value = padded(&format!("v{number}"));
@@ -34,7 +34,7 @@ pub fn serve(local: SocketAddr, count: u32) -> Result<(), Failure> {
     }
 }
 
-pub fn ask(remote: SocketAddr, count: u32) -> Result<(), Failure> {
+pub(crate) fn ask(remote: SocketAddr, count: u32) -> Result<(), Failure> {
     let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
     socket.set_read_timeout(Some(TIMEOUT))?;
     socket.connect(remote)?;

@@ -31,7 +31,7 @@ fn header(destination: MacAddr, source: MacAddr) -> [u8; HEADER_LEN] {
     bytes
 }
 
-pub fn serve() -> Result<(), Failure> {
+pub(crate) fn serve() -> Result<(), Failure> {
     let flow = RawFlow::open(Guard::EtherType(ETHERTYPE))?;
     let mut sum = 0_u64;
     loop {
@@ -54,7 +54,7 @@ pub fn serve() -> Result<(), Failure> {
     }
 }
 
-pub fn call(address: IpAddr, count: u32) -> Result<(), Failure> {
+pub(crate) fn call(address: IpAddr, count: u32) -> Result<(), Failure> {
     let flow = RawFlow::open(Guard::EtherType(ETHERTYPE))?;
     let hop = flow.hop(address, HOP_PATIENCE)?;
     let head = header(hop.next_mac, hop.own_mac);

@@ -14,7 +14,7 @@ const SPELL: Duration = Duration::from_millis(500);
 
 /// For each line of the input, either repeatedly installs and removes an extension, or repeatedly has it verified while
 /// one is installed, and prints the count.
-pub fn turn_over(local: SocketAddr, object: &Path) -> Result<(), Failure> {
+pub(crate) fn turn_over(local: SocketAddr, object: &Path) -> Result<(), Failure> {
     let object = Object::parse(&std::fs::read(object)?)?;
     let port = Port::open(local)?;
     println!("ready");

@@ -9,7 +9,7 @@ use portolan_bench::transfer::Transfer;
 
 const READ_SIZE: usize = 256 * 1024;
 
-pub fn sink(address: SocketAddr) -> io::Result<()> {
+pub(crate) fn sink(address: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     let mut buffer = vec![0; READ_SIZE];
     loop {
@@ -30,7 +30,7 @@ fn drain(mut stream: TcpStream, buffer: &mut [u8]) -> io::Result<()> {
     }
 }
 
-pub fn send(address: SocketAddr, size: usize, duration: Duration) -> io::Result<Transfer> {
+pub(crate) fn send(address: SocketAddr, size: usize, duration: Duration) -> io::Result<Transfer> {
     let mut stream = TcpStream::connect(address)?;
     let block = vec![0x5a; size];
     let start = Instant::now();

@@ -9,7 +9,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 
 /// Sends each frame to all viewers in turn.
-pub fn show(first: SocketAddr, film: &Film) -> io::Result<Shown> {
+pub(crate) fn show(first: SocketAddr, film: &Film) -> io::Result<Shown> {
     let any: SocketAddr = match first {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -40,7 +40,7 @@ fn send_in_time(socket: &UdpSocket, frame: &[u8], departure: &Departure) -> io::
 }
 
 /// Receives at the audience's ports until it is killed.
-pub fn attend(first: SocketAddr, film: &Film) -> io::Result<()> {
+pub(crate) fn attend(first: SocketAddr, film: &Film) -> io::Result<()> {
     let sockets = film.audience(first).map(UdpSocket::bind);
     let sockets = sockets.collect::<io::Result<Vec<_>>>()?;
     for socket in &sockets {

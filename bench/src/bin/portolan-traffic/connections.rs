@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     pub connections: u64,
     pub seconds: f64,
     pub per_second: f64,
 }
 
-pub fn greet(address: SocketAddr) -> io::Result<()> {
+pub(crate) fn greet(address: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     loop {
         // The client may have closed before its greeting; this must not affect the next one.
@@ -24,7 +24,7 @@ pub fn greet(address: SocketAddr) -> io::Result<()> {
     }
 }
 
-pub fn open(address: SocketAddr, duration: Duration, count: u64) -> io::Result<Report> {
+pub(crate) fn open(address: SocketAddr, duration: Duration, count: u64) -> io::Result<Report> {
     let start = Instant::now();
     let mut connections = 0;
     while connections < count && start.elapsed() < duration {

@@ -6,7 +6,7 @@ use std::net::{SocketAddr, TcpListener, TcpStream};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Accepts connections, writes one byte to each, and keeps them.
-pub fn gather(address: SocketAddr) -> io::Result<()> {
+pub(crate) fn gather(address: SocketAddr) -> io::Result<()> {
     raise_descriptor_limit()?;
     let listener = TcpListener::bind(address)?;
     let mut streams = Vec::new();
@@ -18,7 +18,7 @@ pub fn gather(address: SocketAddr) -> io::Result<()> {
 }
 
 /// Opens connections to a `gather`, reports when all are accepted, and keeps them until the standard input ends.
-pub fn join(address: SocketAddr, count: usize) -> io::Result<()> {
+pub(crate) fn join(address: SocketAddr, count: usize) -> io::Result<()> {
     raise_descriptor_limit()?;
     let streams = (0..count)
         .map(|_| open(address))

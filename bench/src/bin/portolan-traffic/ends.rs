@@ -13,12 +13,12 @@ const NUDGE: Duration = Duration::from_millis(200);
 const LIMIT: Duration = Duration::from_secs(20);
 
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// `eof`, `reset`, or `none` within the limit.
     pub end: &'static str,
 }
 
-pub fn hold(address: SocketAddr, listen: bool) -> io::Result<()> {
+pub(crate) fn hold(address: SocketAddr, listen: bool) -> io::Result<()> {
     let mut stream = open(address, listen)?;
     stream.write_all(b"!")?;
     println!("connected");
@@ -27,7 +27,7 @@ pub fn hold(address: SocketAddr, listen: bool) -> io::Result<()> {
     }
 }
 
-pub fn watch(address: SocketAddr, listen: bool) -> io::Result<Report> {
+pub(crate) fn watch(address: SocketAddr, listen: bool) -> io::Result<Report> {
     let mut stream = open(address, listen)?;
     stream.read_exact(&mut [0])?;
     eprintln!("connected");

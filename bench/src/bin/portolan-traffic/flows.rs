@@ -11,7 +11,7 @@ const READ_SIZE: usize = 256 * 1024;
 const WRITE_SIZE: usize = 64 * 1024;
 
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     /// Rate of each flow, in the order of their ports.
     pub megabits_per_second: Vec<f64>,
     pub mean: f64,
@@ -19,14 +19,14 @@ pub struct Report {
 
 /// The measured interval of a flow, which begins some time after its first byte.
 #[derive(Clone, Copy)]
-pub struct Window {
+pub(crate) struct Window {
     pub skip: Duration,
     pub length: Duration,
 }
 
 /// Receives flows at `count` ports from that of `address` on, answers each with the number of bytes
 /// within the window, and continues to read until the peer ends.
-pub fn measure(address: SocketAddr, count: u16, window: Window) -> io::Result<()> {
+pub(crate) fn measure(address: SocketAddr, count: u16, window: Window) -> io::Result<()> {
     // The first port last: a client that can connect to it can connect to all.
     let listeners = ports(address, count)
         .rev()
@@ -76,7 +76,7 @@ fn receive(mut stream: TcpStream, window: Window) -> io::Result<()> {
 
 /// Sends to `count` ports of a `measure` at once until it has answered for all of them. The flows end
 /// with this process.
-pub fn send(address: SocketAddr, count: u16, window: Window) -> io::Result<Report> {
+pub(crate) fn send(address: SocketAddr, count: u16, window: Window) -> io::Result<Report> {
     let streams = ports(address, count)
         .map(TcpStream::connect)
         .collect::<io::Result<Vec<_>>>()?;

@@ -25,13 +25,13 @@ const LOOK_UP: Duration = Duration::from_millis(100);
 const DATAGRAM_HEADERS: u64 = 42;
 
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     pub window_ms: u64,
     pub senders: Vec<Sender>,
 }
 
 #[derive(Clone, Serialize)]
-pub struct Sender {
+pub(crate) struct Sender {
     pub tag: u16,
     pub protocol: &'static str,
     /// Bytes in each window since the first arrival: of datagrams with their headers, of
@@ -90,7 +90,11 @@ impl Record {
 }
 
 /// Receives datagrams and streams at `address`, until `duration` after the first arrival.
-pub fn gauge(address: SocketAddr, duration: Duration, window: Duration) -> io::Result<Report> {
+pub(crate) fn gauge(
+    address: SocketAddr,
+    duration: Duration,
+    window: Duration,
+) -> io::Result<Report> {
     let socket = UdpSocket::bind(address)?;
     // Needs root; with a smaller buffer, more datagrams may be lost.
     let _ = set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER);

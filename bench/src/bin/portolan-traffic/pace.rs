@@ -18,12 +18,12 @@ const LOOK_UP: Duration = Duration::from_millis(100);
 const WINDOW_MS: u64 = 100;
 
 #[derive(Serialize)]
-pub struct Sent {
+pub(crate) struct Sent {
     pub datagrams: u64,
 }
 
 #[derive(Serialize)]
-pub struct Taken {
+pub(crate) struct Taken {
     /// Missing sequence numbers below the highest that arrived.
     pub lost: u64,
     /// Arrivals in calm half-seconds, and in busy ones.
@@ -36,13 +36,13 @@ pub struct Taken {
 
 /// Arrivals in a short time, and the sequence numbers missing before the last of these.
 #[derive(Clone, Copy, Default, Serialize)]
-pub struct Window {
+pub(crate) struct Window {
     pub arrived: u64,
     pub lost: u64,
 }
 
 #[derive(Serialize)]
-pub struct Arrivals {
+pub(crate) struct Arrivals {
     pub per_second: f64,
     /// Delays from the sender to this program.
     #[serde(flatten)]
@@ -51,7 +51,7 @@ pub struct Arrivals {
 
 /// The destination: always the same, or another one in calm half-seconds.
 #[derive(Clone, Copy, clap::Args)]
-pub struct Target {
+pub(crate) struct Target {
     address: SocketAddr,
     /// The destination in every other half-second.
     #[arg(long)]
@@ -59,20 +59,20 @@ pub struct Target {
 }
 
 impl Target {
-    pub fn now(&self) -> SocketAddr {
+    pub(crate) fn now(&self) -> SocketAddr {
         match (self.in_turn_with, Phase::now()) {
             (Some(other), Phase::Calm) => other,
             _ => self.address,
         }
     }
 
-    pub fn is_ipv6(&self) -> bool {
+    pub(crate) fn is_ipv6(&self) -> bool {
         self.address.is_ipv6()
     }
 }
 
 /// Calls `send` `per_second` times per second. Calls that are late are made at once.
-pub fn steadily(
+pub(crate) fn steadily(
     per_second: f64,
     duration: Duration,
     mut send: impl FnMut(u64) -> io::Result<()>,
@@ -93,7 +93,12 @@ pub fn steadily(
     }
 }
 
-pub fn send(target: Target, per_second: f64, size: usize, duration: Duration) -> io::Result<Sent> {
+pub(crate) fn send(
+    target: Target,
+    per_second: f64,
+    size: usize,
+    duration: Duration,
+) -> io::Result<Sent> {
     let any: SocketAddr = if target.is_ipv6() {
         (Ipv6Addr::UNSPECIFIED, 0).into()
     } else {
@@ -110,7 +115,7 @@ pub fn send(target: Target, per_second: f64, size: usize, duration: Duration) ->
 }
 
 /// Receives until `duration` after the first arrival. Spends `work` on each datagram, in calm phases a fifth of it.
-pub fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Taken> {
+pub(crate) fn take(at: SocketAddr, duration: Duration, work: Duration) -> io::Result<Taken> {
     let socket = UdpSocket::bind(at)?;
     socket.set_read_timeout(Some(LOOK_UP))?;
     // A listening port signals that the receiver is ready.

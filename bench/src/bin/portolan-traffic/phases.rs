@@ -16,13 +16,13 @@ const WINDOW: Duration = Duration::from_millis(25);
 const WINDOWS: u64 = (PHASE.as_nanos() / WINDOW.as_nanos()) as u64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub(crate) enum Phase {
     Calm,
     Busy,
 }
 
 impl Phase {
-    pub fn now() -> Phase {
+    pub(crate) fn now() -> Phase {
         Phase::of(window())
     }
 
@@ -36,11 +36,11 @@ impl Phase {
 
 /// Times, by the window in which they were recorded.
 #[derive(Default)]
-pub struct Phases(BTreeMap<u64, Vec<u64>>);
+pub(crate) struct Phases(BTreeMap<u64, Vec<u64>>);
 
 /// The times of all phases of one kind.
 #[derive(Serialize)]
-pub struct Spread {
+pub(crate) struct Spread {
     #[serde(skip)]
     pub count: usize,
     /// The first quartile over the windows: pauses of the machine increase the values of some, and decrease none.
@@ -49,15 +49,15 @@ pub struct Spread {
 }
 
 impl Phases {
-    pub fn note(&mut self, nanoseconds: u64) {
+    pub(crate) fn note(&mut self, nanoseconds: u64) {
         self.0.entry(window()).or_default().push(nanoseconds);
     }
 
-    pub fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.values().map(Vec::len).sum()
     }
 
-    pub fn spread(&self, kind: Phase) -> Spread {
+    pub(crate) fn spread(&self, kind: Phase) -> Spread {
         let of_kind = self.0.iter().filter(|(at, _)| Phase::of(**at) == kind);
         let windows: Vec<Vec<u64>> = of_kind.map(|(_, times)| sorted(times.clone())).collect();
         let at = |fraction: f64| {
@@ -89,7 +89,7 @@ fn window() -> u64 {
 }
 
 /// Returns the monotonic time, which is the same for all programs of this machine.
-pub fn nanoseconds() -> u64 {
+pub(crate) fn nanoseconds() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }

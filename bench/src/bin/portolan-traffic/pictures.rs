@@ -16,7 +16,7 @@ const WARM_UP: Duration = Duration::from_millis(500);
 
 /// The results of a viewer.
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     pub pictures: usize,
     pub per_second: f64,
     /// Longest time between two decoded pictures.
@@ -26,7 +26,7 @@ pub struct Report {
 }
 
 /// Sends `rate` pictures per second to each viewer until it disconnects. Pictures that are late are sent at once.
-pub fn show(address: SocketAddr, rate: u32) -> io::Result<()> {
+pub(crate) fn show(address: SocketAddr, rate: u32) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     loop {
         let mut viewer = listener.accept()?.0;
@@ -42,7 +42,7 @@ pub fn show(address: SocketAddr, rate: u32) -> io::Result<()> {
 }
 
 /// Receives pictures for `time` after the warm-up, and spends `work` of CPU time on each.
-pub fn view(address: SocketAddr, time: Duration, work: Duration) -> io::Result<Report> {
+pub(crate) fn view(address: SocketAddr, time: Duration, work: Duration) -> io::Result<Report> {
     let mut stream = TcpStream::connect(address)?;
     let mut picture = vec![0; PICTURE];
     let begin = Instant::now();

@@ -19,7 +19,7 @@ const LOST: Duration = Duration::from_secs(2);
 
 /// Number and kind of the round trips.
 #[derive(Clone, Copy, clap::Args)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// Bytes per message.
     #[arg(long, default_value_t = 1)]
     size: usize,
@@ -41,7 +41,7 @@ pub struct Plan {
 
 /// Round-trip times in microseconds.
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     pub round_trips: usize,
     pub p50_us: f64,
     pub p99_us: f64,
@@ -76,7 +76,7 @@ impl Calls {
     }
 }
 
-pub fn echo_tcp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> {
+pub(crate) fn echo_tcp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     let mut message = vec![0; size];
     loop {
@@ -89,7 +89,7 @@ pub fn echo_tcp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> 
     }
 }
 
-pub fn ping_tcp(address: SocketAddr, plan: Plan) -> io::Result<Report> {
+pub(crate) fn ping_tcp(address: SocketAddr, plan: Plan) -> io::Result<Report> {
     let mut peer = Peer::new(TcpStream::connect(address)?, plan.spin)?;
     let mut message = vec![b'p'; plan.size];
     measure(plan, |calls| {
@@ -98,7 +98,7 @@ pub fn ping_tcp(address: SocketAddr, plan: Plan) -> io::Result<Report> {
     })
 }
 
-pub fn echo_udp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> {
+pub(crate) fn echo_udp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> {
     let socket = UdpSocket::bind(address)?;
     socket.set_nonblocking(spin)?;
     let mut message = vec![0; size.max(1)];
@@ -108,7 +108,7 @@ pub fn echo_udp(address: SocketAddr, size: usize, spin: bool) -> io::Result<()> 
     }
 }
 
-pub fn ping_udp(address: SocketAddr, plan: Plan) -> io::Result<Report> {
+pub(crate) fn ping_udp(address: SocketAddr, plan: Plan) -> io::Result<Report> {
     let unspecified: SocketAddr = match address {
         SocketAddr::V4(_) => ([0, 0, 0, 0], 0).into(),
         SocketAddr::V6(_) => ([0u16; 8], 0).into(),

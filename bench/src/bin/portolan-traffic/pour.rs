@@ -10,10 +10,10 @@ use serde::Serialize;
 const BLOCK: usize = 64 * 1024;
 
 /// Header of a datagram: the tag, zeros, the sequence number.
-pub const HEADER: usize = 16;
+pub(crate) const HEADER: usize = 16;
 
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     pub tag: u16,
     /// Bytes of payload.
     pub bytes: u64,
@@ -24,7 +24,7 @@ pub struct Report {
 
 /// Parameters of a sender.
 #[derive(Clone, Copy)]
-pub struct Plan {
+pub(crate) struct Plan {
     pub to: SocketAddr,
     pub tag: u16,
     pub duration: Duration,
@@ -51,7 +51,7 @@ impl Plan {
 }
 
 /// Datagrams of `size` bytes, numbered.
-pub fn datagrams(plan: Plan, size: usize) -> io::Result<Report> {
+pub(crate) fn datagrams(plan: Plan, size: usize) -> io::Result<Report> {
     let any: SocketAddr = match plan.to {
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
@@ -91,7 +91,7 @@ fn has_enough(error: &io::Error) -> bool {
 }
 
 /// Sends a stream that begins with the tag.
-pub fn stream(plan: Plan) -> io::Result<Report> {
+pub(crate) fn stream(plan: Plan) -> io::Result<Report> {
     let mut stream = TcpStream::connect(plan.to)?;
     let start = plan.await_start()?;
     stream.write_all(&plan.tag.to_be_bytes())?;

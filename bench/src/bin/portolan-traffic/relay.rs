@@ -10,7 +10,7 @@ use rustix::pipe::{SpliceFlags, pipe, splice};
 const PIECE: usize = 64 * 1024;
 
 /// Joins each connection with a new one to another endpoint.
-pub fn relay(address: SocketAddr, to: SocketAddr) -> io::Result<()> {
+pub(crate) fn relay(address: SocketAddr, to: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     loop {
         let near = listener.accept()?.0;

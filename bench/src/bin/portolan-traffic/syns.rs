@@ -15,7 +15,7 @@ use serde::Serialize;
 use crate::pace::{Target, steadily};
 
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     pub syns: u64,
 }
 
@@ -27,7 +27,7 @@ const HOPS: u8 = 64;
 
 /// The kind of segments in a flood.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Segment {
+pub(crate) enum Segment {
     Syn,
     SynAck,
     Ack,
@@ -43,7 +43,7 @@ impl Segment {
     }
 }
 
-pub fn flood(
+pub(crate) fn flood(
     target: Target,
     segment: Segment,
     per_second: f64,

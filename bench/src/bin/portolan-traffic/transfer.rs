@@ -11,12 +11,12 @@ use serde::Serialize;
 const BUFFER: usize = 64 * 1024;
 
 #[derive(Serialize)]
-pub struct Report {
+pub(crate) struct Report {
     pub bytes: u64,
     pub seconds: f64,
 }
 
-pub fn mirror(address: SocketAddr) -> io::Result<()> {
+pub(crate) fn mirror(address: SocketAddr) -> io::Result<()> {
     let listener = TcpListener::bind(address)?;
     loop {
         let mut stream = listener.accept()?.0;
@@ -34,7 +34,7 @@ pub fn mirror(address: SocketAddr) -> io::Result<()> {
     }
 }
 
-pub fn send(address: SocketAddr, file: &Path, copy: &Path) -> io::Result<Report> {
+pub(crate) fn send(address: SocketAddr, file: &Path, copy: &Path) -> io::Result<Report> {
     let start = Instant::now();
     let stream = TcpStream::connect(address)?;
     let bytes = std::thread::scope(|scope| {

@@ -26,14 +26,14 @@ const NANOSECONDS: u8 = 9;
 
 /// The direction of a packet, seen from its interface (bits 0 and 1 of the flags).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub(super) enum Way {
     In = 1,
     Out = 2,
 }
 
 /// A captured packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packet {
+pub(super) struct Packet {
     /// Nanoseconds since 1970.
     pub at: u64,
     pub way: Way,
@@ -42,14 +42,14 @@ pub struct Packet {
     pub bytes: Vec<u8>,
 }
 
-pub struct PcapNg<W> {
+pub(super) struct PcapNg<W> {
     out: W,
     interfaces: u32,
 }
 
 impl<W: Write> PcapNg<W> {
     /// Begins a file.
-    pub fn begin(out: W, application: &str) -> io::Result<PcapNg<W>> {
+    pub(super) fn begin(out: W, application: &str) -> io::Result<PcapNg<W>> {
         let mut file = PcapNg { out, interfaces: 0 };
         let mut body = Vec::new();
         body.extend(BYTE_ORDER.to_le_bytes());
@@ -64,7 +64,7 @@ impl<W: Write> PcapNg<W> {
     }
 
     /// Adds an interface and returns its number.
-    pub fn interface(&mut self, name: &str) -> io::Result<u32> {
+    pub(super) fn interface(&mut self, name: &str) -> io::Result<u32> {
         let mut body = Vec::new();
         body.extend(LINKTYPE_ETHERNET.to_le_bytes());
         body.extend(0u16.to_le_bytes());
@@ -77,7 +77,7 @@ impl<W: Write> PcapNg<W> {
         Ok(self.interfaces - 1)
     }
 
-    pub fn packet(&mut self, interface: u32, packet: &Packet) -> io::Result<()> {
+    pub(super) fn packet(&mut self, interface: u32, packet: &Packet) -> io::Result<()> {
         let mut body = Vec::with_capacity(packet.bytes.len() + 64);
         body.extend(interface.to_le_bytes());
         time(&mut body, packet.at);
@@ -90,7 +90,7 @@ impl<W: Write> PcapNg<W> {
     }
 
     /// Writes the figures of an interface, up to `at`.
-    pub fn statistics(
+    pub(super) fn statistics(
         &mut self,
         interface: u32,
         at: u64,
@@ -106,11 +106,11 @@ impl<W: Write> PcapNg<W> {
     }
 
     #[cfg(test)]
-    pub fn into_inner(self) -> W {
+    pub(super) fn into_inner(self) -> W {
         self.out
     }
 
-    pub fn flush(&mut self) -> io::Result<()> {
+    pub(super) fn flush(&mut self) -> io::Result<()> {
         self.out.flush()
     }
 

@@ -19,7 +19,7 @@ const POSITION_MAX: u64 = 1 << 62;
 
 /// An Ethernet frame, as far as its bytes were captured.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Segment {
+pub(super) struct Segment {
     pub from: Side,
     pub bytes: Vec<u8>,
     pub length: u32,
@@ -27,7 +27,7 @@ pub struct Segment {
 
 impl Segment {
     /// Its length, and the bytes that were captured.
-    pub fn into_data(self) -> (u32, Vec<u8>) {
+    pub(super) fn into_data(self) -> (u32, Vec<u8>) {
         (self.length, self.bytes)
     }
 }
@@ -43,7 +43,7 @@ struct Stream {
 
 /// Both streams of a session. Either end, or both, may record them.
 #[derive(Debug)]
-pub struct Conversation {
+pub(super) struct Conversation {
     opener: SocketAddr,
     accepter: SocketAddr,
     from_opener: Stream,
@@ -70,7 +70,7 @@ impl Text<'_> {
 }
 
 impl Conversation {
-    pub fn new(end: &CapturedEnd) -> Conversation {
+    pub(super) fn new(end: &CapturedEnd) -> Conversation {
         let stream = |next| Stream {
             next,
             ..Stream::default()
@@ -84,7 +84,7 @@ impl Conversation {
     }
 
     /// The handshake, if the session is shown from its start.
-    pub fn handshake(&self) -> Vec<Segment> {
+    pub(super) fn handshake(&self) -> Vec<Segment> {
         if self.from_opener.next > 0 || self.from_accepter.next > 0 {
             return Vec::new();
         }
@@ -97,7 +97,12 @@ impl Conversation {
     }
 
     /// Shows a record of what `from` has sent, but for what was shown already: the other end records it, too.
-    pub fn record(&mut self, from: Side, header: &RecordHeader, bytes: &[u8]) -> Vec<Segment> {
+    pub(super) fn record(
+        &mut self,
+        from: Side,
+        header: &RecordHeader,
+        bytes: &[u8],
+    ) -> Vec<Segment> {
         let stream = *self.stream(from);
         if stream.has_reset || header.position > POSITION_MAX {
             return Vec::new();
@@ -135,7 +140,7 @@ impl Conversation {
     }
 
     /// Shows the end of a stream, unless it was shown.
-    pub fn close(&mut self, from: Side, is_reset: bool) -> Option<Segment> {
+    pub(super) fn close(&mut self, from: Side, is_reset: bool) -> Option<Segment> {
         let stream = *self.stream(from);
         if is_reset {
             return self.reset(from);

@@ -53,7 +53,7 @@ enum Ending {
     Gone(ChannelId),
 }
 
-pub struct View<W> {
+pub(super) struct View<W> {
     file: PcapNg<W>,
     recorders: BTreeMap<ChannelId, Recorder>,
     ends: HashMap<(ChannelId, SessionId), (u64, Side)>,
@@ -72,7 +72,7 @@ pub struct View<W> {
 }
 
 impl<W: Write> View<W> {
-    pub fn new(file: PcapNg<W>, most: u64) -> View<W> {
+    pub(super) fn new(file: PcapNg<W>, most: u64) -> View<W> {
         let start = clock::now().as_nanos();
         let wall = SystemTime::now().duration_since(UNIX_EPOCH);
         let wall = wall.map_or(0, |wall| wall.as_nanos() as u64);
@@ -92,25 +92,25 @@ impl<W: Write> View<W> {
         }
     }
 
-    pub fn processes(&self) -> usize {
+    pub(super) fn processes(&self) -> usize {
         self.recorders.len()
     }
 
-    pub fn packets(&self) -> u64 {
+    pub(super) fn packets(&self) -> u64 {
         self.packets
     }
 
-    pub fn dropped(&self) -> u64 {
+    pub(super) fn dropped(&self) -> u64 {
         let lost = self.recorders.values().map(Recorder::lost);
         lost.fold(self.dropped, u64::saturating_add)
     }
 
-    pub fn is_full(&self) -> bool {
+    pub(super) fn is_full(&self) -> bool {
         self.packets >= self.most
     }
 
     /// Takes what the processes have recorded.
-    pub fn collect(&mut self) {
+    pub(super) fn collect(&mut self) {
         self.due = self.endings.len();
         for (channel, recorder) in &mut self.recorders {
             if let Some(reader) = &mut recorder.reader {
@@ -133,7 +133,7 @@ impl<W: Write> View<W> {
         }
     }
 
-    pub fn hear(&mut self, news: CaptureNews, mut fds: Vec<OwnedFd>) -> io::Result<()> {
+    pub(super) fn hear(&mut self, news: CaptureNews, mut fds: Vec<OwnedFd>) -> io::Result<()> {
         match news {
             CaptureNews::Process {
                 channel,
@@ -185,7 +185,7 @@ impl<W: Write> View<W> {
 
     /// Writes what was collected. Endings of which the news has come since then wait for the next time: what precedes
     /// them is collected by then. Returns the number of packets.
-    pub fn write(&mut self) -> io::Result<u64> {
+    pub(super) fn write(&mut self) -> io::Result<u64> {
         let before = self.packets;
         let mut events = mem::take(&mut self.events);
         // Openings precede records of the same time.
@@ -205,7 +205,7 @@ impl<W: Write> View<W> {
     }
 
     /// Writes what is left, and the figures of all processes.
-    pub fn finish(&mut self) -> io::Result<()> {
+    pub(super) fn finish(&mut self) -> io::Result<()> {
         self.collect();
         self.write()?;
         for channel in self.recorders.keys().copied().collect::<Vec<_>>() {

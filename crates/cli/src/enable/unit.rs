@@ -17,11 +17,11 @@ const DIRECTORIES: [&str; 5] = [
 
 /// Assignments of the section `[Service]`, in order.
 #[derive(Debug, Default)]
-pub struct Unit(Vec<(String, String)>);
+pub(super) struct Unit(Vec<(String, String)>);
 
 impl Unit {
     /// Reads a unit and its drop-ins, except our own.
-    pub fn find(name: &str) -> anyhow::Result<Unit> {
+    pub(super) fn find(name: &str) -> anyhow::Result<Unit> {
         let candidates = [Some(name.to_owned()), template(name)];
         let path = candidates
             .iter()
@@ -44,7 +44,7 @@ impl Unit {
         Ok(unit)
     }
 
-    pub fn parse(text: &str) -> Unit {
+    pub(super) fn parse(text: &str) -> Unit {
         let mut assignments = Vec::new();
         let mut is_service = false;
         for line in text.replace("\\\n", " ").lines().map(str::trim) {
@@ -73,11 +73,11 @@ impl Unit {
         values
     }
 
-    pub fn last(&self, key: &str) -> Option<&str> {
+    pub(super) fn last(&self, key: &str) -> Option<&str> {
         self.all(key).pop()
     }
 
-    pub fn is_set(&self, key: &str) -> bool {
+    pub(super) fn is_set(&self, key: &str) -> bool {
         self.last(key)
             .is_some_and(|value| matches!(value, "yes" | "true" | "on" | "1"))
     }
@@ -88,7 +88,7 @@ impl Unit {
     }
 
     /// Returns the last value that is assigned to an environment variable.
-    pub fn environment(&self, name: &str) -> Option<String> {
+    pub(super) fn environment(&self, name: &str) -> Option<String> {
         let words = self.words("Environment");
         let found = words.iter().rev().find_map(|word| {
             let word = word.trim_matches(['"', '\'']);
@@ -98,7 +98,7 @@ impl Unit {
     }
 
     /// Returns true if NoExecPaths= forbids to execute files below `directory`, or to map them as executable.
-    pub fn may_not_execute(&self, directory: &Path) -> bool {
+    pub(super) fn may_not_execute(&self, directory: &Path) -> bool {
         let longest = |key: &str| {
             let paths = self
                 .words(key)
@@ -115,7 +115,7 @@ impl Unit {
     }
 
     /// Returns true if RestrictAddressFamilies= is a list of allowed families without `family`.
-    pub fn lacks_family(&self, family: &str) -> bool {
+    pub(super) fn lacks_family(&self, family: &str) -> bool {
         let families = self.words("RestrictAddressFamilies");
         families
             .first()
@@ -124,7 +124,7 @@ impl Unit {
     }
 
     /// Returns true if RestrictAddressFamilies= denies `family` by name, or all families.
-    pub fn denies_family(&self, family: &str) -> bool {
+    pub(super) fn denies_family(&self, family: &str) -> bool {
         let families = self.words("RestrictAddressFamilies");
         match families.first() {
             Some(&"none") => true,
@@ -136,7 +136,7 @@ impl Unit {
     }
 
     /// Returns true if the service cannot see the server's directory.
-    pub fn hides_run(&self) -> bool {
+    pub(super) fn hides_run(&self) -> bool {
         ["TemporaryFileSystem", "InaccessiblePaths"]
             .into_iter()
             .any(|key| {
@@ -148,14 +148,14 @@ impl Unit {
     }
 
     /// Returns true if the service is one of PostgreSQL's clusters as Debian starts them.
-    pub fn has_cluster(&self) -> bool {
+    pub(super) fn has_cluster(&self) -> bool {
         self.programs()
             .iter()
             .any(|program| program.ends_with("/pg_ctlcluster"))
     }
 
     /// Returns the programs that the service starts, without the prefixes before the path.
-    pub fn programs(&self) -> Vec<&str> {
+    pub(super) fn programs(&self) -> Vec<&str> {
         let commands = self.all("ExecStart");
         commands
             .into_iter()

@@ -19,7 +19,7 @@ use crate::json::print_json_line;
 const VARIABLE: &str = "PORTOLAN_SOCKET";
 
 #[derive(clap::Args)]
-pub struct InstallArguments {
+pub(super) struct InstallArguments {
     /// The ELF object.
     object: PathBuf,
     #[command(flatten)]
@@ -115,13 +115,13 @@ impl fmt::Display for Own {
 
 /// An extension that has just been installed.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct InstalledView {
+pub(crate) struct InstalledView {
     pub number: u16,
     pub name: String,
     pub cost: CostView,
 }
 
-pub fn run(arguments: &Arguments, request: &InstallArguments) -> Result<(), Failure> {
+pub(super) fn run(arguments: &Arguments, request: &InstallArguments) -> Result<(), Failure> {
     pass_on_socket(arguments)?;
     let object = read(&request.object)?;
     let own = Own::take(request).map_err(refused)?;

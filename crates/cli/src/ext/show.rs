@@ -10,7 +10,7 @@ use crate::exit::{Failure, print};
 use crate::json::print_json;
 use crate::table::{lines, printable};
 
-pub fn list(arguments: &Arguments, extensions: &[ExtensionReport]) -> Result<(), Failure> {
+pub(super) fn list(arguments: &Arguments, extensions: &[ExtensionReport]) -> Result<(), Failure> {
     if arguments.json {
         let list: Vec<_> = extensions.iter().map(identity).collect();
         return print_json(&list);
@@ -43,7 +43,7 @@ pub fn list(arguments: &Arguments, extensions: &[ExtensionReport]) -> Result<(),
     show(&head, &rows)
 }
 
-pub fn statistics(
+pub(super) fn statistics(
     arguments: &Arguments,
     extensions: &[ExtensionReport],
     number: Option<u16>,
@@ -131,7 +131,7 @@ fn mean(extension: &ExtensionReport) -> u64 {
 
 /// An extension that is installed.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct ExtensionView {
+pub(crate) struct ExtensionView {
     pub number: u16,
     pub name: String,
     pub event: &'static str,
@@ -161,7 +161,7 @@ fn identity(extension: &ExtensionReport) -> ExtensionView {
 
 /// Statistics of an extension.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct StatisticsView {
+pub(crate) struct StatisticsView {
     pub number: u16,
     pub name: String,
     pub placement: &'static str,

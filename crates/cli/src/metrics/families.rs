@@ -29,7 +29,7 @@ const REASONS: [(&str, &str, &str); 3] = [
 ];
 
 /// Returns all families. Without a snapshot, which means that no server answers, only `portolan_up`.
-pub fn of(snapshot: Option<&Snapshot>) -> Vec<Family> {
+pub(super) fn of(snapshot: Option<&Snapshot>) -> Vec<Family> {
     let mut families = vec![gauge(
         "portolan_up",
         "Whether a server answers",

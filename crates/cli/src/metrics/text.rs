@@ -9,29 +9,29 @@ use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Registry;
 
-pub const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// Metrics of one name.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Family {
+pub(super) struct Family {
     pub name: String,
     pub help: &'static str,
     pub samples: Samples,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub enum Samples {
+pub(super) enum Samples {
     Counters(Vec<(Labels, f64)>),
     Gauges(Vec<(Labels, f64)>),
     Histograms(Vec<(Labels, Histogram)>),
 }
 
-pub type Labels = Vec<(&'static str, String)>;
+pub(super) type Labels = Vec<(&'static str, String)>;
 
 #[derive(Debug)]
 struct Families(Vec<Family>);
 
-pub fn encode(families: &[Family]) -> String {
+pub(super) fn encode(families: &[Family]) -> String {
     let mut registry = Registry::default();
     registry.register_collector(Box::new(Families(families.to_vec())));
     let mut page = String::new();

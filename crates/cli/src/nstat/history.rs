@@ -17,7 +17,7 @@ use crate::exit::Failure;
 const LARGEST: u64 = 1 << 20;
 
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct History {
+pub(super) struct History {
     /// Identifies the server: a different one counts from zero.
     server: String,
     /// Time of the last call in milliseconds since 1970; None if there was none.
@@ -26,7 +26,7 @@ pub struct History {
 }
 
 impl History {
-    pub fn of(server: String, counters: BTreeMap<String, u64>) -> History {
+    pub(super) fn of(server: String, counters: BTreeMap<String, u64>) -> History {
         History {
             server,
             at: Some(now()),
@@ -35,7 +35,7 @@ impl History {
     }
 
     /// Reads the values of the last call. They are empty if there was none, or if it asked another server.
-    pub fn read(server: &str) -> History {
+    pub(super) fn read(server: &str) -> History {
         let known = History::load(&path()).unwrap_or_default();
         if known.server == server {
             known
@@ -54,11 +54,11 @@ impl History {
     }
 
     /// Seconds since the last call.
-    pub fn age(&self) -> Option<f64> {
+    pub(super) fn age(&self) -> Option<f64> {
         Some(now().saturating_sub(self.at?) as f64 / 1e3)
     }
 
-    pub fn since(&self, now: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
+    pub(super) fn since(&self, now: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
         let since = |(name, value): (&String, &u64)| {
             let before = self.counters.get(name).copied().unwrap_or(0);
             (name.clone(), value.checked_sub(before).unwrap_or(*value))
@@ -66,7 +66,7 @@ impl History {
         now.iter().map(since).collect()
     }
 
-    pub fn write(&self) -> Result<(), Failure> {
+    pub(super) fn write(&self) -> Result<(), Failure> {
         let path = path();
         self.store(&path)
             .with_context(|| path.display().to_string())?;

@@ -12,7 +12,7 @@ use crate::linkage::{self, Linkage};
 /// The stack of new sockets, and the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum Reason {
+pub(crate) enum Reason {
     /// The proxy is loaded, or would be loaded.
     Portolan,
     /// The process was not started with the proxy.
@@ -29,7 +29,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub fn of_process(process: &Process) -> Reason {
+    pub(crate) fn of_process(process: &Process) -> Reason {
         let Ok(maps) = process.maps() else {
             return Reason::NotPermitted;
         };
@@ -49,7 +49,7 @@ impl Reason {
     }
 
     /// Decides by the program's file alone.
-    pub fn of_program(name: &OsStr) -> Reason {
+    pub(crate) fn of_program(name: &OsStr) -> Reason {
         let Some(path) = linkage::find(name).filter(|path| path.is_file()) else {
             return Reason::NotFound;
         };
@@ -66,7 +66,7 @@ impl Reason {
         }
     }
 
-    pub fn words(self) -> &'static str {
+    pub(crate) fn words(self) -> &'static str {
         match self {
             Reason::Portolan => "portolan: loads the socket proxy",
             Reason::NotLoaded => "kernel: has not loaded the socket proxy",
@@ -80,7 +80,7 @@ impl Reason {
     }
 
     /// Returns what the user can do about it.
-    pub fn advice(self) -> Option<&'static str> {
+    pub(crate) fn advice(self) -> Option<&'static str> {
         match self {
             Reason::Portolan => None,
             Reason::NotLoaded => {

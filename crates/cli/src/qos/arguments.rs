@@ -9,7 +9,7 @@ use portolan_proto::qos::{
 use portolan_sys::accounts;
 
 /// The last part of the help of `qos set`, `qos del` and `qos group join`.
-pub const SCOPES: &str = "Scopes:
+pub(super) const SCOPES: &str = "Scopes:
     pid 123  a process, until it ends
     tid 5  a thread, until it ends; cpu only
     user www  all processes of a user, by name or number
@@ -25,7 +25,7 @@ Units:
 
 /// The scope of a guarantee.
 #[derive(clap::Args)]
-pub struct Whom {
+pub(super) struct Whom {
     /// The kind of scope.
     #[arg(value_enum, value_name = "WHAT")]
     what: What,
@@ -59,7 +59,7 @@ impl Whom {
 }
 
 #[derive(clap::Args)]
-pub struct Setting {
+pub(super) struct Setting {
     #[command(flatten)]
     whom: Whom,
     #[command(subcommand)]
@@ -77,7 +77,7 @@ enum ReserveKind {
 }
 
 impl Setting {
-    pub fn request(&self) -> Result<QosRequest, Unreadable> {
+    pub(super) fn request(&self) -> Result<QosRequest, Unreadable> {
         let scope = self.whom.scope()?;
         Ok(match &self.spec {
             ReserveKind::Tx(arguments) => QosRequest::Transmit {
@@ -204,7 +204,7 @@ impl CpuArguments {
 }
 
 #[derive(clap::Args)]
-pub struct Deletion {
+pub(super) struct Deletion {
     #[command(flatten)]
     whom: Whom,
     /// The kind of guarantee.
@@ -220,7 +220,7 @@ enum KindWord {
 }
 
 impl Deletion {
-    pub fn request(&self) -> Result<QosRequest, Unreadable> {
+    pub(super) fn request(&self) -> Result<QosRequest, Unreadable> {
         Ok(QosRequest::Delete {
             scope: self.whom.scope()?,
             kind: match self.kind {
@@ -233,13 +233,13 @@ impl Deletion {
 }
 
 #[derive(clap::Args)]
-pub struct Group {
+pub(super) struct Group {
     #[command(subcommand)]
     pub command: GroupCommand,
 }
 
 #[derive(clap::Subcommand)]
-pub enum GroupCommand {
+pub(super) enum GroupCommand {
     /// Make a group with a reserved rate, which exists until it is deleted.
     Create {
         /// The number of the group on this host.
@@ -311,13 +311,13 @@ pub enum GroupCommand {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-pub enum AlgorithmWord {
+pub(super) enum AlgorithmWord {
     /// Each member has its rate at any time (KT_RC).
     Rate,
 }
 
 #[derive(clap::Args)]
-pub struct LinkArguments {
+pub(super) struct LinkArguments {
     /// A managed device.
     device: String,
     /// Its rate, such as 50mbit; or auto, for the rate that the device reports.
@@ -330,7 +330,7 @@ pub struct LinkArguments {
 struct LinkRate(Option<u64>);
 
 impl LinkArguments {
-    pub fn request(&self) -> QosRequest {
+    pub(super) fn request(&self) -> QosRequest {
         QosRequest::Link {
             device: self.device.clone(),
             bits: self.rate.0,
@@ -346,7 +346,7 @@ fn link_rate(word: &str) -> Result<LinkRate, Unreadable> {
 }
 
 #[derive(clap::Args)]
-pub struct OptionArguments {
+pub(super) struct OptionArguments {
     /// Let members use what other members leave of the group's rate.
     #[arg(long)]
     share: bool,
@@ -370,7 +370,7 @@ impl OptionArguments {
 
 impl Group {
     /// Returns the request. `list` has none of this kind: nothing of it is granted or refused.
-    pub fn request(&self) -> Result<QosRequest, Unreadable> {
+    pub(super) fn request(&self) -> Result<QosRequest, Unreadable> {
         let (key, action) = match &self.command {
             GroupCommand::Create {
                 key,

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 /// Everything that is reserved.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct QosView {
+pub(crate) struct QosView {
     pub links: Vec<LinkView>,
     pub transmit: Vec<TransmitView>,
     pub groups: Vec<GroupView>,
@@ -22,7 +22,7 @@ pub struct QosView {
 
 /// A managed device.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct LinkView {
+pub(crate) struct LinkView {
     pub device: String,
     /// It was removed after the server started, and has not come back.
     pub gone: bool,
@@ -39,7 +39,7 @@ pub struct LinkView {
 
 /// Counts of a class of the link's scheduler.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct TrafficView {
+pub(crate) struct TrafficView {
     pub bytes: u64,
     pub packets: u64,
     pub drops: u64,
@@ -50,7 +50,7 @@ pub struct TrafficView {
 /// How much of a guarantee is kept on the link in its present state.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum KeptView {
+pub(crate) enum KeptView {
     Full,
     /// Reduced to `kept_rate`.
     Scaled,
@@ -58,7 +58,7 @@ pub enum KeptView {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct TransmitView {
+pub(crate) struct TransmitView {
     /// In the syntax of the command line.
     pub scope: String,
     pub device: String,
@@ -76,7 +76,7 @@ pub struct TransmitView {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct GroupView {
+pub(crate) struct GroupView {
     pub key: u32,
     pub device: String,
     pub class: u16,
@@ -95,7 +95,7 @@ pub struct GroupView {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct ReceiveView {
+pub(crate) struct ReceiveView {
     pub scope: String,
     pub uid: u32,
     /// Packets per second; null: unlimited.
@@ -114,7 +114,7 @@ pub struct ReceiveView {
 
 /// A service class.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct CpuClassView {
+pub(crate) struct CpuClassView {
     pub name: String,
     pub rate_ppm: u64,
     /// Null: unlimited.
@@ -124,7 +124,7 @@ pub struct CpuClassView {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct CpuView {
+pub(crate) struct CpuView {
     pub scope: String,
     pub uid: u32,
     /// Null: the default class.
@@ -149,7 +149,7 @@ pub struct CpuView {
 /// How a CPU reservation is enforced.
 #[derive(Debug, Serialize, JsonSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum FormView {
+pub(crate) enum FormView {
     /// `SCHED_DEADLINE`.
     Deadline,
     /// A weaker form, and the reason.

@@ -13,7 +13,7 @@ use crate::exit::{Failure, print};
 use crate::json::print_json;
 use crate::table::{lines, printable};
 
-pub fn everything(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn everything(arguments: &Arguments) -> Result<(), Failure> {
     show(arguments, |report| {
         vec![
             links(report),
@@ -25,13 +25,13 @@ pub fn everything(arguments: &Arguments) -> Result<(), Failure> {
     })
 }
 
-pub fn classes(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn classes(arguments: &Arguments) -> Result<(), Failure> {
     show(arguments, |report| {
         vec![link_classes(report), cpu_classes(report)]
     })
 }
 
-pub fn groups(arguments: &Arguments) -> Result<(), Failure> {
+pub(crate) fn groups(arguments: &Arguments) -> Result<(), Failure> {
     show(arguments, |report| vec![group_table(report)])
 }
 
@@ -47,7 +47,7 @@ fn show(
 }
 
 /// Prints the tables that have rows below their head.
-pub fn print_tables(tables: Vec<Vec<String>>) -> Result<(), Failure> {
+pub(crate) fn print_tables(tables: Vec<Vec<String>>) -> Result<(), Failure> {
     let full: Vec<_> = tables.into_iter().filter(|lines| lines.len() > 1).collect();
     if full.is_empty() {
         return print("nothing is reserved");
@@ -282,7 +282,7 @@ fn cpu_classes(report: &QosReport) -> Vec<String> {
     )
 }
 
-pub fn scope(scope: &Scope) -> String {
+pub(crate) fn scope(scope: &Scope) -> String {
     match scope {
         Scope::User { uid } => format!("user {}", user(*uid)),
         scope => printable(&scope.to_string()),
@@ -299,7 +299,7 @@ fn kept(kept: RateKept) -> String {
 }
 
 /// Formats a minor number as `tc class show` prints it.
-pub fn class(minor: u16) -> String {
+pub(crate) fn class(minor: u16) -> String {
     format!("{minor:x}")
 }
 
@@ -324,7 +324,7 @@ fn options(options: GroupOptions) -> String {
     set.join(",")
 }
 
-pub fn nothing() -> String {
+pub(crate) fn nothing() -> String {
     "-".to_owned()
 }
 
@@ -333,4 +333,4 @@ fn unknown() -> String {
 }
 
 #[cfg(test)]
-pub mod tests;
+pub(crate) mod tests;

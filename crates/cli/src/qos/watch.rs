@@ -18,7 +18,7 @@ use crate::table::{lines, printable};
 
 /// What happened in one interval, per second.
 #[derive(Debug, Default, PartialEq, Serialize, JsonSchema)]
-pub struct Rates {
+pub(crate) struct Rates {
     events: Vec<Event>,
     transmit: Vec<Sent>,
     receive: Vec<Received>,
@@ -54,7 +54,7 @@ struct Computed {
     overruns: u32,
 }
 
-pub fn run(arguments: &Arguments, seconds: u32) -> Result<(), Failure> {
+pub(super) fn run(arguments: &Arguments, seconds: u32) -> Result<(), Failure> {
     let mut before = (Instant::now(), arguments.server.guarantees()?);
     loop {
         std::thread::sleep(Duration::from_secs(seconds.into()));

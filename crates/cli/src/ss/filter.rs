@@ -7,13 +7,13 @@ use super::state::States;
 
 /// The properties of a socket that a filter tests.
 #[derive(Clone, Copy, Debug)]
-pub struct Subject {
+pub(super) struct Subject {
     pub local: Option<SocketAddr>,
     pub peer: Option<SocketAddr>,
 }
 
 #[derive(Debug, PartialEq)]
-pub struct Filter {
+pub(super) struct Filter {
     /// None: the filter names no state.
     pub states: Option<States>,
     expression: Option<Expression>,
@@ -56,7 +56,7 @@ const DEEPEST: usize = 64;
 
 impl Filter {
     /// Parses the words of a command line, each of which may contain several words of the filter.
-    pub fn parse(words: &[String], services: &Services) -> Result<Filter, String> {
+    pub(super) fn parse(words: &[String], services: &Services) -> Result<Filter, String> {
         let tokens = tokens(&words.join(" "));
         let mut parser = Parser {
             tokens: &tokens,
@@ -74,7 +74,7 @@ impl Filter {
         }
     }
 
-    pub fn admits(&self, subject: &Subject) -> bool {
+    pub(super) fn admits(&self, subject: &Subject) -> bool {
         let expression = self.expression.as_ref();
         expression.is_none_or(|expression| expression.holds(subject))
     }

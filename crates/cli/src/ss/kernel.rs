@@ -11,7 +11,7 @@ use procfs::process::{FDTarget, all_processes};
 use super::{Place, SocketView, state};
 use crate::json::{self, HolderView};
 
-pub fn sockets(portolans: &[SocketView]) -> Vec<SocketView> {
+pub(super) fn sockets(portolans: &[SocketView]) -> Vec<SocketView> {
     let holders = holders();
     let tcp = [procfs::net::tcp(), procfs::net::tcp6()];
     let udp = [procfs::net::udp(), procfs::net::udp6()];

@@ -18,7 +18,11 @@ const HEAD: [&str; 7] = [
     "Process",
 ];
 
-pub fn table(sockets: &[&SocketView], arguments: &Arguments, services: &Services) -> Vec<String> {
+pub(super) fn table(
+    sockets: &[&SocketView],
+    arguments: &Arguments,
+    services: &Services,
+) -> Vec<String> {
     let services = (!arguments.numeric).then_some(services);
     let cells = |socket: &&SocketView| cells(socket, arguments, services);
     let rows: Vec<_> = sockets.iter().map(cells).collect();

@@ -10,7 +10,7 @@ use crate::json;
 
 /// A protocol of a program's own.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct RawView {
+pub(crate) struct RawView {
     /// In the syntax of commands and of the configuration.
     pub guard: String,
     /// The EtherType, IP protocol or port.
@@ -24,7 +24,7 @@ pub struct RawView {
     pub dropped: u64,
 }
 
-pub fn view(flow: &RawReport) -> SocketView {
+pub(super) fn view(flow: &RawReport) -> SocketView {
     let (protocol, number, place) = match flow.guard {
         Guard::EtherType(number) => ("ethernet", number, Place::default()),
         Guard::IpProtocol(number) => ("ip", number.into(), Place::default()),

@@ -6,19 +6,19 @@ use std::fs;
 use portolan_types::Protocol;
 
 #[derive(Default)]
-pub struct Services {
+pub(super) struct Services {
     names: HashMap<(u16, Protocol), String>,
     ports: HashMap<String, u16>,
 }
 
 impl Services {
     /// Reads the names of this host; there are none if the file does not exist.
-    pub fn read() -> Services {
+    pub(super) fn read() -> Services {
         fs::read_to_string("/etc/services")
             .map_or_else(|_| Services::default(), |text| Services::of(&text))
     }
 
-    pub fn of(text: &str) -> Services {
+    pub(super) fn of(text: &str) -> Services {
         let mut services = Services::default();
         for line in text.lines() {
             services.add(line.split('#').next().unwrap_or(""));
@@ -46,11 +46,11 @@ impl Services {
         Some(())
     }
 
-    pub fn port(&self, name: &str) -> Option<u16> {
+    pub(super) fn port(&self, name: &str) -> Option<u16> {
         self.ports.get(name).copied()
     }
 
-    pub fn name(&self, protocol: Protocol, port: u16) -> Option<&str> {
+    pub(super) fn name(&self, protocol: Protocol, port: u16) -> Option<&str> {
         self.names.get(&(port, protocol)).map(String::as_str)
     }
 }

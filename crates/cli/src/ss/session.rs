@@ -20,7 +20,7 @@ const INFINITE: u32 = 1 << 30;
 
 /// Live figures; for UDP, those of TCP are zero.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct FiguresView {
+pub(crate) struct FiguresView {
     pub bytes_in: u64,
     pub bytes_out: u64,
     pub segments_in: u64,
@@ -52,7 +52,7 @@ pub struct FiguresView {
 
 /// State and counts of a TCP listener.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
-pub struct ListenerView {
+pub(crate) struct ListenerView {
     /// A program performs its handshakes.
     pub delegated: bool,
     /// The packet filter answers its SYNs now.
@@ -65,7 +65,7 @@ pub struct ListenerView {
     pub cookies_bad: u64,
 }
 
-pub fn view(session: &SessionReport) -> SocketView {
+pub(super) fn view(session: &SessionReport) -> SocketView {
     let (mapping, mapping_refused) = mapping(session.mapping);
     let (delivery, delivery_refused) = match session.delivery {
         DeliveryReport::As(form) => (form, None),
@@ -129,7 +129,7 @@ fn figures(figures: &SessionFigures, now: Instant) -> FiguresView {
 }
 
 /// Converts a window to segments, in which the kernel counts it.
-pub fn segments(bytes: u32, mss: u32) -> u32 {
+pub(super) fn segments(bytes: u32, mss: u32) -> u32 {
     bytes.checked_div(mss).unwrap_or(0)
 }
 
@@ -161,7 +161,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    pub fn established() -> SessionReport {
+    pub(crate) fn established() -> SessionReport {
         SessionReport {
             session: SessionId(u64::MAX),
             protocol: Protocol::Tcp,
@@ -188,7 +188,7 @@ pub(super) mod tests {
         }
     }
 
-    pub fn unconnected() -> SessionReport {
+    pub(crate) fn unconnected() -> SessionReport {
         SessionReport {
             protocol: Protocol::Udp,
             remote: None,
@@ -198,7 +198,7 @@ pub(super) mod tests {
         }
     }
 
-    pub fn listening() -> SessionReport {
+    pub(crate) fn listening() -> SessionReport {
         SessionReport {
             remote: None,
             state: "LISTEN".into(),

@@ -2,7 +2,7 @@
 
 /// States that a socket can have, one bit each, as in the kernel's `tcp_states.h`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct States(u16);
+pub(super) struct States(u16);
 
 const NAMES: [(&str, &str, u8); 11] = [
     // The printed name, the name in a filter, the kernel's number.
@@ -26,40 +26,40 @@ const CLOSED: u8 = 7;
 const LISTENING: u8 = 10;
 
 impl States {
-    pub const NONE: States = States(0);
-    pub const ALL: States = States(0b1111_1111_1110);
+    pub(super) const NONE: States = States(0);
+    pub(super) const ALL: States = States(0b1111_1111_1110);
     /// What ss(8) lists by default.
-    pub const CONNECTED: States = States::ALL
+    pub(super) const CONNECTED: States = States::ALL
         .without(States::of(LISTENING))
         .without(States::of(CLOSED))
         .without(States::of(TIME_WAIT))
         .without(States::of(SYN_RECEIVED));
-    pub const LISTENING: States = States::of(LISTENING).with(States::of(CLOSED));
+    pub(super) const LISTENING: States = States::of(LISTENING).with(States::of(CLOSED));
 
     const fn of(number: u8) -> States {
         States(1 << number)
     }
 
-    pub const fn with(self, other: States) -> States {
+    pub(super) const fn with(self, other: States) -> States {
         States(self.0 | other.0)
     }
 
-    pub const fn without(self, other: States) -> States {
+    pub(super) const fn without(self, other: States) -> States {
         States(self.0 & !other.0)
     }
 
-    pub fn has(self, other: States) -> bool {
+    pub(super) fn has(self, other: States) -> bool {
         self.0 & other.0 != 0
     }
 
     /// Returns the state with this printed name. States that ss(8) has no name for count as closed.
-    pub fn of_socket(name: &str) -> States {
+    pub(super) fn of_socket(name: &str) -> States {
         let known = NAMES.iter().find(|(printed, ..)| *printed == name);
         States::of(known.map_or(CLOSED, |(.., number)| *number))
     }
 
     /// Returns the states with this name in a filter.
-    pub fn named(name: &str) -> Option<States> {
+    pub(super) fn named(name: &str) -> Option<States> {
         let name = name.to_ascii_lowercase();
         let closed_or_fresh = States::of(SYN_RECEIVED).with(States::of(TIME_WAIT));
         Some(match name.as_str() {
@@ -82,7 +82,7 @@ impl States {
 }
 
 /// Returns the printed name of a state by the kernel's number.
-pub fn name_of(number: u8) -> &'static str {
+pub(super) fn name_of(number: u8) -> &'static str {
     let known = NAMES.iter().find(|(.., known)| *known == number);
     known.map_or("UNKNOWN", |(printed, ..)| *printed)
 }

@@ -24,7 +24,7 @@ struct Summary {
     tcp: Count,
 }
 
-pub fn show(sockets: &[SocketView], as_json: bool) -> Result<(), Failure> {
+pub(super) fn show(sockets: &[SocketView], as_json: bool) -> Result<(), Failure> {
     let summary = of(sockets);
     if as_json {
         return print_json(&summary);

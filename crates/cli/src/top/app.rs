@@ -8,7 +8,7 @@ use super::view::View;
 
 /// What the caller does after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
+pub(super) enum Next {
     GoOn,
     /// Ctrl-Z: as the shell expects of all programs.
     Stop,
@@ -16,7 +16,7 @@ pub enum Next {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub(super) enum Mode {
     Table,
     Help,
     /// The filter is being typed; the former filter, for Esc.
@@ -32,7 +32,7 @@ struct TabState {
 }
 
 /// The state of the screen.
-pub struct App {
+pub(super) struct App {
     tab: Tab,
     tabs: [TabState; Tab::ALL.len()],
     /// Of all tables.
@@ -49,7 +49,7 @@ pub struct App {
 
 impl App {
     /// Starts with a table in an order.
-    pub fn new(tab: Tab, arrangement: &Arrangement) -> App {
+    pub(super) fn new(tab: Tab, arrangement: &Arrangement) -> App {
         let mut app = App {
             tab,
             tabs: Default::default(),
@@ -66,22 +66,22 @@ impl App {
     }
 
     /// Takes new figures, unless the screen is paused.
-    pub fn show(&mut self, view: View) {
+    pub(super) fn show(&mut self, view: View) {
         self.error = None;
         if !self.is_paused {
             self.view = Some(view);
         }
     }
 
-    pub fn view(&self) -> Option<&View> {
+    pub(super) fn view(&self) -> Option<&View> {
         self.view.as_ref()
     }
 
-    pub fn tab(&self) -> Tab {
+    pub(super) fn tab(&self) -> Tab {
         self.tab
     }
 
-    pub fn arrangement(&self) -> Arrangement {
+    pub(super) fn arrangement(&self) -> Arrangement {
         let state = self.tabs[self.tab as usize];
         Arrangement {
             sorted_by: state.sorted_by,
@@ -90,12 +90,12 @@ impl App {
         }
     }
 
-    pub fn filter(&self) -> &str {
+    pub(super) fn filter(&self) -> &str {
         &self.filter
     }
 
     /// Returns the rows of the present table that are visible on a screen with room for `page` rows.
-    pub fn visible(&mut self, sheet: &Sheet, page: usize) -> std::ops::Range<usize> {
+    pub(super) fn visible(&mut self, sheet: &Sheet, page: usize) -> std::ops::Range<usize> {
         self.page = page.max(1);
         let count = sheet.rows.len();
         let state = self.state();
@@ -103,7 +103,7 @@ impl App {
         state.offset..count.min(state.offset + page)
     }
 
-    pub fn on_key(&mut self, key: KeyEvent) -> Next {
+    pub(super) fn on_key(&mut self, key: KeyEvent) -> Next {
         if key.kind == KeyEventKind::Release {
             return Next::GoOn;
         }

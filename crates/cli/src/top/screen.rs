@@ -13,14 +13,14 @@ use super::tabs::{Tab, summary};
 
 /// Whether values that need attention are coloured, or only bold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Palette {
+pub(super) enum Palette {
     Coloured,
     /// As NO_COLOR demands (<https://no-color.org>).
     Plain,
 }
 
 impl Palette {
-    pub fn of_environment() -> Palette {
+    pub(super) fn of_environment() -> Palette {
         match std::env::var_os("NO_COLOR") {
             Some(value) if !value.is_empty() => Palette::Plain,
             _ => Palette::Coloured,
@@ -54,7 +54,7 @@ const SHORTEST_TEXT: usize = 8;
 const SHORTEST_BAR: usize = 8;
 const LONGEST_BAR: usize = 40;
 
-pub fn draw(frame: &mut Frame<'_>, app: &mut App, palette: Palette) {
+pub(super) fn draw(frame: &mut Frame<'_>, app: &mut App, palette: Palette) {
     let area = frame.area();
     let buffer = frame.buffer_mut();
     let mut rows = Rows { area, next: 0 };

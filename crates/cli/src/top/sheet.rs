@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 /// One column of a table about rows of type `T`.
-pub struct Column<T> {
+pub(super) struct Column<T> {
     head: &'static str,
     content: Content<T>,
     /// Narrow terminals leave out the columns with the highest rank first; columns of rank 0 stay.
@@ -22,7 +22,7 @@ enum Content<T> {
 
 /// What a value means to the reader; the screen shows it as a colour.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Tone {
+pub(super) enum Tone {
     #[default]
     Plain,
     Good,
@@ -31,11 +31,11 @@ pub enum Tone {
 }
 
 impl<T> Column<T> {
-    pub const fn text(head: &'static str, rank: u8, of: fn(&T) -> String) -> Column<T> {
+    pub(super) const fn text(head: &'static str, rank: u8, of: fn(&T) -> String) -> Column<T> {
         Column::new(head, rank, Content::Text(of))
     }
 
-    pub const fn number(
+    pub(super) const fn number(
         head: &'static str,
         rank: u8,
         of: fn(&T) -> f64,
@@ -44,7 +44,7 @@ impl<T> Column<T> {
         Column::new(head, rank, Content::Number(of, shown))
     }
 
-    pub const fn amount(
+    pub(super) const fn amount(
         head: &'static str,
         rank: u8,
         of: fn(&T) -> f64,
@@ -54,11 +54,11 @@ impl<T> Column<T> {
     }
 
     /// A share of a whole, which the screen shows as a bar.
-    pub const fn share(head: &'static str, rank: u8, of: fn(&T) -> f64) -> Column<T> {
+    pub(super) const fn share(head: &'static str, rank: u8, of: fn(&T) -> f64) -> Column<T> {
         Column::new(head, rank, Content::Share(of)).with_tone(tone_of_share)
     }
 
-    pub const fn with_tone(mut self, tone: fn(f64) -> Tone) -> Column<T> {
+    pub(super) const fn with_tone(mut self, tone: fn(f64) -> Tone) -> Column<T> {
         self.tone = tone;
         self
     }
@@ -72,7 +72,7 @@ impl<T> Column<T> {
         }
     }
 
-    pub const fn head(&self) -> &'static str {
+    pub(super) const fn head(&self) -> &'static str {
         self.head
     }
 
@@ -115,7 +115,7 @@ impl<T> Column<T> {
 }
 
 /// Alarms at any value but 0.
-pub fn alarm_if_any(value: f64) -> Tone {
+pub(super) fn alarm_if_any(value: f64) -> Tone {
     if value > 0.0 {
         Tone::Alarm
     } else {
@@ -124,7 +124,7 @@ pub fn alarm_if_any(value: f64) -> Tone {
 }
 
 /// Warns at any value but 0.
-pub fn warn_if_any(value: f64) -> Tone {
+pub(super) fn warn_if_any(value: f64) -> Tone {
     if value > 0.0 {
         Tone::Warning
     } else {
@@ -142,7 +142,7 @@ fn tone_of_share(share: f64) -> Tone {
 
 /// The order and the choice of rows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Arrangement {
+pub(super) struct Arrangement {
     /// None: as the rows come, the busiest first.
     pub sorted_by: Option<usize>,
     pub is_reversed: bool,
@@ -151,27 +151,27 @@ pub struct Arrangement {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sheet {
+pub(super) struct Sheet {
     pub headings: Vec<Heading>,
     pub rows: Vec<Vec<Cell>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heading {
+pub(super) struct Heading {
     pub head: &'static str,
     pub kind: Kind,
     pub rank: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(super) enum Kind {
     Text,
     Number,
     Bar,
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub struct Cell {
+pub(super) struct Cell {
     pub text: String,
     pub tone: Tone,
     /// The number that the text shows; of a bar, the filled part.
@@ -179,7 +179,7 @@ pub struct Cell {
 }
 
 impl Sheet {
-    pub fn of<T>(columns: &[Column<T>], rows: &[T], arrangement: &Arrangement) -> Sheet {
+    pub(super) fn of<T>(columns: &[Column<T>], rows: &[T], arrangement: &Arrangement) -> Sheet {
         let mut order: Vec<&T> = rows.iter().collect();
         if let Some(column) = arrangement.sorted_by.and_then(|index| columns.get(index)) {
             order.sort_by(|one, other| column.compare(one, other));
@@ -200,7 +200,7 @@ impl Sheet {
     }
 
     /// Returns the table in the style of ss(8).
-    pub fn lines(&self) -> Vec<String> {
+    pub(super) fn lines(&self) -> Vec<String> {
         let heads: Vec<&str> = self.headings.iter().map(|heading| heading.head).collect();
         let texts = |row: &Vec<Cell>| row.iter().map(|cell| cell.text.clone()).collect();
         let rows: Vec<Vec<String>> = self.rows.iter().map(texts).collect();
@@ -209,7 +209,7 @@ impl Sheet {
 }
 
 /// Formats a value with three digits and a prefix.
-pub fn scaled(value: f64) -> String {
+pub(super) fn scaled(value: f64) -> String {
     const PREFIXES: [&str; 5] = ["", "k", "M", "G", "T"];
     if value.is_infinite() {
         return "-".to_owned();
@@ -230,7 +230,7 @@ pub fn scaled(value: f64) -> String {
     format!("{value:.digits$} {}", PREFIXES[prefix])
 }
 
-pub fn percent(share: f64) -> String {
+pub(super) fn percent(share: f64) -> String {
     format!("{:.1}%", share * 100.0)
 }
 
@@ -241,7 +241,7 @@ fn whole_percent(share: f64) -> String {
     format!("{:.0}%", share * 100.0 + 0.0)
 }
 
-pub fn count(value: f64) -> String {
+pub(super) fn count(value: f64) -> String {
     format!("{value:.0}")
 }
 

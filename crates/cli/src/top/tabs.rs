@@ -5,7 +5,7 @@ use super::view::{GuaranteeRow, LinkRow, ProcessRow, SessionRow, UserRow, View};
 
 /// One table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub enum Tab {
+pub(super) enum Tab {
     Processes,
     Sessions,
     Users,
@@ -15,7 +15,7 @@ pub enum Tab {
 
 impl Tab {
     /// In the order of the keys 1 to 5.
-    pub const ALL: [Tab; 5] = [
+    pub(super) const ALL: [Tab; 5] = [
         Tab::Processes,
         Tab::Sessions,
         Tab::Users,
@@ -23,7 +23,7 @@ impl Tab {
         Tab::Guarantees,
     ];
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Tab::Processes => "Processes",
             Tab::Sessions => "Sessions",
@@ -34,7 +34,7 @@ impl Tab {
     }
 
     /// Returns the table's contents.
-    pub fn sheet(self, view: &View, arrangement: &Arrangement) -> Sheet {
+    pub(super) fn sheet(self, view: &View, arrangement: &Arrangement) -> Sheet {
         match self {
             Tab::Processes => Sheet::of(&PROCESSES, &view.processes, arrangement),
             Tab::Sessions => Sheet::of(&SESSIONS, &view.sessions, arrangement),
@@ -44,7 +44,7 @@ impl Tab {
         }
     }
 
-    pub fn heads(self) -> Vec<&'static str> {
+    pub(super) fn heads(self) -> Vec<&'static str> {
         fn heads<T>(columns: &[Column<T>]) -> Vec<&'static str> {
             columns.iter().map(Column::head).collect()
         }
@@ -58,7 +58,7 @@ impl Tab {
     }
 
     /// Returns the first column whose head begins with `text`, in any case of letters.
-    pub fn column(self, text: &str) -> Option<usize> {
+    pub(super) fn column(self, text: &str) -> Option<usize> {
         let text = text.to_lowercase();
         let begins = |head: &&str| head.to_lowercase().starts_with(&text);
         self.heads().iter().position(begins)
@@ -66,7 +66,7 @@ impl Tab {
 }
 
 /// Returns the line above all tables, in parts, so that a narrow screen can break it.
-pub fn summary(view: &View) -> Vec<String> {
+pub(super) fn summary(view: &View) -> Vec<String> {
     vec![
         format!("{} sessions", view.sessions.len()),
         format!("{} processes", view.processes.len()),

@@ -38,7 +38,7 @@ enum Message {
 }
 
 /// Shows screens until the user quits, or for as many as the arguments say.
-pub fn run(arguments: &Arguments, mut app: App, first: Look) -> Result<(), Failure> {
+pub(super) fn run(arguments: &Arguments, mut app: App, first: Look) -> Result<(), Failure> {
     let (sender, messages) = channel();
     // Before the terminal changes, so that no signal leaves it so.
     let signals = Signals::new([SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGCONT])?;

@@ -19,7 +19,7 @@ use crate::table::printable;
 
 // Bits per second. A doc comment would describe each row that has it in the schema.
 #[derive(Clone, Copy, Debug, Default, Serialize, JsonSchema)]
-pub struct Traffic {
+pub(crate) struct Traffic {
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
     pub in_bits: f64,
@@ -52,7 +52,7 @@ impl Sum for Traffic {
 
 /// The contents of one screen. Rates are per second, shares are of one CPU.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct View {
+pub(crate) struct View {
     /// Time since the previous snapshot.
     #[serde(serialize_with = "measure")]
     #[schemars(schema_with = "measure_schema")]
@@ -73,7 +73,7 @@ pub struct View {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct SessionRow {
+pub(crate) struct SessionRow {
     pub protocol: &'static str,
     #[schemars(with = "String")]
     pub local: SocketAddr,
@@ -100,7 +100,7 @@ pub struct SessionRow {
 }
 
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct ProcessRow {
+pub(crate) struct ProcessRow {
     pub pid: u32,
     pub program: String,
     pub sessions: usize,
@@ -118,7 +118,7 @@ pub struct ProcessRow {
 
 /// The sessions of one user, whoever holds them.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct UserRow {
+pub(crate) struct UserRow {
     pub uid: u32,
     /// Null if there is no account of this number.
     pub user: Option<String>,
@@ -139,7 +139,7 @@ pub struct UserRow {
 /// A managed device with all its traffic, the kernel's included. Traffic is read from /proc/net/dev: if the server is in
 /// another network namespace, it is zero.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct LinkRow {
+pub(crate) struct LinkRow {
     pub device: String,
     /// The device exists.
     pub is_present: bool,
@@ -161,7 +161,7 @@ pub struct LinkRow {
 
 /// A guarantee and its use, both in the unit of its kind.
 #[derive(Debug, Serialize, JsonSchema)]
-pub struct GuaranteeRow {
+pub(crate) struct GuaranteeRow {
     pub kind: &'static str,
     pub scope: String,
     pub unit: &'static str,
@@ -177,7 +177,7 @@ pub struct GuaranteeRow {
     pub drops: f64,
 }
 
-pub fn pid_of(session: &SessionReport) -> Option<u32> {
+pub(super) fn pid_of(session: &SessionReport) -> Option<u32> {
     match session.holder {
         Holder::Process { pid, .. } => Some(pid),
         Holder::Server | Holder::Relayed => None,

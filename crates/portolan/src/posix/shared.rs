@@ -11,8 +11,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use portolan_sys::clock;
 use portolan_sys::ring::Loan;
+pub use portolan_tcp::Chunk;
 use portolan_tcp::Connection;
-pub use portolan_tcp::{Chunk, Placed};
+pub(crate) use portolan_tcp::Placed;
 use portolan_types::{Generation, Instant, Protocol, Slot};
 use rustix::io::Errno;
 

@@ -21,7 +21,7 @@ const ABANDONING_PER_TURN: Duration = Duration::from_millis(2);
 
 impl Server {
     /// Keeps what the previous server's processes may continue to use.
-    pub fn keep_inheritance(&mut self) {
+    pub(crate) fn keep_inheritance(&mut self) {
         let inheritance = &self.inheritance;
         for channel in inheritance.channels.keys() {
             self.control.registry.keep_channel(*channel);
@@ -37,7 +37,7 @@ impl Server {
     }
 
     /// Notes the channel that a process has shown the ring of, for its `Hello`.
-    pub fn note_shown_ring(&mut self, id: ClientId, ring: Option<&OwnedFd>) {
+    pub(crate) fn note_shown_ring(&mut self, id: ClientId, ring: Option<&OwnedFd>) {
         let Some(ring) = ring else { return };
         let Some(client) = self.clients.get_mut(&id) else {
             return;
@@ -54,7 +54,7 @@ impl Server {
     }
 
     /// Moves the tap of a channel that was made in advance to the one that a process continues with.
-    pub fn move_tap(&mut self, spare: &Spare, channel: ChannelId) -> Result<(), Errno> {
+    pub(crate) fn move_tap(&mut self, spare: &Spare, channel: ChannelId) -> Result<(), Errno> {
         let removed = self.filter.remove_channel(spare.channel);
         let moved = removed.and_then(|()| self.filter.register_tap(channel, spare.tap.ifindex));
         moved.map_err(|failure| {
@@ -64,7 +64,7 @@ impl Server {
     }
 
     /// `Adopt`: a process holds a connection, as the row of the flow says, which only servers write.
-    pub fn adopt(
+    pub(crate) fn adopt(
         &mut self,
         channel: ChannelId,
         adopted: Adopted,
@@ -102,7 +102,7 @@ impl Server {
     }
 
     /// Resets what nobody has named. There may be hundreds of thousands: the rest follows in the next turn.
-    pub fn look_at_inheritance(&mut self) {
+    pub(crate) fn look_at_inheritance(&mut self) {
         let Some(until) = self.inheritance.until else {
             return;
         };
@@ -172,7 +172,7 @@ impl Server {
     }
 
     /// Can the next server continue with a session, whose state is its process's?
-    pub fn is_left_to_successor(&self, id: SessionId) -> bool {
+    pub(crate) fn is_left_to_successor(&self, id: SessionId) -> bool {
         let session = self.control.registry.session(id);
         session.is_some_and(|session| {
             session.protocol == Protocol::Tcp

@@ -24,7 +24,7 @@ const ENDS_AT_ONCE: usize = 256;
 
 impl Server {
     /// `Capture`: begins one that lasts as long as the connection.
-    pub fn begin_capture(
+    pub(crate) fn begin_capture(
         &mut self,
         client: ClientId,
         number: u32,
@@ -61,7 +61,7 @@ impl Server {
     }
 
     /// Has a new process record from its first byte on, if there are captures of it.
-    pub fn capture_newcomer(&mut self, channel: ChannelId) {
+    pub(crate) fn capture_newcomer(&mut self, channel: ChannelId) {
         let clients: Vec<ClientId> = self.captures.by_client.keys().copied().collect();
         for client in clients {
             self.capture_process(channel, client);
@@ -119,7 +119,7 @@ impl Server {
     }
 
     /// `FetchCaptures`: returns the rings in which the process is to record.
-    pub fn fetch_captures(&mut self, channel: ChannelId) -> Answer {
+    pub(crate) fn fetch_captures(&mut self, channel: ChannelId) -> Answer {
         match self.channels.get_mut(&channel) {
             Some(record) => {
                 let (rings, memory) = record.captures.fetch();
@@ -130,7 +130,7 @@ impl Server {
     }
 
     /// Called before a process gets an end of a local session, so that its capture knows the first record's.
-    pub fn announce_end(&mut self, id: SessionId, channel: ChannelId) {
+    pub(crate) fn announce_end(&mut self, id: SessionId, channel: ChannelId) {
         if self.captures.by_client.is_empty() {
             return;
         }
@@ -175,7 +175,7 @@ impl Server {
     }
 
     /// Called when an end was closed or reset.
-    pub fn tell_of_closed_end(&mut self, (pair, side): (u64, Side), how: ClosedEnd) {
+    pub(crate) fn tell_of_closed_end(&mut self, (pair, side): (u64, Side), how: ClosedEnd) {
         let mut told = Vec::new();
         for (client, capture) in &mut self.captures.by_client {
             if capture.pairs.contains(&pair) {
@@ -197,7 +197,7 @@ impl Server {
     }
 
     /// Called when a process and its channel are gone.
-    pub fn tell_of_gone_process(&mut self, channel: ChannelId, captures: ProcessCaptures) {
+    pub(crate) fn tell_of_gone_process(&mut self, channel: ChannelId, captures: ProcessCaptures) {
         for capture in captures.list {
             let news = CaptureNews::ProcessGone(channel);
             self.tell_capture(capture.client, news, Vec::new());
@@ -211,7 +211,7 @@ impl Server {
     }
 
     /// Called when a connection has ended.
-    pub fn end_capture(&mut self, client: ClientId) {
+    pub(crate) fn end_capture(&mut self, client: ClientId) {
         if self.captures.by_client.remove(&client).is_none() {
             return;
         }

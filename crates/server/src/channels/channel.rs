@@ -14,7 +14,7 @@ use crate::qos::tx_queues::TxQueueSet;
 
 /// A process that has exited, with the sessions that it held. Its channel is not reused until all of them have ended.
 #[derive(Debug)]
-pub struct Ending {
+pub(crate) struct Ending {
     pub channel: ChannelId,
     pub sessions: Vec<SessionId>,
     /// Sessions whose descriptor it had, from which it is still to be removed.
@@ -23,7 +23,7 @@ pub struct Ending {
 
 /// The server's record of a process's channel.
 #[derive(Debug)]
-pub struct Channel {
+pub(crate) struct Channel {
     pub client: ClientId,
     pub statistics: StatisticsReader,
     /// Holds a copy of the tap's descriptor: if the process had the only one, its exit would destroy the device,
@@ -43,7 +43,7 @@ pub struct Channel {
 }
 
 /// What the server shares with a process.
-pub struct Ends {
+pub(crate) struct Ends {
     pub client: ClientId,
     pub statistics: StatisticsReader,
     pub recall_event: WakeSender,
@@ -51,7 +51,7 @@ pub struct Ends {
 }
 
 impl Channel {
-    pub fn new(ends: Ends, tap: Tap) -> Channel {
+    pub(crate) fn new(ends: Ends, tap: Tap) -> Channel {
         Channel {
             client: ends.client,
             statistics: ends.statistics,

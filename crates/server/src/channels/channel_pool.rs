@@ -15,7 +15,7 @@ const LULL: Duration = Duration::from_secs(3);
 impl Server {
     /// Orders channels if fewer are ready than wanted. The numbers of channels that were just freed
     /// are reused last.
-    pub fn order_channel_pool(&mut self) {
+    pub(crate) fn order_channel_pool(&mut self) {
         self.note_pool_size();
         let missing = self.channel_pool.missing();
         if missing == 0 {
@@ -36,19 +36,19 @@ impl Server {
     }
 
     /// Returns whether there is no channel for a new program, nor one being made.
-    pub fn is_out_of_channels(&self) -> bool {
+    pub(crate) fn is_out_of_channels(&self) -> bool {
         self.channel_pool.ready.is_empty()
             && self.channel_pool.ordered.len() <= self.channel_pool.charged()
     }
 
     /// Queues a new program until there is a channel for it.
-    pub fn await_spare(&mut self, pending_hello: PendingHello) {
+    pub(crate) fn await_spare(&mut self, pending_hello: PendingHello) {
         self.channel_pool.waiting.push_back(pending_hello);
         self.order_channel_pool();
     }
 
     /// Handles channels that were made, or could not be.
-    pub fn on_channel_pool(&mut self) {
+    pub(crate) fn on_channel_pool(&mut self) {
         self.channel_pool.notifier.drain();
         while let Ok(made) = self.channel_pool.made.try_recv() {
             self.enter_made(made);
@@ -57,7 +57,7 @@ impl Server {
     }
 
     /// Waits for the first channel, so that the first process need not.
-    pub fn await_first_spare(&mut self) {
+    pub(crate) fn await_first_spare(&mut self) {
         self.order_channel_pool();
         if let Ok(made) = self.channel_pool.made.recv() {
             self.enter_made(made);
@@ -104,7 +104,7 @@ impl Server {
     }
 
     /// Charges queued programs whose charge was deferred; refuses those for which none will become free.
-    pub fn admit_waiting(&mut self) {
+    pub(crate) fn admit_waiting(&mut self) {
         let waiting = std::mem::take(&mut self.channel_pool.waiting);
         for mut pending_hello in waiting {
             let uid = pending_hello.uid;
@@ -122,7 +122,7 @@ impl Server {
         }
     }
 
-    pub fn welcome_waiting(&mut self) {
+    pub(crate) fn welcome_waiting(&mut self) {
         while !self.channel_pool.waiting.is_empty() {
             let leaving = &self.leaving_taps;
             let Some(pending_hello) = self
@@ -150,13 +150,13 @@ impl Server {
     }
 
     /// Puts back a channel that was not needed after all.
-    pub fn return_spare(&mut self, spare: Spare) {
+    pub(crate) fn return_spare(&mut self, spare: Spare) {
         self.channel_pool.ready.push_front(spare);
         self.note_pool_size();
     }
 
     /// Handles the deletion of taps: programs that waited for their charges are admitted.
-    pub fn on_left_taps(&mut self) {
+    pub(crate) fn on_left_taps(&mut self) {
         self.leaving_taps.give_back();
         self.admit_waiting();
         self.welcome_waiting();
@@ -164,7 +164,7 @@ impl Server {
     }
 
     /// Shrinks the pool after a lull.
-    pub fn shrink_channel_pool(&mut self) {
+    pub(crate) fn shrink_channel_pool(&mut self) {
         let lull = self.channel_pool.wanted_at + LULL;
         if lull > self.now {
             return self.control.timers.arm(Timer::ChannelPool, lull);

@@ -13,7 +13,7 @@ use crate::server::Server;
 
 impl Server {
     /// Returns the delivery flags of the session's row. The server's own packets are always delivered the same way.
-    pub fn delivery_flags(&self, session: &SessionEntry) -> u16 {
+    pub(crate) fn delivery_flags(&self, session: &SessionEntry) -> u16 {
         if !matches!(session.holder, Holder::Process(..)) {
             return 0;
         }
@@ -32,7 +32,7 @@ impl Server {
 
     /// Returns the form that `portolan ss` shows: one that needs the driver hook is reported differently where no
     /// device has it.
-    pub fn delivery_of(&self, id: SessionId) -> DeliveryReport {
+    pub(crate) fn delivery_of(&self, id: SessionId) -> DeliveryReport {
         match self.form_of(id) {
             Delivery::ShmIpf if self.has_driver_hook() => DeliveryReport::As(Delivery::ShmIpf),
             Delivery::ShmIpf => DeliveryReport::NotInDriver,
@@ -49,7 +49,7 @@ impl Server {
 
     /// Attaches the packet filter to a device and, where requested, to its driver. Without the latter, frames are
     /// delivered as in `shm`.
-    pub fn filter_device(&mut self, ifindex: u32) -> Result<(), AttachError> {
+    pub(crate) fn filter_device(&mut self, ifindex: u32) -> Result<(), AttachError> {
         self.filter.attach_interface(ifindex)?;
         self.hooks.add(ifindex);
         let spec = self.config.delivery.xdp();
@@ -74,7 +74,7 @@ impl Server {
 
     /// Detaches the filter from drivers of devices that have got VLAN devices: frames tagged for those belong to no
     /// session.
-    pub fn review_driver_hooks(&mut self) {
+    pub(crate) fn review_driver_hooks(&mut self) {
         for ifindex in self.filter.leave_drivers_with_vlans() {
             let refusal = DriverError::Vlan;
             warn!(ifindex, %refusal, "the packet filter has left the driver");
@@ -84,7 +84,7 @@ impl Server {
     }
 
     /// Returns the driver hooks for `portolan status`, for each device if any is requested.
-    pub fn report_driver_hooks(&self) -> Vec<DriverHookReport> {
+    pub(crate) fn report_driver_hooks(&self) -> Vec<DriverHookReport> {
         let links = self.managed.iter().filter_map(|&ifindex| {
             let state = match (
                 self.filter.driver_hook(ifindex),

@@ -9,14 +9,14 @@ const DELAY_MAX: Duration = Duration::from_millis(200);
 
 /// One thread makes devices, another one deletes devices.
 #[derive(Debug, Default)]
-pub struct DeviceTurns {
+pub(crate) struct DeviceTurns {
     is_making: Mutex<bool>,
     was_made: Condvar,
 }
 
 impl DeviceTurns {
     /// Makes a device. No deletion begins meanwhile, unless making takes longer than [`DELAY_MAX`].
-    pub fn make<T>(&self, make: impl FnOnce() -> T) -> T {
+    pub(crate) fn make<T>(&self, make: impl FnOnce() -> T) -> T {
         *self.is_making() = true;
         let made = make();
         *self.is_making() = false;
@@ -25,7 +25,7 @@ impl DeviceTurns {
     }
 
     /// Returns when a deletion may begin.
-    pub fn await_deletion(&self) {
+    pub(crate) fn await_deletion(&self) {
         let is_making = |making: &mut bool| *making;
         // Nobody panics while it holds the lock.
         let _ = self

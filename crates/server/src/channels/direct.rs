@@ -14,7 +14,7 @@ use crate::requests::Answer;
 use crate::server::Server;
 
 impl Server {
-    pub fn mapping_of(&self, session: &SessionEntry) -> Mapping {
+    pub(crate) fn mapping_of(&self, session: &SessionEntry) -> Mapping {
         match (self.handles.ring(session.id), session.ring_refusal) {
             (Some(_), _) => Mapping::Direct,
             (None, Some(reason)) => Mapping::Refused(reason),
@@ -29,7 +29,7 @@ impl Server {
     }
 
     /// `Direct`: gives a session that its process holds a ring of its own.
-    pub fn map_directly(
+    pub(crate) fn map_directly(
         &mut self,
         client: ClientId,
         request: u32,
@@ -98,7 +98,7 @@ impl Server {
     }
 
     /// Handles a ring that was made, or could not be.
-    pub fn enter_ring(&mut self, ring: ChannelId, maps: Option<ChannelMaps>) {
+    pub(crate) fn enter_ring(&mut self, ring: ChannelId, maps: Option<ChannelMaps>) {
         let stage = self.directs.rings.get(&ring).map(|entry| &entry.stage);
         let request = match stage {
             Some(Stage::Ordered(request)) => Some(*request),
@@ -143,7 +143,7 @@ impl Server {
     }
 
     /// Like [`Server::free_ring`], if the session goes to another process, or to none.
-    pub fn free_ring_unless(&mut self, id: SessionId, holder: Holder) {
+    pub(crate) fn free_ring_unless(&mut self, id: SessionId, holder: Holder) {
         let ring = self.handles.ring(id);
         let owner = ring.and_then(|ring| Some(self.directs.rings.get(&ring)?.owner));
         let stays = matches!(holder, Holder::Process(channel, _) if Some(channel) == owner);
@@ -153,7 +153,7 @@ impl Server {
     }
 
     /// `RefuseRing`: the process cannot use the ring that its session got.
-    pub fn take_back_ring(&mut self, channel: ChannelId, id: SessionId) {
+    pub(crate) fn take_back_ring(&mut self, channel: ChannelId, id: SessionId) {
         if !self.is_held_by(id, channel) {
             return;
         }
@@ -165,7 +165,7 @@ impl Server {
     }
 
     /// Handles the end of a process and of its sessions.
-    pub fn end_rings_of(&mut self, channel: ChannelId) {
+    pub(crate) fn end_rings_of(&mut self, channel: ChannelId) {
         let owned = self.directs.rings.iter();
         let owned: Vec<_> = owned
             .filter(|(_, entry)| entry.owner == channel)
@@ -196,7 +196,7 @@ impl Server {
     }
 
     /// Returns the ring in the session's row; 0: its channel's.
-    pub fn ring_of(&self, id: SessionId) -> u32 {
+    pub(crate) fn ring_of(&self, id: SessionId) -> u32 {
         self.handles.ring(id).map_or(0, |ring| ring.0)
     }
 }

@@ -11,7 +11,7 @@ use crate::server::Server;
 
 impl Server {
     /// Returns how many bytes of each packet of a connection a handle would take; 0 if it is to offer none.
-    pub fn handle_room(&self, flow: &FlowKey) -> u16 {
+    pub(crate) fn handle_room(&self, flow: &FlowKey) -> u16 {
         match (self.config.demux.active, flow.local.is_ipv4()) {
             (false, _) => 0,
             (true, true) => ENCLOSED_V4_LEN as u16,
@@ -21,7 +21,7 @@ impl Server {
 
     /// Gives a session that moves to a process a handle by which its peer can name the session's row. The filter
     /// removes the handle with the row.
-    pub fn give_handle(&mut self, session: &mut TcpSession) {
+    pub(crate) fn give_handle(&mut self, session: &mut TcpSession) {
         let Some(marker) = self.config.demux.traffic_class() else {
             return;
         };

@@ -31,7 +31,7 @@ const AT_ONCE: usize = 8;
 
 /// A channel without a process.
 #[derive(Debug)]
-pub struct Spare {
+pub(crate) struct Spare {
     pub channel: ChannelId,
     pub tap: Tap,
     pub maps: ChannelMaps,
@@ -39,7 +39,7 @@ pub struct Spare {
 
 /// A process whose `Hello` waits for a channel.
 #[derive(Debug)]
-pub struct PendingHello {
+pub(crate) struct PendingHello {
     pub client: ClientId,
     pub request: u32,
     pub uid: u32,
@@ -87,13 +87,13 @@ pub(super) enum Order {
 
 /// Which of the ready channels a new program may get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SpareClaim {
+pub(crate) enum SpareClaim {
     Any,
     /// All but the last ones, which are for users of whom few programs have just ended.
     NotReserve,
 }
 
-pub struct ChannelPool {
+pub(crate) struct ChannelPool {
     pub(super) ready: VecDeque<Spare>,
     pub(super) ordered: BTreeSet<ChannelId>,
     /// Users of whom fewer programs have just ended go first, then users take turns; the requests of each are in order.
@@ -109,7 +109,7 @@ pub struct ChannelPool {
 
 impl ChannelPool {
     /// Starts the thread that makes them.
-    pub fn new(
+    pub(crate) fn new(
         map_builder: Arc<MapBuilder>,
         turns: Arc<DeviceTurns>,
         ring_size: u32,
@@ -160,7 +160,7 @@ impl ChannelPool {
     }
 
     /// Returns a channel for a new program. If there is none, more will be ready next time.
-    pub fn take(&mut self, now: Instant, claim: SpareClaim) -> Option<Spare> {
+    pub(crate) fn take(&mut self, now: Instant, claim: SpareClaim) -> Option<Spare> {
         self.wanted_at = now;
         let spare = if self.has_for(claim) {
             self.ready.pop_front()
@@ -217,19 +217,19 @@ impl ChannelPool {
     }
 
     /// Forgets a client that has disconnected.
-    pub fn forget_pending_hello(&mut self, client: ClientId) {
+    pub(crate) fn forget_pending_hello(&mut self, client: ClientId) {
         self.waiting
             .retain(|pending_hello| pending_hello.client != client);
     }
 
     /// Orders a transmit queue for a channel.
-    pub fn order_tx_queue(&self, channel: ChannelId, number: u8) {
+    pub(crate) fn order_tx_queue(&self, channel: ChannelId, number: u8) {
         // The thread ends only with the server.
         let _ = self.orders.send(Order::MakeTxQueue(channel, number));
     }
 
     /// Orders a ring and its doorbell.
-    pub fn order_ring(&self, ring: ChannelId, size: u32) {
+    pub(crate) fn order_ring(&self, ring: ChannelId, size: u32) {
         // The thread ends only with the server.
         let _ = self.orders.send(Order::MakeRing(ring, size));
     }

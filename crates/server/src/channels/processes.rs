@@ -30,7 +30,7 @@ const ENDING_PER_TURN: Duration = Duration::from_millis(2);
 impl Server {
     /// Registers a process and gives it a channel, now or as soon as there is one. `ring` is that of its channel under the
     /// previous server.
-    pub fn hello(
+    pub(crate) fn hello(
         &mut self,
         id: ClientId,
         (version, program): (u32, String),
@@ -85,7 +85,7 @@ impl Server {
     }
 
     /// Like [`Server::hello`], for a process that had to wait.
-    pub fn welcome_late(&mut self, pending_hello: PendingHello, spare: Spare) {
+    pub(crate) fn welcome_late(&mut self, pending_hello: PendingHello, spare: Spare) {
         let PendingHello {
             client,
             request,
@@ -103,7 +103,7 @@ impl Server {
         self.reply(client, request, body, fds);
     }
 
-    pub fn refuse_late(&mut self, pending_hello: PendingHello, errno: Errno) {
+    pub(crate) fn refuse_late(&mut self, pending_hello: PendingHello, errno: Errno) {
         self.control.counters.refused += 1;
         self.set_registering(pending_hello.client, false);
         let refusal = ReplyBody::Error { errno: errno.0 };
@@ -230,7 +230,7 @@ impl Server {
     }
 
     /// Handles the end of a process, whatever its cause: aborts the sessions it held, frees its channel.
-    pub fn channel_gone(&mut self, channel: ChannelId) {
+    pub(crate) fn channel_gone(&mut self, channel: ChannelId) {
         if let Some(process) = self.control.registry.process(channel) {
             debug!(pid = process.pid, program = process.program, "process gone");
         }
@@ -247,7 +247,7 @@ impl Server {
 
     /// Aborts the sessions of exited processes. A process may have had tens of thousands: the rest follows in the next
     /// turn.
-    pub fn go_on_ending(&mut self) {
+    pub(crate) fn go_on_ending(&mut self) {
         let until = clock::now() + ENDING_PER_TURN;
         while let Some(process) = self.ending.front_mut() {
             let channel = process.channel;
@@ -309,7 +309,7 @@ impl Server {
 
     /// `Probe`: reports what is behind a descriptor that the process did not open. Having the descriptor is the right
     /// to know.
-    pub fn probe(
+    pub(crate) fn probe(
         &mut self,
         client: ClientId,
         descriptor: Option<&OwnedFd>,

@@ -6,10 +6,10 @@ use portolan_control::ClientId;
 use portolan_types::{ChannelId, SessionId};
 
 /// Of all processes together, besides the rings of their channels.
-pub const RINGS: u32 = 256;
+pub(crate) const RINGS: u32 = 256;
 
 #[derive(Debug)]
-pub struct Directs {
+pub(crate) struct Directs {
     /// By number; the numbers follow those of the processes' channels.
     pub(super) rings: BTreeMap<ChannelId, RingEntry>,
     pub(super) first: ChannelId,
@@ -40,7 +40,7 @@ pub(super) struct RingRequest {
 
 impl Directs {
     /// The channels of `processes` processes have the lower numbers.
-    pub fn new(processes: u32) -> Directs {
+    pub(crate) fn new(processes: u32) -> Directs {
         Directs {
             rings: BTreeMap::new(),
             first: ChannelId(processes + 1),
@@ -54,7 +54,7 @@ impl Directs {
     }
 
     /// Frees a ring whose session has moved: another session of its process may get it.
-    pub fn free(&mut self, ring: ChannelId) {
+    pub(crate) fn free(&mut self, ring: ChannelId) {
         self.set(ring, Stage::Free);
     }
 
@@ -70,7 +70,7 @@ impl Directs {
     }
 
     /// Returns how many sessions have a ring.
-    pub fn taken(&self) -> usize {
+    pub(crate) fn taken(&self) -> usize {
         let rings = self.rings.values();
         rings
             .filter(|entry| matches!(entry.stage, Stage::Taken))

@@ -4,7 +4,7 @@ use super::Config;
 
 /// A key whose value differs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
+pub(crate) struct Change {
     pub key: &'static str,
     /// Why the change needs a restart.
     pub refusal: Option<&'static str>,
@@ -21,7 +21,7 @@ const EXTENSIONS: &str = "extensions are checked by it from the start on";
 
 impl Config {
     /// Returns the keys whose values differ in `next`.
-    pub fn changes(&self, next: &Config) -> Vec<Change> {
+    pub(crate) fn changes(&self, next: &Config) -> Vec<Change> {
         let (a, b) = (self, next);
         let (la, lb) = (&a.limits, &b.limits);
         let (da, db) = (&a.delivery, &b.delivery);

@@ -8,7 +8,7 @@ use super::error::ConfigError;
 /// A service class (MS §V).
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct CpuClass {
+pub(crate) struct CpuClass {
     pub name: String,
     /// `R_k`: part of the reservable time of all CPUs.
     pub share: f64,
@@ -23,7 +23,7 @@ pub struct CpuClass {
 /// A number, or `"unbounded"`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
-pub enum Overbook {
+pub(crate) enum Overbook {
     By(f64),
     Word(String),
 }
@@ -40,7 +40,7 @@ fn half() -> f64 {
 
 impl CpuClass {
     /// The class if none is configured: half for root's reservations, the rest for everything else.
-    pub fn default_class() -> CpuClass {
+    pub(crate) fn default_class() -> CpuClass {
         CpuClass {
             name: "default".to_owned(),
             share: 0.5,
@@ -49,7 +49,7 @@ impl CpuClass {
         }
     }
 
-    pub fn terms(&self) -> Option<ClassTerms> {
+    pub(crate) fn terms(&self) -> Option<ClassTerms> {
         let overbooking = match &self.overbooking {
             Overbook::By(b) if (0.0..=MOST_OVERBOOKING).contains(b) => {
                 Overbooking::UpTo(millionths(*b))
@@ -76,7 +76,7 @@ fn millionths(part: f64) -> u32 {
 }
 
 /// Checks that each class is valid, that names are unique, and that the shares do not exceed the whole.
-pub fn check(classes: &[CpuClass]) -> Result<(), ConfigError> {
+pub(super) fn check(classes: &[CpuClass]) -> Result<(), ConfigError> {
     let mut total = 0;
     for (i, class) in classes.iter().enumerate() {
         let name = || class.name.clone();

@@ -10,7 +10,7 @@ const RING_SIZES: core::ops::RangeInclusive<u32> = 256 << 10..=1 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct DeliveryConfig {
+pub(crate) struct DeliveryConfig {
     /// Of sessions that choose none.
     pub form: Delivery,
     /// Likewise.
@@ -26,7 +26,7 @@ pub struct DeliveryConfig {
 /// The driver hooks to try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Xdp {
+pub(crate) enum Xdp {
     Off,
     Native,
     Generic,
@@ -55,7 +55,7 @@ impl DeliveryConfig {
     }
 
     /// Returns the hooks in the order in which they are tried.
-    pub fn xdp(&self) -> &'static [DriverHook] {
+    pub(crate) fn xdp(&self) -> &'static [DriverHook] {
         match (self.xdp, self.form) {
             (Some(Xdp::Off), _) => &[],
             (Some(Xdp::Native), _) => &[DriverHook::Native],

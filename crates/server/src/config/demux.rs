@@ -8,7 +8,7 @@ const CODE_POINT_MAX: u8 = 63;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct DemuxConfig {
+pub(crate) struct DemuxConfig {
     pub active: bool,
     /// DSCP of packets that do.
     pub marker: u8,
@@ -24,12 +24,12 @@ impl Default for DemuxConfig {
 }
 
 impl DemuxConfig {
-    pub fn is_sound(self) -> bool {
+    pub(crate) fn is_sound(self) -> bool {
         self.marker <= CODE_POINT_MAX && self.marker & LOCAL_USE == LOCAL_USE
     }
 
     /// Returns the traffic class of packets with a handle, if handles are enabled.
-    pub fn traffic_class(self) -> Option<u8> {
+    pub(crate) fn traffic_class(self) -> Option<u8> {
         self.active.then_some(self.marker << 2)
     }
 }

@@ -9,7 +9,7 @@ pub(super) const LONGEST_FILE: u64 = 1 << 20;
 
 /// Why a configuration is refused.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub(crate) enum ConfigError {
     #[error("cannot read {path}: {source}")]
     Read {
         path: PathBuf,

@@ -11,7 +11,7 @@ use super::raw;
 
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct ExtensionConfig {
+pub(crate) struct ExtensionConfig {
     /// Nanoseconds that one run of a handler may take; a handler that exceeds it repeatedly is
     /// removed.
     pub time_limit_ns: u64,
@@ -26,7 +26,7 @@ pub struct ExtensionConfig {
 /// What some users may install.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ExtensionRule {
+pub(crate) struct ExtensionRule {
     /// Any user, if neither user nor group is named.
     #[serde(default, deserialize_with = "user")]
     user: Option<u32>,
@@ -54,7 +54,7 @@ impl Default for ExtensionConfig {
 impl ExtensionConfig {
     /// Returns whether a user may install a handler; root always may. `[[raw]]` determines which protocols without
     /// ports a user may have.
-    pub fn allows(&self, user: &Credentials, event: Event, port: Option<u16>) -> bool {
+    pub(crate) fn allows(&self, user: &Credentials, event: Event, port: Option<u16>) -> bool {
         let rules = &self.allow;
         user.uid == 0 || rules.is_empty() || rules.iter().any(|r| r.allows(user, event, port))
     }

@@ -5,13 +5,13 @@ use serde::Deserialize;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct FilterConfig {
+pub(crate) struct FilterConfig {
     pub algorithm: Algorithm,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Algorithm {
+pub(crate) enum Algorithm {
     /// One table look-up.
     #[default]
     Hash,
@@ -20,7 +20,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Algorithm::Hash => "hash",
             Algorithm::Linear => "linear",
@@ -28,7 +28,7 @@ impl Algorithm {
     }
 
     /// Returns the number that the BPF programs use.
-    pub fn number(self) -> u32 {
+    pub(crate) fn number(self) -> u32 {
         match self {
             Algorithm::Hash => FilterSettings::HASH,
             Algorithm::Linear => FilterSettings::LINEAR,

@@ -4,7 +4,7 @@ use serde::Deserialize;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum HostPolicy {
+pub(crate) enum HostPolicy {
     /// Where the host has netfilter or policy rules, new sockets are the kernel's.
     #[default]
     Obey,

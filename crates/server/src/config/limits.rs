@@ -12,7 +12,7 @@ use super::error::ConfigError;
 const MAX_PROCESSES: u32 = 1023;
 
 /// Rows of the filter's table of flows.
-pub const FLOWS: u32 = 262_144;
+pub(crate) const FLOWS: u32 = 262_144;
 
 /// Control connections beyond those of registered processes, for commands and new programs.
 const EXTRA_CONNECTIONS: u32 = 256;
@@ -32,7 +32,7 @@ const OTHERS_OF_FEW: u64 = 6;
 /// Each key is optional.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct LimitsConfig {
+pub(crate) struct LimitsConfig {
     pub processes: u32,
     pub processes_per_user: u32,
     pub sessions_per_process: u32,
@@ -140,7 +140,7 @@ impl LimitsConfig {
         Limit::with_reserve(total.into(), per_user.into(), self.root_reserve)
     }
 
-    pub fn of_control(&self) -> ControlLimits {
+    pub(crate) fn of_control(&self) -> ControlLimits {
         ControlLimits {
             registry: self.of_registry(),
             orphans: OrphanLimits {
@@ -182,14 +182,14 @@ impl LimitsConfig {
         }
     }
 
-    pub fn connections(&self) -> Limit {
+    pub(crate) fn connections(&self) -> Limit {
         self.limit(
             self.processes + EXTRA_CONNECTIONS,
             self.connections_per_user,
         )
     }
 
-    pub fn shared_ports(&self) -> Limit {
+    pub(crate) fn shared_ports(&self) -> Limit {
         self.limit(self.shared_ports, self.shared_ports_per_user)
     }
 
@@ -203,7 +203,7 @@ impl LimitsConfig {
         Limit::with_reserve(bytes(total), bytes(per_user), self.root_reserve)
     }
 
-    pub fn slice(&self) -> Duration {
+    pub(crate) fn slice(&self) -> Duration {
         Duration::from_micros(self.turn_us.into())
     }
 }

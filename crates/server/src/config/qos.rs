@@ -18,7 +18,7 @@ mod tests;
 /// The section `[qos]`.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct QosConfig {
+pub(crate) struct QosConfig {
     /// `[[qos.link]]`.
     pub link: Vec<LinkConfig>,
     /// `[[qos.policy]]`, in the order of the file.
@@ -43,7 +43,7 @@ impl Default for QosConfig {
 /// The reservable part of a device's rate.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct LinkConfig {
+pub(crate) struct LinkConfig {
     pub device: String,
     /// If none, the rate that the device reports.
     #[serde(default, deserialize_with = "rate")]
@@ -62,7 +62,7 @@ pub struct LinkConfig {
 impl LinkConfig {
     /// The link of a device that the file does not name: only root reserves there, since reservations replace the
     /// host's queueing discipline.
-    pub fn usual(device: &str) -> LinkConfig {
+    pub(crate) fn usual(device: &str) -> LinkConfig {
         LinkConfig {
             device: device.to_owned(),
             rate: None,
@@ -72,7 +72,7 @@ impl LinkConfig {
         }
     }
 
-    pub fn portions(&self) -> Portions {
+    pub(crate) fn portions(&self) -> Portions {
         Portions {
             reservable_percent: self.reservable,
             user_percent: self.per_user,
@@ -91,7 +91,7 @@ fn usual_per_user() -> u8 {
 /// Guarantees given without a request.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(try_from = "PolicyTable")]
-pub struct Policy {
+pub(crate) struct Policy {
     pub whom: Whom,
     pub transmit: Option<Transmit>,
     pub receive: Option<Receive>,
@@ -100,7 +100,7 @@ pub struct Policy {
 
 /// Recipients of a policy's guarantees.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Whom {
+pub(crate) enum Whom {
     Scope(Scope),
     /// Each process that runs this file, separately.
     Program {

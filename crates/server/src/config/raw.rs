@@ -13,7 +13,7 @@ use super::error::ConfigError;
 /// What a user other than root may have.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct RawRule {
+pub(crate) struct RawRule {
     #[serde(deserialize_with = "user")]
     user: u32,
     #[serde(default)]
@@ -28,7 +28,7 @@ pub struct RawRule {
 }
 
 impl RawRule {
-    pub fn allows(&self, uid: u32, guard: Guard) -> bool {
+    pub(crate) fn allows(&self, uid: u32, guard: Guard) -> bool {
         self.user == uid && self.names(guard)
     }
 

@@ -6,7 +6,7 @@ use super::Config;
 use super::error::ConfigError;
 
 #[derive(Clone, Debug, Default)]
-pub struct ConfigSource {
+pub(crate) struct ConfigSource {
     /// Without a file all values are defaults, unless the command line sets them.
     pub file: Option<PathBuf>,
     pub interfaces: Vec<String>,
@@ -15,7 +15,7 @@ pub struct ConfigSource {
 
 impl ConfigSource {
     /// Reads and checks the configuration as it is now.
-    pub fn read(&self) -> Result<Config, ConfigError> {
+    pub(crate) fn read(&self) -> Result<Config, ConfigError> {
         self.complete(match &self.file {
             Some(path) => Config::read(path)?,
             None => Config::default(),
@@ -23,7 +23,7 @@ impl ConfigSource {
     }
 
     /// Likewise for a text that another process has read.
-    pub fn parse(&self, text: &str) -> Result<Config, ConfigError> {
+    pub(crate) fn parse(&self, text: &str) -> Result<Config, ConfigError> {
         let path = self.file.as_deref().unwrap_or(Path::new("the text"));
         self.complete(Config::parse(path, text)?)
     }

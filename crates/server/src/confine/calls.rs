@@ -184,7 +184,7 @@ const NEW_NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET;
 
 /// Filters the calling thread and all that it starts. Sets no_new_privs.
-pub fn filter() -> Result<(), String> {
+pub(super) fn filter() -> Result<(), String> {
     for program in programs().map_err(|error| error.to_string())? {
         seccompiler::apply_filter(&program).map_err(|error| error.to_string())?;
     }

@@ -19,7 +19,7 @@ const KNOWN: ABI = ABI::V6;
 
 /// Access to a file, or to everything in a directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Rule {
+pub(super) struct Rule {
     path: PathBuf,
     access: BitFlags<AccessFs>,
 }
@@ -31,7 +31,7 @@ pub(super) fn rule(path: impl AsRef<Path>, access: impl Into<BitFlags<AccessFs>>
     }
 }
 
-pub fn rules(config: &Config, instance: &Instance) -> Vec<Rule> {
+pub(super) fn rules(config: &Config, instance: &Instance) -> Vec<Rule> {
     let reads = AccessFs::ReadFile | AccessFs::ReadDir;
     let writes = reads | AccessFs::WriteFile | AccessFs::Truncate;
     let keeps = writes | AccessFs::MakeReg | AccessFs::RemoveFile;
@@ -67,7 +67,7 @@ pub fn rules(config: &Config, instance: &Instance) -> Vec<Rule> {
 }
 
 /// Confines the calling thread and all that it starts to these files. Paths that do not exist on this host are skipped.
-pub fn restrict(rules: &[Rule]) -> Result<RulesetStatus, RulesetError> {
+pub(super) fn restrict(rules: &[Rule]) -> Result<RulesetStatus, RulesetError> {
     let mut ruleset = Ruleset::default()
         .handle_access(AccessFs::from_all(KNOWN))?
         .scope(Scope::Signal)?

@@ -20,7 +20,7 @@ use crate::server::Server;
 impl Server {
     /// `BeginFlush`: the session is about to return. Packets for it wait here from now on, so that what its
     /// holder has before it makes the capsule is complete.
-    pub fn depart(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
+    pub(crate) fn depart(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
         let session = self.control.registry.admit(channel, Command::Flush, id)?;
         if session.protocol == Protocol::Udp || self.handles.local(id).is_some() {
             return Err(Errno::OPNOTSUPP);
@@ -34,7 +34,7 @@ impl Server {
     }
 
     /// `AbortFlush`: the session does not return; its packets go to its holder again.
-    pub fn stay(&mut self, channel: ChannelId, id: SessionId) -> Answer {
+    pub(crate) fn stay(&mut self, channel: ChannelId, id: SessionId) -> Answer {
         if self
             .control
             .registry
@@ -56,13 +56,13 @@ impl Server {
     }
 
     /// Removes a connection from the engine, with packets that wait at its slot.
-    pub fn remove_connection(&mut self, slot: Slot) {
+    pub(crate) fn remove_connection(&mut self, slot: Slot) {
         self.stack.remove(slot);
         self.stack.released().for_each(drop);
     }
 
     /// `Flush`: the session returns.
-    pub fn flush(
+    pub(crate) fn flush(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -160,7 +160,7 @@ impl Server {
     }
 
     /// `Release`: the process gives up a session without state.
-    pub fn release(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
+    pub(crate) fn release(&mut self, channel: ChannelId, id: SessionId) -> Result<Answer, Errno> {
         let phase = self
             .control
             .registry
@@ -179,14 +179,14 @@ impl Server {
         Ok(ReplyBody::Done.into())
     }
 
-    pub fn note_migration(&mut self, id: SessionId) {
+    pub(crate) fn note_migration(&mut self, id: SessionId) {
         if let Some(session) = self.control.registry.session_mut(id) {
             session.migrations += 1;
         }
     }
 
     /// Reports whether a closing session is finished, or in TIME-WAIT.
-    pub fn look_at_closing(&mut self, id: SessionId) {
+    pub(crate) fn look_at_closing(&mut self, id: SessionId) {
         let state = self
             .server_slot(id)
             .and_then(|slot| self.stack.tcp(slot))
@@ -200,7 +200,7 @@ impl Server {
     }
 
     /// Begins to finish a connection: queued data, FIN, TIME-WAIT.
-    pub fn close_connection(&mut self, id: SessionId, slot: Slot) {
+    pub(crate) fn close_connection(&mut self, id: SessionId, slot: Slot) {
         let now = self.now;
         if let Some(session) = self.stack.tcp(slot) {
             session.connection.close(now);
@@ -212,7 +212,7 @@ impl Server {
         self.look_at_closing(id);
     }
 
-    pub fn reset_connection(&mut self, slot: Slot) {
+    pub(crate) fn reset_connection(&mut self, slot: Slot) {
         let now = self.now;
         if let Some(session) = self.stack.tcp(slot) {
             session.connection.abort(now);
@@ -221,7 +221,7 @@ impl Server {
     }
 
     /// Returns how many bytes the peer of a session held here has not acknowledged.
-    pub fn unsent(&mut self, id: SessionId) -> Option<u64> {
+    pub(crate) fn unsent(&mut self, id: SessionId) -> Option<u64> {
         let slot = self.server_slot(id)?;
         let session = self.stack.tcp(slot)?;
         Some(session.connection.tcp_info().send_queue as u64)
@@ -229,7 +229,7 @@ impl Server {
 
     /// Removes a session for the process that its row now names. Earlier packets are still on the ring or the
     /// tap: they are processed before the session leaves, and so before any that reach the process.
-    pub fn hand_over(
+    pub(crate) fn hand_over(
         &mut self,
         id: SessionId,
         to: (ChannelId, Slot),
@@ -255,7 +255,7 @@ impl Server {
     }
 
     /// Probes the peer of a connection whose sequence numbers are lost, to make it send them.
-    pub fn probe_peer(&mut self, flow: &FlowKey) {
+    pub(crate) fn probe_peer(&mut self, flow: &FlowKey) {
         let header = TcpHeader {
             source_port: flow.local.port(),
             destination_port: flow.remote.port(),
@@ -269,7 +269,7 @@ impl Server {
     }
 
     /// Handles a segment of a connection whose holder died.
-    pub fn on_probe_answer(&mut self, id: SessionId, packet: &Packet<'_>) {
+    pub(crate) fn on_probe_answer(&mut self, id: SessionId, packet: &Packet<'_>) {
         let Some(segment) = Segment::of(packet) else {
             return;
         };

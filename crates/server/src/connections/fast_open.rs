@@ -15,12 +15,12 @@ const DESTINATIONS: usize = 1024;
 const EARLY_MAX: usize = 1460;
 
 impl Server {
-    pub fn has_cookie(&self, remote: IpAddr) -> bool {
+    pub(crate) fn has_cookie(&self, remote: IpAddr) -> bool {
         self.fast_cookies.contains_key(&remote)
     }
 
     /// Keeps a cookie with its parameters; at the limit another one is removed.
-    pub fn keep_cookie(&mut self, remote: IpAddr, cookie: GrantedCookie) {
+    pub(crate) fn keep_cookie(&mut self, remote: IpAddr, cookie: GrantedCookie) {
         if self.fast_cookies.len() >= DESTINATIONS
             && !self.has_cookie(remote)
             && let Some(other) = self.fast_cookies.keys().next().copied()
@@ -32,7 +32,7 @@ impl Server {
 
     /// Returns whether an active open waits until the application has data for its SYN. `has_way`
     /// tells whether the path could carry it.
-    pub fn defers_open(
+    pub(crate) fn defers_open(
         &mut self,
         early: &FastOpenMode,
         has_way: impl FnOnce(&Server) -> bool,
@@ -48,7 +48,7 @@ impl Server {
 
     /// Prepares an active open with the application's Fast Open mode. Returns how many bytes of its
     /// data were taken.
-    pub fn open_fast(
+    pub(crate) fn open_fast(
         &mut self,
         connection: &mut Connection,
         remote: IpAddr,

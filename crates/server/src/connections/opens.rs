@@ -28,7 +28,7 @@ const PORT_ATTEMPTS: usize = 16;
 
 impl Server {
     /// `bind`: takes the port here and in the kernel.
-    pub fn bind(
+    pub(crate) fn bind(
         &mut self,
         channel: ChannelId,
         session: SessionRef,
@@ -140,7 +140,11 @@ impl Server {
     /// Checks whether the process may bind the port, by the kernel's rules for this namespace. A right that it has shown
     /// is valid for this bind only. One of the other protocol counts where the user has the port already: the server's own
     /// socket then keeps the process from showing a better one.
-    pub fn check_port(&mut self, channel: ChannelId, wanted: PortClaim) -> Result<(), Errno> {
+    pub(crate) fn check_port(
+        &mut self,
+        channel: ChannelId,
+        wanted: PortClaim,
+    ) -> Result<(), Errno> {
         let client = self.client_of(channel);
         let client = client.and_then(|id| self.clients.get_mut(&id));
         let right = client.map(|client| std::mem::replace(&mut client.right, PortRight::Nothing));
@@ -216,7 +220,7 @@ impl Server {
     }
 
     /// Takes a port in the table and binds a kernel socket to it.
-    pub fn reserve(
+    pub(crate) fn reserve(
         &mut self,
         claim: PortClaim,
         is_v6: bool,
@@ -257,7 +261,7 @@ impl Server {
     }
 
     /// Enters a session of a process, with its descriptor.
-    pub fn enter(
+    pub(crate) fn enter(
         &mut self,
         channel: ChannelId,
         opening: Opening,
@@ -301,7 +305,7 @@ impl Server {
     }
 
     /// `connect`: opens a connection, or sets a peer.
-    pub fn connect(
+    pub(crate) fn connect(
         &mut self,
         channel: ChannelId,
         session: SessionRef,
@@ -411,7 +415,7 @@ impl Server {
     }
 
     /// Enters a session that `connect` opens without `bind`, so without a port yet.
-    pub fn enter_unbound(
+    pub(crate) fn enter_unbound(
         &mut self,
         channel: ChannelId,
         target: &Target,
@@ -433,7 +437,7 @@ impl Server {
     }
 
     /// Chooses source address and port of an open, and enters it in the port table.
-    pub fn choose_source(
+    pub(crate) fn choose_source(
         &mut self,
         id: SessionId,
         remote: SocketAddr,
@@ -447,7 +451,7 @@ impl Server {
     }
 
     /// Puts a TCP session into the server's own stack and steers its row here.
-    pub fn hold(&mut self, session: TcpSession, life: Life) {
+    pub(crate) fn hold(&mut self, session: TcpSession, life: Life) {
         let (id, flow) = (session.id, session.flow);
         if let Some(entry) = self.control.registry.session_mut(id) {
             entry.remote = Some(flow.remote);
@@ -458,14 +462,14 @@ impl Server {
     }
 
     /// Like [`Server::hold`], for a complete session.
-    pub fn hold_session(&mut self, id: SessionId, session: TcpSession) {
+    pub(crate) fn hold_session(&mut self, id: SessionId, session: TcpSession) {
         let slot = self.stack.reserve();
         let generation = self.steer(id, Holder::Server(slot));
         self.hold_at(id, (slot, generation), session);
     }
 
     /// Puts a session at the slot that its row points to.
-    pub fn hold_at(
+    pub(crate) fn hold_at(
         &mut self,
         id: SessionId,
         (slot, generation): (Slot, Generation),
@@ -483,7 +487,7 @@ impl Server {
     }
 
     /// The handshake of an active open is done: the session moves to its process.
-    pub fn established(&mut self, id: SessionId) {
+    pub(crate) fn established(&mut self, id: SessionId) {
         let life = self
             .control
             .registry
@@ -510,7 +514,7 @@ impl Server {
     }
 
     /// An active open failed: the process may retry with the same descriptor.
-    pub fn open_failed(&mut self, id: SessionId, errno: Errno) {
+    pub(crate) fn open_failed(&mut self, id: SessionId, errno: Errno) {
         self.control.counters.open_failures += 1;
         debug!(session = id.0, errno = errno.0, "connecting failed");
         self.send_event(id, &DescriptorEvent::Failed { errno: errno.0 }, &[]);

@@ -11,20 +11,20 @@ use portolan_types::ChannelId;
 
 /// The descriptor of a reopened session, for other processes that had it under the previous server.
 #[derive(Debug)]
-pub struct Rejoining {
+pub(crate) struct Rejoining {
     near: OwnedFd,
     processes: BTreeSet<ChannelId>,
 }
 
 impl Rejoining {
-    pub fn new(near: OwnedFd, first: ChannelId) -> Rejoining {
+    pub(crate) fn new(near: OwnedFd, first: ChannelId) -> Rejoining {
         Rejoining {
             near,
             processes: BTreeSet::from([first]),
         }
     }
 
-    pub fn into_near(self) -> OwnedFd {
+    pub(crate) fn into_near(self) -> OwnedFd {
         self.near
     }
 }

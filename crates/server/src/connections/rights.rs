@@ -4,7 +4,7 @@ use portolan_sys::port_right::BoundPort;
 
 /// The right that a connection has shown for its next bind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PortRight {
+pub(crate) enum PortRight {
     Nothing,
     /// A thread is querying.
     Asking,

@@ -15,7 +15,7 @@ use crate::poll::Token;
 
 /// One control connection.
 #[derive(Debug)]
-pub struct Client {
+pub(crate) struct Client {
     pub connection: Connection,
     pub token: Token,
     pub credentials: Credentials,
@@ -40,7 +40,7 @@ pub struct Client {
 
 /// A reply on its way.
 #[derive(Debug)]
-pub struct PendingReply {
+pub(crate) struct PendingReply {
     pub message: Vec<u8>,
     pub fds: Vec<OwnedFd>,
     /// The server may have no other copy of what it brings, whose last close may be its own.
@@ -52,7 +52,7 @@ const PART: usize = 32 << 10;
 
 /// A list that goes to its client in parts.
 #[derive(Debug)]
-pub struct OutgoingList {
+pub(crate) struct OutgoingList {
     pub request: u32,
     pub bytes: Vec<u8>,
     pub sent: usize,
@@ -82,7 +82,7 @@ impl OutgoingList {
 
 impl Client {
     /// Queues the next part of a list, if nothing else is queued.
-    pub fn continue_list(&mut self) {
+    pub(crate) fn continue_list(&mut self) {
         if self.waiting.is_empty()
             && let Some(list) = self.lists.front_mut()
         {
@@ -95,7 +95,7 @@ impl Client {
     }
 
     /// A client that does not read its replies is not read either.
-    pub fn interest(&self) -> EventFlags {
+    pub(crate) fn interest(&self) -> EventFlags {
         match (self.waiting.is_empty(), self.is_throttled) {
             (true, false) => EventFlags::IN,
             (false, false) => EventFlags::OUT,
@@ -114,7 +114,7 @@ impl AsFd for Client {
 
 /// A list being assembled.
 #[derive(Debug)]
-pub struct Listing {
+pub(crate) struct Listing {
     pub client: ClientId,
     pub request: u32,
     /// Sessions still to be listed.
@@ -126,7 +126,7 @@ pub struct Listing {
 
 impl Listing {
     /// Returns the bytes that it takes.
-    pub fn size(&self) -> u64 {
+    pub(crate) fn size(&self) -> u64 {
         let ids = self.ids.len() * size_of::<SessionId>();
         (ids + self.bytes.len()) as u64
     }
@@ -134,10 +134,10 @@ impl Listing {
 
 /// At most one per connection.
 #[derive(Debug, Default)]
-pub struct Listings(pub VecDeque<Listing>);
+pub(crate) struct Listings(pub VecDeque<Listing>);
 
 impl Listings {
-    pub fn has(&self, client: ClientId) -> bool {
+    pub(crate) fn has(&self, client: ClientId) -> bool {
         self.0.iter().any(|listing| listing.client == client)
     }
 }

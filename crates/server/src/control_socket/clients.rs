@@ -43,7 +43,7 @@ const NO_REPLY: u32 = 0;
 
 impl Server {
     /// Accepts waiting connections at the control socket.
-    pub fn accept_clients(&mut self) {
+    pub(crate) fn accept_clients(&mut self) {
         for _ in 0..ACCEPTED_PER_TURN {
             if !self.has_descriptors() {
                 return self.accept_clients_later();
@@ -99,7 +99,7 @@ impl Server {
     }
 
     /// Handles a connection that is readable, writable or hung up.
-    pub fn serve_client(&mut self, id: ClientId, flags: EventFlags) {
+    pub(crate) fn serve_client(&mut self, id: ClientId, flags: EventFlags) {
         if flags.intersects(EventFlags::OUT | EventFlags::HUP | EventFlags::ERR) {
             self.send_waiting(id);
         }
@@ -144,7 +144,7 @@ impl Server {
     }
 
     /// Resumes the connections of users who may take time again; the others keep waiting.
-    pub fn read_throttled(&mut self) {
+    pub(crate) fn read_throttled(&mut self) {
         for id in std::mem::take(&mut self.throttled) {
             if let Some(client) = self.clients.get_mut(&id) {
                 client.is_throttled = false;
@@ -155,13 +155,13 @@ impl Server {
     }
 
     /// Returns whether the user of the connection has used up its slice of this turn. The rest is read in the next one.
-    pub fn has_spent_slice(&self, id: ClientId) -> bool {
+    pub(crate) fn has_spent_slice(&self, id: ClientId) -> bool {
         let client = self.clients.get(&id);
         client.is_some_and(|client| self.slices.is_spent(client.credentials.uid))
     }
 
     /// Reads up to `most` requests and answers them, within its user's slice of the turn.
-    pub fn read_client(&mut self, id: ClientId, most: usize) {
+    pub(crate) fn read_client(&mut self, id: ClientId, most: usize) {
         let Some(uid) = self.clients.get(&id).map(|c| c.credentials.uid) else {
             return;
         };
@@ -221,7 +221,7 @@ impl Server {
     }
 
     /// Sends the answer to a request, or sees to it that it is sent.
-    pub fn answer(&mut self, (id, number): RequestId, answer: Result<Answer, Errno>) {
+    pub(crate) fn answer(&mut self, (id, number): RequestId, answer: Result<Answer, Errno>) {
         let (body, fds) = match answer {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::List(bytes, body)) => return self.send_list((id, number), bytes, body),
@@ -256,12 +256,18 @@ impl Server {
         self.reply(id, number, body, fds);
     }
 
-    pub fn refuse(&mut self, id: ClientId, number: u32, errno: Errno) {
+    pub(crate) fn refuse(&mut self, id: ClientId, number: u32, errno: Errno) {
         self.control.counters.refused += 1;
         self.reply(id, number, ReplyBody::Error { errno: errno.0 }, Vec::new());
     }
 
-    pub fn reply(&mut self, client: ClientId, request: u32, body: ReplyBody, fds: Vec<OwnedFd>) {
+    pub(crate) fn reply(
+        &mut self,
+        client: ClientId,
+        request: u32,
+        body: ReplyBody,
+        fds: Vec<OwnedFd>,
+    ) {
         // The rows that sessions have left are rewritten before the reply reports it.
         self.tell_of_left();
         if request != NO_REPLY {
@@ -287,7 +293,7 @@ impl Server {
     }
 
     /// Sends what fits; the rest follows as it is read.
-    pub fn send_charged_list(
+    pub(crate) fn send_charged_list(
         &mut self,
         (id, request): RequestId,
         (bytes, charge): (Vec<u8>, Charge),
@@ -309,7 +315,7 @@ impl Server {
         }
     }
 
-    pub fn refuse_list(&mut self, (id, request): RequestId) {
+    pub(crate) fn refuse_list(&mut self, (id, request): RequestId) {
         self.control.counters.lists_refused += 1;
         self.refuse(id, request, Errno::AGAIN);
     }
@@ -332,7 +338,7 @@ impl Server {
     }
 
     /// Whatever is being closed.
-    pub fn perform_now(
+    pub(crate) fn perform_now(
         &mut self,
         id: ClientId,
         number: u32,
@@ -669,7 +675,7 @@ impl Server {
     }
 
     /// Handles the end of a connection, and thereby of its process.
-    pub fn disconnect(&mut self, id: ClientId) {
+    pub(crate) fn disconnect(&mut self, id: ClientId) {
         let Some(client) = self.clients.remove(&id) else {
             return;
         };
@@ -691,7 +697,7 @@ impl Server {
     }
 
     /// Returns the control connection of the process that owns `channel`.
-    pub fn client_of(&self, channel: ChannelId) -> Option<ClientId> {
+    pub(crate) fn client_of(&self, channel: ChannelId) -> Option<ClientId> {
         self.channels.get(&channel).map(|channel| channel.client)
     }
 }

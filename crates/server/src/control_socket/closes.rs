@@ -26,12 +26,12 @@ const PENDING_MAX: usize = 64;
 const PENDING_OF_USER: usize = 8;
 
 impl Server {
-    pub fn may_await_closes(&self) -> bool {
+    pub(crate) fn may_await_closes(&self) -> bool {
         self.pending_closes.len() < PENDING_MAX
     }
 
     /// Returns the port of a `Bind` whose previous kernel socket is still being closed.
-    pub fn closing_port_of(&self, id: ClientId, body: &RequestBody) -> Option<u16> {
+    pub(crate) fn closing_port_of(&self, id: ClientId, body: &RequestBody) -> Option<u16> {
         let RequestBody::Bind {
             protocol: Protocol::Udp,
             local,
@@ -50,7 +50,7 @@ impl Server {
 
     /// Defers a request: the server still closes a copy of its descriptor, which would be counted, or the previous holder
     /// of its port.
-    pub fn await_close(&mut self, (client, request): RequestId, awaited: AwaitedClose) {
+    pub(crate) fn await_close(&mut self, (client, request): RequestId, awaited: AwaitedClose) {
         let Some(uid) = self.clients.get(&client).map(|c| c.credentials.uid) else {
             return;
         };
@@ -69,7 +69,7 @@ impl Server {
     }
 
     /// Continues deferred requests whose descriptors are closed.
-    pub fn look_at_pending_closes(&mut self) {
+    pub(crate) fn look_at_pending_closes(&mut self) {
         for pending in std::mem::take(&mut self.pending_closes) {
             if pending.until > self.now && self.is_closing(&pending.awaited) {
                 self.pending_closes.push(pending);

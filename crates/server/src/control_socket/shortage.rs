@@ -25,13 +25,13 @@ const RETRY: Duration = Duration::from_millis(50);
 
 impl Server {
     /// Notes a descriptor that stays open.
-    pub fn note_descriptor(&mut self, fd: impl AsFd) {
+    pub(crate) fn note_descriptor(&mut self, fd: impl AsFd) {
         let number = u64::from(fd.as_fd().as_raw_fd().unsigned_abs());
         self.shortage.highest = self.shortage.highest.max(number);
     }
 
     /// Returns whether there are descriptors for one more session.
-    pub fn has_descriptors(&mut self) -> bool {
+    pub(crate) fn has_descriptors(&mut self) -> bool {
         let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
         if self.shortage.highest + MARGIN < limit {
             return true;
@@ -51,7 +51,7 @@ impl Server {
     }
 
     /// Likewise, for a request that opens one.
-    pub fn check_descriptors(&mut self) -> Result<(), Errno> {
+    pub(crate) fn check_descriptors(&mut self) -> Result<(), Errno> {
         if self.has_descriptors() {
             Ok(())
         } else {
@@ -60,13 +60,13 @@ impl Server {
     }
 
     /// Defers the offers of a listener until there are descriptors again.
-    pub fn offer_later(&mut self, listener: SessionId) {
+    pub(crate) fn offer_later(&mut self, listener: SessionId) {
         self.shortage.listeners.insert(listener);
         self.look_for_descriptors_later();
     }
 
     /// Defers accepting control connections until there are descriptors again.
-    pub fn accept_clients_later(&mut self) {
+    pub(crate) fn accept_clients_later(&mut self) {
         if !self.shortage.is_closed {
             self.shortage.is_closed = true;
             self.watch_control(EventFlags::empty());
@@ -90,7 +90,7 @@ impl Server {
     }
 
     /// Resumes what waited for descriptors.
-    pub fn look_for_descriptors(&mut self) {
+    pub(crate) fn look_for_descriptors(&mut self) {
         if !self.has_descriptors() {
             return self.look_for_descriptors_later();
         }

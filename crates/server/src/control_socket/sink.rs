@@ -89,7 +89,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[derive(Debug)]
-pub struct Sink {
+pub(crate) struct Sink {
     /// Collected until the turn ends.
     doomed: Vec<Doomed>,
     /// Copies of descriptors received with messages, and their user.
@@ -102,7 +102,7 @@ pub struct Sink {
 }
 
 impl Sink {
-    pub fn new(threads: Arc<UserThreads>) -> Sink {
+    pub(crate) fn new(threads: Arc<UserThreads>) -> Sink {
         let (thread, doomed) = mpsc::channel();
         let theirs = Arc::clone(&threads);
         // Ends when the server does.
@@ -122,7 +122,7 @@ impl Sink {
     }
 
     /// Closes the server's end of a session's descriptor, which accepts no descriptors.
-    pub fn close(&mut self, end: OwnedFd) {
+    pub(crate) fn close(&mut self, end: OwnedFd) {
         if self.ends_are_empty {
             drop(end)
         } else {
@@ -131,13 +131,17 @@ impl Sink {
     }
 
     /// Closes a descriptor that is from a user, or that may have the user's messages queued.
-    pub fn close_of(&mut self, uid: u32, fd: impl Into<OwnedFd>) {
+    pub(crate) fn close_of(&mut self, uid: u32, fd: impl Into<OwnedFd>) {
         let fd: OwnedFd = fd.into();
         self.doomed.push((Some(uid), fd.into()));
     }
 
     /// Replies with their descriptors: of a kernel socket the program may have closed its copy already.
-    pub fn drop_replies(&mut self, uid: u32, replies: impl IntoIterator<Item = PendingReply>) {
+    pub(crate) fn drop_replies(
+        &mut self,
+        uid: u32,
+        replies: impl IntoIterator<Item = PendingReply>,
+    ) {
         for fd in replies.into_iter().flat_map(|reply| reply.fds) {
             if unix::is_datagram_socket(&fd) {
                 self.close_of(uid, fd);
@@ -146,14 +150,14 @@ impl Sink {
     }
 
     /// The same of a socket whose descriptors are counted: [`Sink::is_closing`] until it is closed.
-    pub fn close_shown(&mut self, uid: u32, fd: OwnedFd) {
+    pub(crate) fn close_shown(&mut self, uid: u32, fd: OwnedFd) {
         let counted = Counted::shown(&fd, &self.awaited);
         self.doomed.push((Some(uid), Closing { fd, counted }));
     }
 
     /// Has a kernel socket closed that may be a member of groups, which it leaves then: [`Sink::is_closing_port`] until it is
     /// closed.
-    pub fn close_port(&mut self, uid: u32, fd: OwnedFd, port: u16) {
+    pub(crate) fn close_port(&mut self, uid: u32, fd: OwnedFd, port: u16) {
         let counted = Some(Counted::new(Awaited::Port(port), &self.awaited));
         let closing = Closing { fd, counted };
         let close = Box::new(move || drop(closing));
@@ -161,19 +165,19 @@ impl Sink {
     }
 
     /// Does a kernel socket still hold the UDP port that is to be closed?
-    pub fn is_closing_port(&self, port: u16) -> bool {
+    pub(crate) fn is_closing_port(&self, port: u16) -> bool {
         lock(&self.awaited).contains_key(&Awaited::Port(port))
     }
 
     /// Returns whether the server has descriptors of the socket that are still to be closed.
-    pub fn is_closing(&self, socket: impl AsFd) -> bool {
+    pub(crate) fn is_closing(&self, socket: impl AsFd) -> bool {
         let is_awaited = |cookie| lock(&self.awaited).contains_key(&Awaited::Shown(cookie));
         unix::cookie(socket).is_ok_and(is_awaited)
     }
 
     /// Screens the descriptors of a message: those that no request carries are closed. The others are copied, so that
     /// the server's own close is never the last.
-    pub fn screen(&mut self, uid: u32, fds: &mut Vec<OwnedFd>) {
+    pub(crate) fn screen(&mut self, uid: u32, fds: &mut Vec<OwnedFd>) {
         self.close_copies();
         for fd in std::mem::take(fds) {
             if unix::closes_at_once(&fd) {
@@ -201,7 +205,7 @@ impl Sink {
 
     /// Closes the copies of what came with the message at hand, which is counted now, or asked, and is to be given to `close`
     /// later.
-    pub fn drop_copies_of(&mut self, fd: &OwnedFd) {
+    pub(crate) fn drop_copies_of(&mut self, fd: &OwnedFd) {
         let Ok(cookie) = unix::cookie(fd) else {
             return;
         };
@@ -213,12 +217,12 @@ impl Sink {
     }
 
     /// Returns whether so many descriptors of the user are still to be closed that no more are accepted.
-    pub fn is_clogged(&self, uid: u32) -> bool {
+    pub(crate) fn is_clogged(&self, uid: u32) -> bool {
         self.threads.waiting(Some(uid), WaitsFor::Close) > MOST_WAITING
     }
 
     /// Called at the end of a turn, when the server has closed its own descriptors.
-    pub fn flush(&mut self) {
+    pub(crate) fn flush(&mut self) {
         self.close_copies();
         self.threads.try_again();
         if !self.doomed.is_empty() {

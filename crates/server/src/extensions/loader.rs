@@ -50,7 +50,7 @@ pub(super) struct Done {
     pub result: Result<Ready, Refusal>,
 }
 
-pub struct Loader {
+pub(crate) struct Loader {
     orders: Sender<Order>,
     done: Receiver<Done>,
     waiting: Budget,

@@ -59,7 +59,12 @@ const fn flag_of(direction: Direction) -> u16 {
 }
 
 impl Server {
-    pub fn extension(&mut self, client: ClientId, request: u32, spec: ExtensionRequest) -> Answer {
+    pub(crate) fn extension(
+        &mut self,
+        client: ClientId,
+        request: u32,
+        spec: ExtensionRequest,
+    ) -> Answer {
         let outcome = match spec {
             ExtensionRequest::List => return self.list_extensions(client),
             ExtensionRequest::Install(extension) => {
@@ -166,7 +171,7 @@ impl Server {
     }
 
     /// The manager of the event: checks that the process has what the guards name.
-    pub fn admit_guards(
+    pub(crate) fn admit_guards(
         &self,
         channel: ChannelId,
         guards: &[Guard],
@@ -284,7 +289,7 @@ impl Server {
     }
 
     /// Handles verdicts of the kernel's verifier.
-    pub fn on_loaded(&mut self) {
+    pub(crate) fn on_loaded(&mut self) {
         for Done { spec, result } in self.extensions.loader.finished() {
             let LoadRequest {
                 client,
@@ -387,7 +392,7 @@ impl Server {
     }
 
     /// Returns the extension flags of a session's row.
-    pub fn extension_flags(&self, session: &SessionEntry, channel: ChannelId) -> u16 {
+    pub(crate) fn extension_flags(&self, session: &SessionEntry, channel: ChannelId) -> u16 {
         let table = &self.extensions.table;
         if table.is_empty() {
             return 0;
@@ -402,7 +407,7 @@ impl Server {
     }
 
     /// Likewise for the row of a process's own protocol.
-    pub fn raw_extension_flags(&self, guard: raw::Guard, channel: ChannelId) -> u16 {
+    pub(crate) fn raw_extension_flags(&self, guard: raw::Guard, channel: ChannelId) -> u16 {
         let flag = |direction: Direction| {
             let key = raw_guard_key(guard, channel, Event::of_raw(guard, direction));
             let chain = self.extensions.table.chain(&key);
@@ -412,7 +417,7 @@ impl Server {
     }
 
     /// Moves the extensions of a listener whose SYNs go to another channel from now on.
-    pub fn move_extensions_of(&mut self, id: SessionId) {
+    pub(crate) fn move_extensions_of(&mut self, id: SessionId) {
         let installed = self.extensions.installed.iter();
         let its: Vec<(u16, Event, Vec<Guard>)> = installed
             .filter(|(_, one)| {
@@ -473,19 +478,19 @@ impl Server {
     }
 
     /// Ends the extensions of a session whose port was released.
-    pub fn end_extensions_of(&mut self, id: SessionId) {
+    pub(crate) fn end_extensions_of(&mut self, id: SessionId) {
         self.extensions.threaded.end_at(Guard::Session(id));
         self.end_extensions(|one| one.guards.contains(&Guard::Session(id)));
     }
 
     /// Ends the extensions of a protocol that was released.
-    pub fn end_extensions_of_protocol(&mut self, guard: raw::Guard) {
+    pub(crate) fn end_extensions_of_protocol(&mut self, guard: raw::Guard) {
         self.extensions.threaded.end_at(Guard::Raw(guard));
         self.end_extensions(|one| one.guards.contains(&Guard::Raw(guard)));
     }
 
     /// Ends the extensions of a process that has exited.
-    pub fn end_extensions_of_channel(&mut self, channel: ChannelId) {
+    pub(crate) fn end_extensions_of_channel(&mut self, channel: ChannelId) {
         self.extensions.memory.remove(&channel);
         self.extensions.threaded.end_of(channel);
         let entries = self.extensions.table.entries();
@@ -510,7 +515,7 @@ impl Server {
     }
 
     /// Removes extensions that were stopped because they took too long.
-    pub fn look_for_stopped_extensions(&mut self) {
+    pub(crate) fn look_for_stopped_extensions(&mut self) {
         if !self.extensions.installed.is_empty() {
             self.look_at_extensions();
             self.look_at_extensions_later();

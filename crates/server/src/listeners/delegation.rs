@@ -22,7 +22,7 @@ use crate::server::Server;
 impl Server {
     /// After `listen`: delegates the handshakes if that is requested, or configured for the port, and
     /// possible. Returns the rules for the process that performs them.
-    pub fn choose_delegate(
+    pub(crate) fn choose_delegate(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -55,7 +55,7 @@ impl Server {
     }
 
     /// `RegisterAccepted`: a connection was accepted, and gets a row of its own.
-    pub fn claim(
+    pub(crate) fn claim(
         &mut self,
         channel: ChannelId,
         listener: SessionId,
@@ -94,7 +94,7 @@ impl Server {
     }
 
     /// Returns the flow that a library names: to the listener's own endpoint, and not in use.
-    pub fn flow_of(
+    pub(crate) fn flow_of(
         &self,
         listener: SessionId,
         local: SocketAddr,
@@ -124,7 +124,7 @@ impl Server {
     }
 
     /// `ReturnPending`: a connection that the library opened and nobody has accepted.
-    pub fn surrender(
+    pub(crate) fn surrender(
         &mut self,
         channel: ChannelId,
         listener: SessionId,
@@ -186,7 +186,7 @@ impl Server {
     }
 
     /// `EndDelegation`: returns the handshakes to the server.
-    pub fn end_delegation(
+    pub(crate) fn end_delegation(
         &mut self,
         channel: ChannelId,
         listener: SessionId,
@@ -202,7 +202,7 @@ impl Server {
 
     /// Returns the listener's handshakes to the server; those in progress may complete by the cookies
     /// that the process sent.
-    pub fn take_handshakes(&mut self, id: SessionId) {
+    pub(crate) fn take_handshakes(&mut self, id: SessionId) {
         let claimed = self.claimed_cookies(id);
         if let Some(listener) = self.control.registry.listener_mut(id) {
             listener.delegate = None;
@@ -216,7 +216,7 @@ impl Server {
     }
 
     /// Ends the delegations of an exited process; its listeners may continue in others.
-    pub fn end_delegations_of(&mut self, channel: ChannelId) {
+    pub(crate) fn end_delegations_of(&mut self, channel: ChannelId) {
         for id in self.control.delegated_to(channel) {
             self.take_handshakes(id);
         }

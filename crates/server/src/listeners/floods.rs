@@ -29,7 +29,7 @@ impl Server {
     }
 
     /// Notes a SYN to the listener that was answered by a cookie, or dropped.
-    pub fn note_unkept(&mut self, id: SessionId, flow: &FlowKey) {
+    pub(crate) fn note_unkept(&mut self, id: SessionId, flow: &FlowKey) {
         self.rx_throttle.note(self.now);
         if let Some(binding) = self.control.on_unkept_syn(id, flow, self.now) {
             let (answering, mut effects) = (self.answering(), Effects::new());
@@ -40,7 +40,7 @@ impl Server {
     }
 
     /// `Flooded`: a report of a delegate.
-    pub fn flooded(
+    pub(crate) fn flooded(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -54,7 +54,7 @@ impl Server {
     }
 
     /// `ExemptFlows`: a request of a delegate. Flows of other listeners are ignored.
-    pub fn spare(
+    pub(crate) fn spare(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -86,7 +86,7 @@ impl Server {
         self.control.note_exempt(id, spared, self.now);
     }
 
-    pub fn forget_exempt(&self, flows: &[FlowKey]) {
+    pub(crate) fn forget_exempt(&self, flows: &[FlowKey]) {
         for flow in flows {
             if let Err(error) = self.filter.floods.spare_no_more(flow) {
                 warn!(%error, "a flow stays spared");
@@ -95,7 +95,7 @@ impl Server {
     }
 
     /// Cookies go out: segments that come for listeners may be their acknowledgements.
-    pub fn note_cookies(&mut self) {
+    pub(crate) fn note_cookies(&mut self) {
         self.cookie_clock.note(self.now);
         if self.cookies_noted > self.now {
             return;
@@ -107,7 +107,7 @@ impl Server {
         }
     }
 
-    pub fn answer_flood(&mut self, binding: &BindingKey, flood: &Flood) {
+    pub(crate) fn answer_flood(&mut self, binding: &BindingKey, flood: &Flood) {
         self.note_cookies();
         if let Err(error) = self.filter.floods.set(binding, flood) {
             warn!(%error, "the filter does not answer a flood");
@@ -115,7 +115,7 @@ impl Server {
         }
     }
 
-    pub fn end_flood(&mut self, binding: &BindingKey) {
+    pub(crate) fn end_flood(&mut self, binding: &BindingKey) {
         // Those that the filter has sent to the last.
         self.note_cookies();
         let seen = self.filter.floods.seen(binding);
@@ -127,7 +127,7 @@ impl Server {
     }
 
     /// Returns the report of a listener; none for other sessions.
-    pub fn report_listener(&mut self, id: SessionId) -> Option<ListenerReport> {
+    pub(crate) fn report_listener(&mut self, id: SessionId) -> Option<ListenerReport> {
         self.control.registry.listener(id)?;
         let floods = &self.filter.floods;
         let is_flooded = self.control.is_flooded(id, |binding| floods.seen(binding));
@@ -144,7 +144,7 @@ impl Server {
     }
 
     /// Returns the cookie counts claimed by the process that performs the listener's handshakes.
-    pub fn claimed_cookies(&self, id: SessionId) -> CookieCounts {
+    pub(crate) fn claimed_cookies(&self, id: SessionId) -> CookieCounts {
         let delegate = self
             .control
             .registry
@@ -159,7 +159,7 @@ impl Server {
     }
 
     /// Reviews the floods of a listener that has changed or been removed.
-    pub fn review_floods_of(&mut self, id: SessionId) {
+    pub(crate) fn review_floods_of(&mut self, id: SessionId) {
         if self.control.has_floods() {
             let answering = self.answering();
             let effects = self.control.review_floods_of(id, &answering);
@@ -168,13 +168,13 @@ impl Server {
     }
 
     /// Ends the floods of a listener: its owner answers all further SYNs.
-    pub fn end_floods_of(&mut self, id: SessionId) {
+    pub(crate) fn end_floods_of(&mut self, id: SessionId) {
         let effects = self.control.end_floods_of(id);
         self.carry_out(effects);
     }
 
     /// Ends the floods that are over.
-    pub fn look_at_floods(&mut self) {
+    pub(crate) fn look_at_floods(&mut self) {
         self.sysctls.refresh(self.now);
         let answering = self.answering();
         let floods = &self.filter.floods;

@@ -30,7 +30,7 @@ const NO_SLOT: Slot = Slot(u32::MAX);
 
 impl Server {
     /// `listen`: makes a session a listener, or changes one.
-    pub fn listen(
+    pub(crate) fn listen(
         &mut self,
         channel: ChannelId,
         session: SessionRef,
@@ -98,7 +98,7 @@ impl Server {
     }
 
     /// `ReplaceDescriptor`: the session uses another pair from now on.
-    pub fn replace_descriptor(
+    pub(crate) fn replace_descriptor(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -225,7 +225,7 @@ impl Server {
     }
 
     /// Writes the row of a listener.
-    pub fn steer_listener(&self, id: SessionId) {
+    pub(crate) fn steer_listener(&self, id: SessionId) {
         let Some(session) = self.control.registry.session(id) else {
             return;
         };
@@ -252,7 +252,7 @@ impl Server {
         }
     }
 
-    pub fn close_rows(&self, keys: &[BindingKey]) {
+    pub(crate) fn close_rows(&self, keys: &[BindingKey]) {
         for key in keys {
             if let Err(error) = self.filter.unbind(key) {
                 warn!(%error, ?key, "cannot close a port in the filter");
@@ -261,7 +261,7 @@ impl Server {
     }
 
     /// `StopListening`: the session is bound, as before `listen`.
-    pub fn stop_listening(
+    pub(crate) fn stop_listening(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -299,13 +299,13 @@ impl Server {
     }
 
     /// Returns the listener that a packet of `flow` is for.
-    pub fn listener_for(&self, flow: &FlowKey) -> Option<SessionId> {
+    pub(crate) fn listener_for(&self, flow: &FlowKey) -> Option<SessionId> {
         let listeners = &self.control.listeners;
         listeners.choose(flow, |id| self.hash((flow, id)))
     }
 
     /// Offers waiting connections, as far as the descriptor's queue has room.
-    pub fn announce(&mut self, listener_id: SessionId) {
+    pub(crate) fn announce(&mut self, listener_id: SessionId) {
         let blocked = self.announce_kernel(listener_id) || self.announce_sessions(listener_id);
         let Some(listener) = self.control.registry.listener_mut(listener_id) else {
             return;
@@ -379,7 +379,7 @@ impl Server {
     }
 
     /// `Accepted`: the session was not used yet; the first process that uses it gets it.
-    pub fn leave_accepted(&mut self, channel: ChannelId, id: SessionId) -> Answer {
+    pub(crate) fn leave_accepted(&mut self, channel: ChannelId, id: SessionId) -> Answer {
         // A child may have asked for it already.
         if self
             .control
@@ -395,7 +395,7 @@ impl Server {
     }
 
     /// Accepts connections that only the kernel sees, such as those over loopback.
-    pub fn on_kernel_connections(&mut self, id: SessionId) {
+    pub(crate) fn on_kernel_connections(&mut self, id: SessionId) {
         if !self.has_descriptors() {
             // They wait in the kernel's queue.
             if let Some(listener) = self.control.registry.listener_mut(id) {

@@ -15,7 +15,7 @@ use crate::server::Server;
 
 impl Server {
     /// Handles a segment that belongs to no session.
-    pub fn on_stranger(&mut self, segment: &Segment<'_>) {
+    pub(crate) fn on_stranger(&mut self, segment: &Segment<'_>) {
         let Some(listener) = self.listener_for(&segment.flow) else {
             return self.reset(segment);
         };
@@ -28,7 +28,7 @@ impl Server {
     }
 
     /// Handles a SYN for a listener; a connection that it opens begins with `isn`.
-    pub fn on_syn(&mut self, listener: SessionId, syn: &Segment<'_>, isn: SeqNum) {
+    pub(crate) fn on_syn(&mut self, listener: SessionId, syn: &Segment<'_>, isn: SeqNum) {
         self.sysctls.refresh(self.now);
         let now = self.now;
         let step = self.judge(listener, |opens, terms| opens.on_syn(now, syn, isn, terms));
@@ -36,7 +36,11 @@ impl Server {
     }
 
     /// Replaces a handshake by a connection, if the segment acknowledges a cookie of its listener.
-    pub fn open_by_cookie_instead(&mut self, handshake: SessionId, segment: &Segment<'_>) -> bool {
+    pub(crate) fn open_by_cookie_instead(
+        &mut self,
+        handshake: SessionId,
+        segment: &Segment<'_>,
+    ) -> bool {
         let Some(listener) = self.listener_for(&segment.flow) else {
             return false;
         };
@@ -163,7 +167,7 @@ impl Server {
     }
 
     /// Enters a session that a listener opens, held by the server.
-    pub fn enter_passive(
+    pub(crate) fn enter_passive(
         &mut self,
         listener: SessionId,
         flow: FlowKey,
@@ -207,7 +211,7 @@ impl Server {
     }
 
     /// Sends a reset by RFC 9293 §3.10.7.1.
-    pub fn reset(&mut self, segment: &Segment<'_>) {
+    pub(crate) fn reset(&mut self, segment: &Segment<'_>) {
         let reset = reset_for(segment.header, segment.payload.len());
         self.send_reset(&segment.flow, reset);
     }
@@ -229,7 +233,7 @@ impl Server {
     }
 
     /// Before a segment: no handshake completes while the accept queue is full.
-    pub fn hold_handshake(&mut self, slot: Slot) {
+    pub(crate) fn hold_handshake(&mut self, slot: Slot) {
         let Some(session) = self.stack.tcp(slot) else {
             return;
         };
@@ -246,7 +250,7 @@ impl Server {
     }
 
     /// After a segment: the next one needs to know how full the queue is.
-    pub fn look_at_handshake(&mut self, id: SessionId, slot: Slot) {
+    pub(crate) fn look_at_handshake(&mut self, id: SessionId, slot: Slot) {
         let known = self.control.registry.session(id);
         let is_deferred = known.is_some_and(SessionEntry::is_deferred);
         let Some(session) = self.stack.tcp(slot) else {

@@ -11,21 +11,21 @@ use portolan_types::Instant;
 const INTERVAL: Duration = Duration::from_micros(500);
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct RxThrottle(FloodDetector);
+pub(crate) struct RxThrottle(FloodDetector);
 
 impl RxThrottle {
     /// Notes a SYN without state, or a reset not sent.
-    pub fn note(&mut self, now: Instant) {
+    pub(crate) fn note(&mut self, now: Instant) {
         self.0.note(now);
     }
 
     /// Returns when to poll the ring again, if the ring is throttled.
-    pub fn next_look(&self, now: Instant) -> Option<Instant> {
+    pub(crate) fn next_look(&self, now: Instant) -> Option<Instant> {
         self.0.is_flood(now).then_some(now + INTERVAL)
     }
 
     /// Yields to other processes: an answer takes as long as a round trip of theirs.
-    pub fn give_way(&self, now: Instant) {
+    pub(crate) fn give_way(&self, now: Instant) {
         if self.0.is_flood(now) {
             std::thread::yield_now();
         }

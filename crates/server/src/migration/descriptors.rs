@@ -32,7 +32,7 @@ impl Server {
     }
 
     /// Leaves an event on the session's descriptor. Returns false on failure.
-    pub fn send_event(
+    pub(crate) fn send_event(
         &mut self,
         id: SessionId,
         event: &DescriptorEvent,
@@ -41,7 +41,7 @@ impl Server {
         self.try_send_event(id, event, fds).is_ok()
     }
 
-    pub fn try_send_event(
+    pub(crate) fn try_send_event(
         &mut self,
         id: SessionId,
         event: &DescriptorEvent,
@@ -54,7 +54,7 @@ impl Server {
     }
 
     /// Handles an epoll event of a far end.
-    pub fn on_descriptor(&mut self, id: SessionId, flags: EventFlags) {
+    pub(crate) fn on_descriptor(&mut self, id: SessionId, flags: EventFlags) {
         match self.phase(id) {
             Some(SessionPhase::Relayed) if !self.is_udp(id) => self.on_relay(id, flags),
             Some(SessionPhase::Listening) if !flags.contains(EventFlags::HUP) => self.announce(id),
@@ -64,7 +64,7 @@ impl Server {
     }
 
     /// Returns whether the last descriptor of the session is closed.
-    pub fn has_hung_up(&self, id: SessionId) -> bool {
+    pub(crate) fn has_hung_up(&self, id: SessionId) -> bool {
         let Some(far) = self.handles.peer_end(id) else {
             return true;
         };
@@ -75,7 +75,7 @@ impl Server {
 
     /// Handles the close of the session's last descriptor. An earlier message, `Flush` or `Accepted`, may still be
     /// queued in the control connection of a process: it is handled first.
-    pub fn on_hangup(&mut self, id: SessionId) {
+    pub(crate) fn on_hangup(&mut self, id: SessionId) {
         if self.nested_reads >= NESTED_READS_MAX {
             // Reported again in the next turn.
             return;

@@ -25,7 +25,7 @@ const ENDED_AT_ONCE: usize = 1024;
 
 impl Server {
     /// `Cache`: moves a session to the process.
-    pub fn cache(
+    pub(crate) fn cache(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -60,7 +60,7 @@ impl Server {
     }
 
     /// A relayed session goes to the process if nobody else has its descriptor.
-    pub fn cache_relayed(
+    pub(crate) fn cache_relayed(
         &mut self,
         channel: ChannelId,
         (id, slot): (SessionId, Slot),
@@ -141,7 +141,7 @@ impl Server {
     }
 
     /// `Relay`: a user of the descriptor cannot hold the session.
-    pub fn relay(
+    pub(crate) fn relay(
         &mut self,
         client: ClientId,
         id: SessionId,
@@ -181,7 +181,7 @@ impl Server {
     }
 
     /// Checks that this is the session's descriptor.
-    pub fn verify(&self, id: SessionId, descriptor: &OwnedFd) -> Result<(), Errno> {
+    pub(crate) fn verify(&self, id: SessionId, descriptor: &OwnedFd) -> Result<(), Errno> {
         let cookie = unix::cookie(descriptor).map_err(|_| Errno::INVAL)?;
         let known = self
             .control
@@ -196,7 +196,7 @@ impl Server {
     }
 
     /// Notes that `channel` has had a session relayed.
-    pub fn note_reader(&mut self, id: SessionId, channel: ChannelId, reader: Reader) {
+    pub(crate) fn note_reader(&mut self, id: SessionId, channel: ChannelId, reader: Reader) {
         match reader {
             Reader::Sender => self.control.registry.tell_relayed(id, channel),
             Reader::Other => self.control.registry.entitle(id, channel),
@@ -248,7 +248,7 @@ impl Server {
     }
 
     /// `FetchRecalls`: returns the sessions to give back.
-    pub fn take_recalls(&mut self, channel: ChannelId) -> Answer {
+    pub(crate) fn take_recalls(&mut self, channel: ChannelId) -> Answer {
         let Some(channel) = self.channels.get_mut(&channel) else {
             return Answer::Silence;
         };
@@ -268,7 +268,7 @@ impl Server {
     }
 
     /// Serves a request as if it had arrived now.
-    pub fn serve_requester(&mut self, id: SessionId, requester: Requester) {
+    pub(crate) fn serve_requester(&mut self, id: SessionId, requester: Requester) {
         let channel = self
             .clients
             .get(&requester.client)

@@ -30,7 +30,7 @@ const DRAINED: usize = 16 << 20;
 impl Server {
     /// May the session be taken back from its descriptor? Not if a direction has ended, nor if it is local: its peer may
     /// have written over what would go back into the ring.
-    pub fn may_end_relay(&mut self, id: SessionId) -> bool {
+    pub(crate) fn may_end_relay(&mut self, id: SessionId) -> bool {
         if self.handles.local(id).is_some() || !self.is_far_ours(id) {
             return false;
         }
@@ -42,13 +42,13 @@ impl Server {
     }
 
     /// Does a thread read what lies in the session's descriptor?
-    pub fn is_suspended(&mut self, id: SessionId) -> bool {
+    pub(crate) fn is_suspended(&mut self, id: SessionId) -> bool {
         let relay = self.control.registry.relay_mut(id);
         relay.is_some_and(|relay| relay.is_suspended)
     }
 
     /// Nothing is moved before the session's only user has got what lies in its descriptor.
-    pub fn suspend_relay(&mut self, id: SessionId) {
+    pub(crate) fn suspend_relay(&mut self, id: SessionId) {
         if let Some(relay) = self.control.registry.relay_mut(id) {
             relay.is_suspended = true;
         }
@@ -57,7 +57,7 @@ impl Server {
 
     /// Takes a session back from its descriptor, whose only user shows it: what was on its way in it goes
     /// on from the session, in order. False if a direction has ended meanwhile; then the relay goes on.
-    pub fn end_relay(&mut self, id: SessionId, unread: &[u8]) -> bool {
+    pub(crate) fn end_relay(&mut self, id: SessionId, unread: &[u8]) -> bool {
         let Some(relay) = self.control.registry.relay_mut(id) else {
             return false;
         };
@@ -77,7 +77,7 @@ impl Server {
     }
 
     /// Handles an epoll event of a relayed descriptor.
-    pub fn on_relay(&mut self, id: SessionId, flags: EventFlags) {
+    pub(crate) fn on_relay(&mut self, id: SessionId, flags: EventFlags) {
         if flags.intersects(EventFlags::HUP | EventFlags::ERR)
             && let Some(relay) = self.control.registry.relay_mut(id)
             && !relay.hung_up
@@ -90,7 +90,7 @@ impl Server {
     }
 
     /// Moves what can be moved, and waits for the rest.
-    pub fn pump(&mut self, id: SessionId) {
+    pub(crate) fn pump(&mut self, id: SessionId) {
         match self.server_slot(id) {
             Some(slot) => {
                 self.pump_once(id);
@@ -144,7 +144,7 @@ impl Server {
 
     /// Children that are to become programs have what their parents have, for a moment. The connection of a program that
     /// keeps the server's end of its descriptor is reset.
-    pub fn look_at_foreign_ends(&mut self) {
+    pub(crate) fn look_at_foreign_ends(&mut self) {
         for (id, until) in std::mem::take(&mut self.foreign_ends) {
             if self.phase(id) != Some(SessionPhase::Relayed) {
                 continue;
@@ -162,7 +162,7 @@ impl Server {
         }
     }
 
-    pub fn watch_relayed(&self, id: SessionId, interest: Interest) {
+    pub(crate) fn watch_relayed(&self, id: SessionId, interest: Interest) {
         let mut flags = EventFlags::empty();
         flags.set(EventFlags::IN, interest.bytes);
         flags.set(EventFlags::OUT, interest.room);
@@ -324,12 +324,12 @@ fn waiting_in(stream: impl AsFd) -> usize {
 }
 
 /// Does the application have all that was sent to it?
-pub fn is_read(near: &OwnedFd) -> bool {
+pub(crate) fn is_read(near: &OwnedFd) -> bool {
     waiting_in(near) == 0
 }
 
 /// What the application has not read yet. Waits for whoever reads it into memory that does not come.
-pub fn unread(near: &OwnedFd) -> Vec<u8> {
+pub(crate) fn unread(near: &OwnedFd) -> Vec<u8> {
     let there = waiting_in(near);
     let mut bytes = Vec::with_capacity(there);
     let mut chunk = vec![0; CHUNK];

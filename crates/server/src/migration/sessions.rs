@@ -16,7 +16,10 @@ use crate::server::{Server, Source};
 
 impl Server {
     /// Takes the far and near end that a request carried.
-    pub fn take_new_descriptor(&mut self, fds: &mut Vec<OwnedFd>) -> Result<NewDescriptor, Errno> {
+    pub(crate) fn take_new_descriptor(
+        &mut self,
+        fds: &mut Vec<OwnedFd>,
+    ) -> Result<NewDescriptor, Errno> {
         if fds.len() != 2 {
             return Err(Errno::INVAL);
         }
@@ -47,7 +50,7 @@ impl Server {
     }
 
     /// Watches `far`, which accepts no descriptors, for the session; replaces an earlier one.
-    pub fn watch_peer_end(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
+    pub(crate) fn watch_peer_end(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
         self.drop_far(id);
         self.note_descriptor(&far);
         // Without any interest, epoll still reports hang-ups.
@@ -64,14 +67,14 @@ impl Server {
         Ok(())
     }
 
-    pub fn drop_far(&mut self, id: SessionId) {
+    pub(crate) fn drop_far(&mut self, id: SessionId) {
         if let Some(far) = self.take_far(id) {
             self.sink.close(far);
         }
     }
 
     /// Stops watching the far end.
-    pub fn take_far(&mut self, id: SessionId) -> Option<OwnedFd> {
+    pub(crate) fn take_far(&mut self, id: SessionId) -> Option<OwnedFd> {
         let far = self.handles.take_peer_end(id)?;
         self.note_peer_end(id, false);
         self.poll.remove(&far.fd, far.token);
@@ -84,7 +87,7 @@ impl Server {
         }
     }
 
-    pub fn watch_far(&self, id: SessionId, flags: EventFlags) {
+    pub(crate) fn watch_far(&self, id: SessionId, flags: EventFlags) {
         if let Some(far) = self.handles.peer_end(id)
             && let Err(errno) = self.poll.modify(&far.fd, far.token, flags)
         {
@@ -93,7 +96,7 @@ impl Server {
     }
 
     /// Sends the session's packets to `holder` from now on.
-    pub fn steer(&mut self, id: SessionId, holder: Holder) -> Generation {
+    pub(crate) fn steer(&mut self, id: SessionId, holder: Holder) -> Generation {
         self.free_ring_unless(id, holder);
         let generation = self.control.registry.steer(id, holder);
         let Some(session) = self.control.registry.session(id) else {
@@ -124,7 +127,7 @@ impl Server {
     }
 
     /// Returns the row of the session's packets; `None` if it has no holder, or is local.
-    pub fn row_of(&self, session: &SessionEntry) -> Option<FlowRow> {
+    pub(crate) fn row_of(&self, session: &SessionEntry) -> Option<FlowRow> {
         // It has no packets, and removals of rows skip it.
         if session.is_local() {
             return None;
@@ -151,7 +154,7 @@ impl Server {
     }
 
     /// Rewrites the session's rows, whose contents besides the holder have changed.
-    pub fn renew_rows(&mut self, id: SessionId) {
+    pub(crate) fn renew_rows(&mut self, id: SessionId) {
         let Some(session) = self.control.registry.session(id) else {
             return;
         };
@@ -172,18 +175,18 @@ impl Server {
         }
     }
 
-    pub fn remove_row(&self, flow: &FlowKey) {
+    pub(crate) fn remove_row(&self, flow: &FlowKey) {
         if let Err(error) = self.filter.unsteer(flow) {
             warn!(%error, %flow, "cannot remove a row of the filter");
         }
     }
 
-    pub fn forget(&mut self, id: SessionId) {
+    pub(crate) fn forget(&mut self, id: SessionId) {
         self.input(Input::Forget(id));
     }
 
     /// Releases the server's descriptors for a removed session.
-    pub fn release_handles(&mut self, id: SessionId) {
+    pub(crate) fn release_handles(&mut self, id: SessionId) {
         let Some(handles) = self.handles.remove(id) else {
             return;
         };
@@ -203,19 +206,19 @@ impl Server {
     }
 
     /// Holds the claim's port on the kernel's side.
-    pub fn keep_reservation(&mut self, id: SessionId, socket: PortReservation) {
+    pub(crate) fn keep_reservation(&mut self, id: SessionId, socket: PortReservation) {
         let owner = self.owner_of_port(id);
         self.handles.of(id).port = Some(HeldPort::new(socket, None, owner));
     }
 
     /// Whose the session is, and its port.
-    pub fn owner_of_port(&self, id: SessionId) -> (u32, u16) {
+    pub(crate) fn owner_of_port(&self, id: SessionId) -> (u32, u16) {
         let session = self.control.registry.session(id);
         session.map_or((0, 0), |session| (session.uid, session.local.port()))
     }
 
     /// Closes the kernel's socket on a session's port, if it has one.
-    pub fn drop_reservation(&mut self, id: SessionId) {
+    pub(crate) fn drop_reservation(&mut self, id: SessionId) {
         if let Some(port) = self.handles.take_port(id) {
             self.close_port(port);
         }
@@ -233,24 +236,24 @@ impl Server {
         }
     }
 
-    pub fn holder(&self, id: SessionId) -> Option<Holder> {
+    pub(crate) fn holder(&self, id: SessionId) -> Option<Holder> {
         self.control
             .registry
             .session(id)
             .map(|session| session.holder)
     }
 
-    pub fn server_slot(&self, id: SessionId) -> Option<Slot> {
+    pub(crate) fn server_slot(&self, id: SessionId) -> Option<Slot> {
         self.control.registry.session(id)?.server_slot()
     }
 
-    pub fn set_life(&mut self, id: SessionId, life: Life) {
+    pub(crate) fn set_life(&mut self, id: SessionId, life: Life) {
         if let Some(session) = self.control.registry.session_mut(id) {
             session.life = life;
         }
     }
 
-    pub fn phase(&self, id: SessionId) -> Option<SessionPhase> {
+    pub(crate) fn phase(&self, id: SessionId) -> Option<SessionPhase> {
         self.control.registry.session(id).map(SessionEntry::phase)
     }
 }

@@ -44,7 +44,7 @@ const MOST_THREADS_OF_MANY: usize = 512;
 
 /// All CPU reservations of this server.
 #[derive(Debug)]
-pub struct Reservations {
+pub(super) struct Reservations {
     capacity: Capacity,
     classes: Classes,
     /// None if this server knows of no other.
@@ -59,7 +59,7 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    pub fn new(config: &Config) -> Reservations {
+    pub(super) fn new(config: &Config) -> Reservations {
         let capacity = Capacity {
             cpus: sched::cpus(),
             of_one_ppm: sched::limit_ppm().saturating_sub(KEPT_FOR_OTHERS_PPM),

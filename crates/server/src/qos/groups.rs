@@ -16,7 +16,7 @@ use crate::qos::request::Outcome;
 
 /// All groups by key.
 #[derive(Debug, Default)]
-pub struct Groups {
+pub(super) struct Groups {
     by_key: BTreeMap<u32, Group>,
 }
 

@@ -8,6 +8,6 @@ use portolan_types::ChannelId;
 
 /// The cgroups of each process at the last check.
 #[derive(Debug, Default)]
-pub struct Whereabouts {
+pub(super) struct Whereabouts {
     by_channel: HashMap<ChannelId, String>,
 }

@@ -12,7 +12,7 @@ use crate::qos::request::Requester;
 /// A policy that cannot be kept.
 #[derive(Debug, thiserror::Error)]
 #[error("`qos.policy`: {kind} of {scope} is refused: {reason}")]
-pub struct PolicyError {
+pub(crate) struct PolicyError {
     scope: Scope,
     kind: &'static str,
     reason: String,

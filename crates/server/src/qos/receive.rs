@@ -22,7 +22,7 @@ const LONGEST_BURST_MS: u32 = 60_000;
 
 /// Rows to rewrite after a change, in parts: a user may have thousands of sessions.
 #[derive(Debug, Default)]
-pub struct Renewals {
+pub(super) struct Renewals {
     /// Sessions whose rows may need another budget.
     sessions: BTreeSet<SessionId>,
     /// Numbers to be freed when all rows are rewritten.
@@ -31,7 +31,7 @@ pub struct Renewals {
 
 /// All receive budgets, in order of precedence.
 #[derive(Debug, Default)]
-pub struct Budgets(Vec<BudgetEntry>);
+pub(super) struct Budgets(Vec<BudgetEntry>);
 
 #[derive(Debug)]
 struct BudgetEntry {

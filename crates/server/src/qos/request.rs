@@ -5,14 +5,14 @@ use portolan_sys::unix::Credentials;
 
 /// The sender of a request.
 #[derive(Clone, Copy, Debug)]
-pub struct Requester {
+pub(crate) struct Requester {
     pub credentials: Credentials,
 }
 
 /// The result of a request.
-pub type Outcome<T = ()> = Result<T, Refusal>;
+pub(super) type Outcome<T = ()> = Result<T, Refusal>;
 
-pub fn refuse<T>(errno: i32, reason: impl Into<String>) -> Outcome<T> {
+pub(super) fn refuse<T>(errno: i32, reason: impl Into<String>) -> Outcome<T> {
     Err(Refusal {
         errno,
         reason: reason.into(),

@@ -69,7 +69,7 @@ fn is_plain(path: &str) -> bool {
 }
 
 /// Returns the directory of a process's control group of version 2, if that hierarchy is mounted.
-pub fn cgroup_of(pid: u32) -> Option<PathBuf> {
+pub(crate) fn cgroup_of(pid: u32) -> Option<PathBuf> {
     cgroup::folder_of(&memberships_of(pid)?)
 }
 

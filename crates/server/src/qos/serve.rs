@@ -58,7 +58,7 @@ fn takes_traffic(request: &QosRequest) -> bool {
 
 impl Server {
     /// Answers a request when all is known of the links that it takes.
-    pub fn qos_when_asked(
+    pub(crate) fn qos_when_asked(
         &mut self,
         client: ClientId,
         request: QosRequest,
@@ -178,7 +178,11 @@ impl Server {
         }
     }
 
-    pub fn decide(&mut self, requester: Requester, request: QosRequest) -> Outcome<QosReply> {
+    pub(crate) fn decide(
+        &mut self,
+        requester: Requester,
+        request: QosRequest,
+    ) -> Outcome<QosReply> {
         is_short(name_in(&request))?;
         match request {
             QosRequest::Show => return Ok(QosReply::Done),

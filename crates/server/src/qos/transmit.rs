@@ -31,7 +31,7 @@ use std::os::fd::OwnedFd;
 use traffic_thread::TrafficThread;
 
 #[derive(Debug, Default)]
-pub struct Reservations {
+pub(super) struct Reservations {
     links: BTreeMap<u32, Link>,
     held: BTreeMap<ClassId, ClassEntry>,
     by_scope: HashMap<Scope, ClassId>,
@@ -109,7 +109,7 @@ impl Reservations {
 
 impl ClassEntry {
     /// Makes an entry that is in no group, and ends with no process.
-    pub fn new(scope: Scope, ifindex: u32, uid: u32, terms: ClassRates) -> ClassEntry {
+    pub(super) fn new(scope: Scope, ifindex: u32, uid: u32, terms: ClassRates) -> ClassEntry {
         ClassEntry {
             scope,
             ifindex,

@@ -20,7 +20,7 @@ use super::transmit::Class;
 
 /// The transmit queues of one process.
 #[derive(Debug, Default)]
-pub struct TxQueueSet {
+pub(crate) struct TxQueueSet {
     tx_queues: Vec<TxQueueEntry>,
     main_burst: Option<u32>,
     has_news: bool,
@@ -57,7 +57,7 @@ enum Stage {
 }
 
 impl TxQueueSet {
-    pub fn has_news(&self) -> bool {
+    pub(crate) fn has_news(&self) -> bool {
         self.has_news
     }
 
@@ -98,7 +98,7 @@ impl TxQueueSet {
     }
 
     /// Returns the taps that the process still has, to be destroyed with it.
-    pub fn into_taps(self) -> impl Iterator<Item = Tap> {
+    pub(crate) fn into_taps(self) -> impl Iterator<Item = Tap> {
         self.tx_queues
             .into_iter()
             .filter_map(|entry| match entry.stage {

@@ -19,7 +19,7 @@ use crate::server::Server;
 const PER_PROCESS: usize = RAW_ROWS;
 
 impl Server {
-    pub fn claim_protocol(
+    pub(crate) fn claim_protocol(
         &mut self,
         channel: ChannelId,
         guard: Guard,
@@ -126,13 +126,13 @@ impl Server {
         }
     }
 
-    pub fn has_protocol(&self, channel: ChannelId, guard: Guard) -> bool {
+    pub(crate) fn has_protocol(&self, channel: ChannelId, guard: Guard) -> bool {
         let owner = self.raw_flows.0.get(&guard);
         owner.is_some_and(|owner| owner.channel == channel)
     }
 
     /// Rewrites the rows after changes of budgets or extensions.
-    pub fn renew_raw_rows(&self) {
+    pub(crate) fn renew_raw_rows(&self) {
         for (guard, owner) in &self.raw_flows.0 {
             if let Err(failure) = self.write_raw(*guard, owner) {
                 error!(%failure, %guard, "the packet filter keeps an old row");
@@ -145,7 +145,7 @@ impl Server {
     }
 
     /// Releases a protocol, which another flow of the process may take.
-    pub fn unclaim_protocol(&mut self, channel: ChannelId, guard: Guard, slot: Slot) {
+    pub(crate) fn unclaim_protocol(&mut self, channel: ChannelId, guard: Guard, slot: Slot) {
         let owner = self.raw_flows.0.get(&guard);
         if owner.is_some_and(|owner| (owner.channel, owner.slot) == (channel, slot)) {
             self.give_up(guard);
@@ -153,7 +153,7 @@ impl Server {
     }
 
     /// Releases the protocols of a process that has exited.
-    pub fn end_raw_flows(&mut self, channel: ChannelId) {
+    pub(crate) fn end_raw_flows(&mut self, channel: ChannelId) {
         for guard in self.raw_flows.of(channel) {
             self.give_up(guard);
         }
@@ -171,7 +171,7 @@ impl Server {
     }
 
     /// Returns all raw flows, for `portolan ss`.
-    pub fn list_raw_flows(&self) -> Answer {
+    pub(crate) fn list_raw_flows(&self) -> Answer {
         let flows = self.raw_flows.0.iter();
         let reports: Vec<RawReport> = flows
             .filter_map(|(guard, owner)| self.report_raw(*guard, owner))

@@ -13,7 +13,7 @@ use crate::control_socket::client::Listing;
 use crate::server::Server;
 
 /// Bytes of lists of all kinds, until they are sent: more than one user's of all sessions that there may be.
-pub const LISTS: Limit = Limit {
+pub(crate) const LISTS: Limit = Limit {
     total: 128 << 20,
     per_user: 32 << 20,
     reserve: 32 << 20,
@@ -27,7 +27,7 @@ const AT_ONCE: usize = 16;
 
 impl Server {
     /// Begins a list; a short one is answered at once.
-    pub fn begin_listing(&mut self, (client, request): RequestId) {
+    pub(crate) fn begin_listing(&mut self, (client, request): RequestId) {
         let Some(uid) = self.clients.get(&client).map(|c| c.credentials.uid) else {
             return;
         };
@@ -52,7 +52,7 @@ impl Server {
     }
 
     /// Continues the lists in turn.
-    pub fn go_on_listing(&mut self) {
+    pub(crate) fn go_on_listing(&mut self) {
         let until = clock::now() + PER_TURN;
         while let Some(mut listing) = self.listings.0.pop_front() {
             // None if the client has disconnected.

@@ -19,7 +19,7 @@ use crate::requests::Answer;
 use crate::server::Server;
 
 impl Server {
-    pub fn report(&self, session: &SessionEntry) -> SessionReport {
+    pub(crate) fn report(&self, session: &SessionEntry) -> SessionReport {
         let row = self.claimed(session);
         let unheld = self.handles.local(session.id);
         let (state, figures) = match (session.holder, session.protocol) {
@@ -91,7 +91,7 @@ impl Server {
 
     /// Returns all counters of filters and server, and those of sessions: of all holders together,
     /// then of each. The values of libraries are their claims.
-    pub fn read_counters(&mut self) -> Answer {
+    pub(crate) fn read_counters(&mut self) -> Answer {
         self.control.counters.wire_overflow = self.wire.lost;
         self.control.counters.reinject_failed = self.inject.lost;
         self.count_refusals();
@@ -188,7 +188,7 @@ impl Server {
         add(&mut self.ended, &statistics.counters());
     }
 
-    pub fn read_status(&mut self) -> Answer {
+    pub(crate) fn read_status(&mut self) -> Answer {
         self.stack.observe_round_trips();
         let claimed = self.claimed_counters().map(|(_, counters)| counters);
         let holders = self.sum_of_holders(claimed);

@@ -48,7 +48,7 @@ const IPV6_MULTICAST_ALL: i32 = 29;
 
 impl Server {
     /// Holds the port of a UDP session, and reads what the kernel delivers there.
-    pub fn watch_port(&mut self, id: SessionId, reservation: PortReservation) {
+    pub(crate) fn watch_port(&mut self, id: SessionId, reservation: PortReservation) {
         if let Err(errno) = self.tune(&reservation) {
             warn!(%errno, "what comes to a UDP port over the kernel's stack is lost");
             self.keep_reservation(id, reservation);
@@ -82,7 +82,11 @@ impl Server {
     }
 
     /// Gives up the kernel socket to a program that goes on with it: then it comes with `answer`.
-    pub fn give_up_port(&mut self, id: SessionId, answer: ReplyBody) -> Result<Answer, Errno> {
+    pub(crate) fn give_up_port(
+        &mut self,
+        id: SessionId,
+        answer: ReplyBody,
+    ) -> Result<Answer, Errno> {
         if self.handles.port(id).is_none() {
             return Ok(answer.into());
         }
@@ -107,7 +111,7 @@ impl Server {
     }
 
     /// Reads the kernel's datagrams for a session.
-    pub fn on_datagrams(&mut self, id: SessionId) {
+    pub(crate) fn on_datagrams(&mut self, id: SessionId) {
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.resize(PAYLOAD_MAX.max(buffer.len()), 0);
         for turn in 0..=DATAGRAMS_PER_TURN {
@@ -171,7 +175,7 @@ impl Server {
     }
 
     /// `KernelSocket`: hands out the kernel socket that holds the session's port.
-    pub fn hand_out_kernel_socket(
+    pub(crate) fn hand_out_kernel_socket(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -189,7 +193,7 @@ impl Server {
     }
 
     /// `Share`: several processes have the descriptor.
-    pub fn share(
+    pub(crate) fn share(
         &mut self,
         client: ClientId,
         (id, is_v6): (SessionId, bool),
@@ -212,7 +216,7 @@ impl Server {
     }
 
     /// Returns the kernel socket of a session that was left to the kernel.
-    pub fn shared(&mut self, id: SessionId) -> Result<Answer, Errno> {
+    pub(crate) fn shared(&mut self, id: SessionId) -> Result<Answer, Errno> {
         if self.phase(id) != Some(SessionPhase::Relayed) {
             return Err(Errno::CONNRESET);
         }
@@ -277,7 +281,7 @@ impl Server {
     }
 
     /// `Group`: the kernel checks the change, and applies it on the network.
-    pub fn change_group(
+    pub(crate) fn change_group(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -383,7 +387,7 @@ impl Server {
         }
     }
 
-    pub fn is_udp(&self, id: SessionId) -> bool {
+    pub(crate) fn is_udp(&self, id: SessionId) -> bool {
         self.control
             .registry
             .session(id)
@@ -446,7 +450,11 @@ fn storage(address: IpAddr) -> [u8; 128] {
 }
 
 /// Returns a frame as if it had come by a managed device; `None` if that is impossible.
-pub fn datagram_frame(port: u16, arrival: &ReceivedDatagram, payload: &[u8]) -> Option<Vec<u8>> {
+pub(crate) fn datagram_frame(
+    port: u16,
+    arrival: &ReceivedDatagram,
+    payload: &[u8],
+) -> Option<Vec<u8>> {
     let payload_len = u16::try_from(payload.len()).ok()?;
     let header = UdpHeader {
         source_port: arrival.from.port(),

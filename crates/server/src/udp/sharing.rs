@@ -12,7 +12,7 @@ use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_types::SessionId;
 
 /// Lists of groups' members, one for each port, group and device: the filter's table has room for so many.
-pub const GROUPS: Limit = Limit {
+pub(crate) const GROUPS: Limit = Limit {
     total: 2048,
     per_user: 512,
     reserve: 128,
@@ -31,7 +31,7 @@ struct Listed {
 
 /// What the server keeps of shared endpoints and of groups.
 #[derive(Debug)]
-pub struct Sharing {
+pub(crate) struct Sharing {
     bindings: HashMap<BindingKey, Binding>,
     /// UDP sessions by port.
     ports: HashMap<u16, Ordered>,
@@ -98,11 +98,11 @@ struct Binding {
 }
 
 impl Sharing {
-    pub fn set_limit(&self, deals: Limit) {
+    pub(crate) fn set_limit(&self, deals: Limit) {
         self.deals.set_limit(deals);
     }
 
-    pub fn new(deals: Limit) -> Sharing {
+    pub(crate) fn new(deals: Limit) -> Sharing {
         Sharing {
             bindings: HashMap::new(),
             ports: HashMap::new(),
@@ -115,12 +115,12 @@ impl Sharing {
     }
 
     /// Returns how many deals were refused.
-    pub fn refused(&self) -> u64 {
+    pub(crate) fn refused(&self) -> u64 {
         self.deals.refused()
     }
 
     /// Groups that could not be listed.
-    pub fn refused_groups(&self) -> u64 {
+    pub(crate) fn refused_groups(&self) -> u64 {
         self.groups.refused()
     }
 

@@ -29,14 +29,17 @@ const UNREAD_MAX: usize = 1024;
 const OVERHEAD: usize = 1024;
 
 /// Reads the list that came with a request.
-pub fn open_unread(unread: Blob, memory: Option<OwnedFd>) -> Result<Vec<UnreadDatagram>, Errno> {
+pub(crate) fn open_unread(
+    unread: Blob,
+    memory: Option<OwnedFd>,
+) -> Result<Vec<UnreadDatagram>, Errno> {
     let bytes = shm::unpack(unread, memory).map_err(|_| Errno::INVAL)?;
     decode(&bytes).map_err(|_| Errno::INVAL)
 }
 
 impl Server {
     /// `Unread`: datagrams that reached a library after its session was left to the kernel.
-    pub fn take_unread(
+    pub(crate) fn take_unread(
         &mut self,
         channel: ChannelId,
         id: SessionId,
@@ -68,13 +71,13 @@ impl Server {
         }
     }
 
-    pub fn count_handed_over(&mut self, HandedOver { count, lost }: HandedOver) {
+    pub(crate) fn count_handed_over(&mut self, HandedOver { count, lost }: HandedOver) {
         self.control.counters.unread_handed_over += count;
         self.control.counters.unread_lost += lost;
     }
 
     /// What it takes to put datagrams into the kernel socket of a session that has been left to the kernel.
-    pub fn deliveries(&self, id: SessionId, mut unread: Vec<UnreadDatagram>) -> Deliveries {
+    pub(crate) fn deliveries(&self, id: SessionId, mut unread: Vec<UnreadDatagram>) -> Deliveries {
         let total = unread.len();
         unread.truncate(UNREAD_MAX);
         let session = self.control.registry.session(id);
@@ -132,7 +135,7 @@ impl Server {
 }
 
 /// Datagrams for a kernel socket.
-pub struct Deliveries {
+pub(crate) struct Deliveries {
     deliveries: Vec<Delivery>,
     /// With those for which there is no way.
     total: usize,
@@ -144,7 +147,7 @@ pub struct Deliveries {
 
 /// What has become of them.
 #[derive(Clone, Copy, Debug)]
-pub struct HandedOver {
+pub(crate) struct HandedOver {
     count: u64,
     lost: u64,
 }
@@ -158,7 +161,7 @@ struct Delivery {
 }
 
 impl Deliveries {
-    pub fn hand_over(&self, port: &PortReservation) -> HandedOver {
+    pub(crate) fn hand_over(&self, port: &PortReservation) -> HandedOver {
         let count = match self.try_to_hand_over(port) {
             Ok(count) => count,
             Err(errno) => {

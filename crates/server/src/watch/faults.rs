@@ -6,7 +6,7 @@ use crate::server::Server;
 
 impl Server {
     /// Returns a sentence for each fault.
-    pub fn faults(&self) -> Vec<String> {
+    pub(crate) fn faults(&self) -> Vec<String> {
         let gone = self.qos.gone_devices().map(|device| {
             format!("device {device} is gone: connections by it wait until it is back")
         });

@@ -20,7 +20,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// The devices that have the packet filter, and their watching thread.
 #[derive(Debug)]
-pub struct HookWatch {
+pub(crate) struct HookWatch {
     devices: Arc<Mutex<Devices>>,
     /// Becomes readable when the filter is missing on a device.
     pub news: Arc<EventNotifier>,
@@ -37,7 +37,7 @@ struct Devices {
 
 impl HookWatch {
     /// Starts a thread that checks until the server ends.
-    pub fn start() -> io::Result<HookWatch> {
+    pub(crate) fn start() -> io::Result<HookWatch> {
         let events = HookEvents::new()?;
         let watch = HookWatch {
             devices: Arc::default(),
@@ -50,16 +50,16 @@ impl HookWatch {
         Ok(watch)
     }
 
-    pub fn add(&self, ifindex: u32) {
+    pub(crate) fn add(&self, ifindex: u32) {
         lock(&self.devices).filtered.insert(ifindex);
     }
 
-    pub fn remove(&self, ifindex: u32) {
+    pub(crate) fn remove(&self, ifindex: u32) {
         lock(&self.devices).filtered.remove(&ifindex);
     }
 
     /// Returns the devices whose filter was missing at the last check.
-    pub fn missing(&self) -> BTreeSet<u32> {
+    pub(crate) fn missing(&self) -> BTreeSet<u32> {
         lock(&self.devices).missing.clone()
     }
 

@@ -23,7 +23,7 @@ const RESOLVE_AGAIN: Duration = Duration::from_secs(1);
 const RESOLVING_MAX: usize = 1024;
 
 /// Neighbours resolved at a time for programs.
-pub const RESOLVING: Limit = Limit {
+pub(crate) const RESOLVING: Limit = Limit {
     total: 1024,
     per_user: 128,
     reserve: 64,
@@ -31,7 +31,7 @@ pub const RESOLVING: Limit = Limit {
 
 /// A neighbour being resolved.
 #[derive(Debug)]
-pub struct Resolving {
+pub(crate) struct Resolving {
     since: Instant,
     /// Charge of the user whose program requested it.
     charge: Option<Charge>,
@@ -39,7 +39,7 @@ pub struct Resolving {
 
 impl Server {
     /// Handles a change of the network.
-    pub fn on_network_change(&mut self) {
+    pub(crate) fn on_network_change(&mut self) {
         if self.network.take_news() {
             self.publish();
             let there = self.network.tables.devices();
@@ -49,7 +49,7 @@ impl Server {
     }
 
     /// Publishes the present state of the network.
-    pub fn publish(&mut self) {
+    pub(crate) fn publish(&mut self) {
         // The filter first: what it passes from now on reaches sockets that hold the ports already.
         self.apply_host_policy();
         let mut state = self.network.tables.snapshot(&self.managed);
@@ -101,12 +101,12 @@ impl Server {
     }
 
     /// Returns the path to a peer, on the link that its address names, if any.
-    pub fn path_of(&self, remote: SocketAddr) -> Result<Path, NoRoute> {
+    pub(crate) fn path_of(&self, remote: SocketAddr) -> Result<Path, NoRoute> {
         self.routes.path_in(remote.ip(), scope_of(remote))
     }
 
     /// Has the kernel resolve a neighbour, unless it is doing so already.
-    pub fn resolve(&mut self, next_hop: NextHop) {
+    pub(crate) fn resolve(&mut self, next_hop: NextHop) {
         let own = self.resolving.values().filter(|r| r.charge.is_none());
         if self.is_wanted(next_hop) && own.count() < RESOLVING_MAX {
             self.look_for(next_hop, None);
@@ -114,7 +114,7 @@ impl Server {
     }
 
     /// `Resolve`: likewise for a program.
-    pub fn resolve_for(&mut self, channel: ChannelId, next_hop: NextHop) {
+    pub(crate) fn resolve_for(&mut self, channel: ChannelId, next_hop: NextHop) {
         let Some(uid) = self.control.registry.process(channel).map(|p| p.uid) else {
             return;
         };
@@ -157,7 +157,7 @@ impl Server {
     }
 
     /// Retries the resolution of a neighbour, or gives up.
-    pub fn ask_again_for(&mut self, next_hop: NextHop) {
+    pub(crate) fn ask_again_for(&mut self, next_hop: NextHop) {
         let Some(resolving) = self.resolving.get(&next_hop) else {
             return;
         };
@@ -171,7 +171,7 @@ impl Server {
 
     /// Linux reports an unreachable neighbour as `EHOSTUNREACH`. A session that had only a reset
     /// left to send is over.
-    pub fn give_up_on_unanswered(&mut self) {
+    pub(crate) fn give_up_on_unanswered(&mut self) {
         // One walk for all: a program may have any of them looked for, many at once.
         let unanswered: HashSet<NextHop> = self.unanswered.drain(..).collect();
         let is_stuck = |session: &&SessionEntry| {

@@ -22,7 +22,7 @@ type Resolve = (u32, IpAddr);
 
 /// The known state of the network, and its connection to the following thread.
 #[derive(Debug)]
-pub struct Network {
+pub(crate) struct Network {
     pub tables: Tables,
     /// Becomes readable when there are new tables.
     pub news: Arc<EventNotifier>,
@@ -35,7 +35,7 @@ pub struct Network {
 type Latest = Arc<Mutex<Option<Tables>>>;
 
 #[derive(Debug, thiserror::Error)]
-pub enum NetworkError {
+pub(crate) enum NetworkError {
     #[error(transparent)]
     Monitor(#[from] MonitorError),
     #[error("cannot make an eventfd: {0}")]
@@ -44,7 +44,7 @@ pub enum NetworkError {
 
 impl Network {
     /// Reads everything once, then starts the thread that follows changes.
-    pub fn follow() -> Result<Network, NetworkError> {
+    pub(crate) fn follow() -> Result<Network, NetworkError> {
         let monitor = Monitor::new()?;
         let tables = monitor.tables().clone();
         let (news, ordered) = (
@@ -71,7 +71,7 @@ impl Network {
     }
 
     /// Takes new tables. Returns true if there were any.
-    pub fn take_news(&mut self) -> bool {
+    pub(crate) fn take_news(&mut self) -> bool {
         self.news.drain();
         let latest = self.latest.lock();
         match latest.unwrap_or_else(PoisonError::into_inner).take() {
@@ -84,7 +84,7 @@ impl Network {
     }
 
     /// Has the kernel resolve a neighbour.
-    pub fn resolve(&self, ifindex: u32, address: IpAddr) {
+    pub(crate) fn resolve(&self, ifindex: u32, address: IpAddr) {
         // The thread ends only with the server.
         let _ = self.orders.send((ifindex, address));
         self.ordered.notify();

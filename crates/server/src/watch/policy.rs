@@ -39,7 +39,7 @@ const REST: Duration = Duration::from_millis(10);
 
 /// Whether netfilter has rules, and the thread that watches.
 #[derive(Debug)]
-pub struct PolicyWatch {
+pub(crate) struct PolicyWatch {
     has_rules: Arc<AtomicBool>,
     /// Becomes readable when that has changed.
     pub news: Arc<EventNotifier>,
@@ -47,7 +47,7 @@ pub struct PolicyWatch {
 
 impl PolicyWatch {
     /// Looks once, then starts a thread that does until the server ends.
-    pub fn start() -> io::Result<PolicyWatch> {
+    pub(crate) fn start() -> io::Result<PolicyWatch> {
         let mut follower = Follower {
             nftables: None,
             has_rules: Arc::default(),
@@ -147,20 +147,20 @@ fn has_cgroup_policy(pid: u32) -> bool {
 
 impl Server {
     /// Whether the host has a policy of its own that new flows must obey.
-    pub fn has_host_policy(&self) -> bool {
+    pub(crate) fn has_host_policy(&self) -> bool {
         self.config.host_policy == HostPolicy::Obey
             && (self.policy.has_rules() || self.network.tables.has_policy_rules())
     }
 
     /// Whether new sockets of a process are the kernel's.
-    pub fn is_subject_to_policy(&self, channel: ChannelId) -> bool {
+    pub(crate) fn is_subject_to_policy(&self, channel: ChannelId) -> bool {
         let process = self.channels.get(&channel);
         self.obeys_policy || process.is_some_and(|process| process.has_cgroup_policy == Some(true))
     }
 
     /// Answers a request for a socket when it is known whether programs of the process's control group decide on that.
     /// The kernel tells a thread, once for a process.
-    pub fn knowing_policy(
+    pub(crate) fn knowing_policy(
         &mut self,
         channel: ChannelId,
         answer: impl FnOnce(&mut Server) -> Result<Answer, Fault> + Send + 'static,
@@ -193,13 +193,13 @@ impl Server {
     }
 
     /// Netfilter has its first rule, or lost the last one.
-    pub fn on_policy_news(&mut self) {
+    pub(crate) fn on_policy_news(&mut self) {
         self.policy.news.drain();
         self.publish();
     }
 
     /// Tells the filter whether there is a policy. The metastate tells the libraries.
-    pub fn apply_host_policy(&mut self) {
+    pub(crate) fn apply_host_policy(&mut self) {
         let is_there = self.has_host_policy();
         if let Err(failure) = self.filter.set_policy(is_there) {
             error!(%failure, "the filter does not know of the host's policy");
@@ -229,7 +229,7 @@ impl Server {
     }
 
     /// By now the filter has seen everything that reaches the kernel's stack since the port's row was written.
-    pub fn open_port_at_kernel(&mut self, id: SessionId) {
+    pub(crate) fn open_port_at_kernel(&mut self, id: SessionId) {
         if let Some(port) = self.handles.port(id)
             && let Err(errno) = socket_filter::lift(&port.socket)
         {

@@ -94,7 +94,7 @@ fn retries(number: u32) -> u8 {
 
 /// The values of the parameters; the defaults are Linux's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Values {
+pub(crate) struct Values {
     pub ecn: EcnMode,
     pub fast_open: FastOpenUse,
     pub cookies: CookieUse,
@@ -125,7 +125,7 @@ impl Default for Values {
 
 /// The parameters of the server's namespace. The kernel does not report changes, so they are read when needed.
 #[derive(Debug)]
-pub struct Sysctls {
+pub(crate) struct Sysctls {
     files: Vec<(Parameter, Honoured)>,
     looked: Instant,
     values: Values,
@@ -133,7 +133,7 @@ pub struct Sysctls {
 
 impl Sysctls {
     /// Opens the parameters that this kernel has.
-    pub fn open(now: Instant) -> Sysctls {
+    pub(crate) fn open(now: Instant) -> Sysctls {
         let open = |honoured: Honoured| match Parameter::open(honoured.name) {
             Ok(file) => Some((file, honoured)),
             Err(error) => {
@@ -151,12 +151,12 @@ impl Sysctls {
     }
 
     /// Returns the values last read.
-    pub fn values(&self) -> Values {
+    pub(crate) fn values(&self) -> Values {
         self.values
     }
 
     /// Reads them now. A parameter that cannot be read keeps its value.
-    pub fn look(&mut self, now: Instant) {
+    pub(crate) fn look(&mut self, now: Instant) {
         self.looked = now;
         for (file, honoured) in &self.files {
             if let Ok(number) = file.number() {
@@ -166,7 +166,7 @@ impl Sysctls {
     }
 
     /// Reads them if the last read is too old.
-    pub fn refresh(&mut self, now: Instant) {
+    pub(crate) fn refresh(&mut self, now: Instant) {
         if now.since(self.looked) >= FRESH {
             self.look(now);
         }

@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 
 /// A cgroup for the time of the test, and the path by which the server knows it.
-pub struct Cgroup {
+pub(crate) struct Cgroup {
     folder: PathBuf,
     pub path: String,
 }
 
 impl Cgroup {
     /// Makes a cgroup in a hierarchy of this machine that imposes no limits.
-    pub fn new(name: &str) -> Cgroup {
+    pub(crate) fn new(name: &str) -> Cgroup {
         let name = format!("portolan-test-{}-{name}", std::process::id());
         let hierarchies = ["freezer/", "unified/", ""];
         let mut paths = hierarchies
@@ -24,7 +24,7 @@ impl Cgroup {
         found.expect("a hierarchy that root may write")
     }
 
-    pub fn take_in_this_process(&self) {
+    pub(crate) fn take_in_this_process(&self) {
         let pid = std::process::id().to_string();
         std::fs::write(self.folder.join("cgroup.procs"), pid).unwrap();
     }

@@ -3,8 +3,8 @@
 // Each test program uses a part of it.
 #![allow(dead_code)]
 
-pub mod cgroup;
-pub mod scene;
+pub(crate) mod cgroup;
+pub(crate) mod scene;
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -35,12 +35,12 @@ use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts the server on host `a` of a bed.
-pub fn start_server(host: &Namespace) -> Daemon {
+pub(crate) fn start_server(host: &Namespace) -> Daemon {
     start_server_with(host, &[])
 }
 
 /// Likewise, with further arguments.
-pub fn start_server_with(host: &Namespace, arguments: &[&str]) -> Daemon {
+pub(crate) fn start_server_with(host: &Namespace, arguments: &[&str]) -> Daemon {
     let mut command = host.exec(env!("CARGO_BIN_EXE_portoland"));
     command.args(["--interface", Bed::DEVICE]).args(arguments);
     // The reader of its output may be delayed on a busy machine, and the server with it.
@@ -53,21 +53,21 @@ pub fn start_server_with(host: &Namespace, arguments: &[&str]) -> Daemon {
 }
 
 /// A configuration file, which is removed at the end of the test.
-pub struct Configuration(PathBuf);
+pub(crate) struct Configuration(PathBuf);
 
 impl Configuration {
-    pub fn new(host: &Namespace, text: &str) -> Configuration {
+    pub(crate) fn new(host: &Namespace, text: &str) -> Configuration {
         let path = std::env::temp_dir().join(format!("portoland-{}.toml", host.inode()));
         std::fs::write(&path, text).unwrap();
         Configuration(path)
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.0
     }
 
     /// Starts the server of `host` with it.
-    pub fn start(&self, host: &Namespace) -> Daemon {
+    pub(crate) fn start(&self, host: &Namespace) -> Daemon {
         start_server_with(host, &["--config", self.0.to_str().unwrap()])
     }
 }
@@ -79,12 +79,12 @@ impl Drop for Configuration {
 }
 
 /// Returns how many files a server has open, except those of channels that it makes in advance.
-pub fn open_files(server: &Daemon) -> usize {
+pub(crate) fn open_files(server: &Daemon) -> usize {
     names_of_open_files(server).len()
 }
 
 /// Likewise for an idle server: while it makes channels it opens sockets for a moment.
-pub fn open_files_at_rest(server: &Daemon) -> usize {
+pub(crate) fn open_files_at_rest(server: &Daemon) -> usize {
     let looks = (0..20).map(|_| {
         std::thread::sleep(Duration::from_millis(10));
         open_files(server)
@@ -93,7 +93,7 @@ pub fn open_files_at_rest(server: &Daemon) -> usize {
 }
 
 /// Waits until a server has no more files open than `before`.
-pub fn await_closes(server: &Daemon, before: usize) {
+pub(crate) fn await_closes(server: &Daemon, before: usize) {
     let start = clock::now();
     while open_files(server) > before {
         let open = names_of_open_files(server);
@@ -120,19 +120,19 @@ fn names_of_open_files(server: &Daemon) -> Vec<String> {
         .collect()
 }
 
-pub fn control_path(host: &Namespace) -> PathBuf {
+pub(crate) fn control_path(host: &Namespace) -> PathBuf {
     format!("/run/portolan/{}/control", host.inode()).into()
 }
 
 /// A control connection, which gets a channel by `hello`.
-pub struct Client {
+pub(crate) struct Client {
     connection: Connection,
     next: u32,
     waiting: VecDeque<(Reply, Vec<OwnedFd>)>,
 }
 
 impl Client {
-    pub fn connect(path: &Path) -> Client {
+    pub(crate) fn connect(path: &Path) -> Client {
         Client {
             connection: Connection::connect(path).unwrap(),
             next: 0,
@@ -141,7 +141,7 @@ impl Client {
     }
 
     /// Returns a client that has sent `Hello` and not received the answer.
-    pub fn greeting(path: &Path) -> Client {
+    pub(crate) fn greeting(path: &Path) -> Client {
         let mut client = Client::connect(path);
         let hello = RequestBody::Hello {
             version: portolan_proto::PROTOCOL,
@@ -151,7 +151,7 @@ impl Client {
         client
     }
 
-    pub fn send(&mut self, body: RequestBody, fds: &[BorrowedFd<'_>]) -> u32 {
+    pub(crate) fn send(&mut self, body: RequestBody, fds: &[BorrowedFd<'_>]) -> u32 {
         self.next += 1;
         let request = Request {
             id: self.next,
@@ -161,15 +161,15 @@ impl Client {
         self.next
     }
 
-    pub fn send_raw(&self, bytes: &[u8]) {
+    pub(crate) fn send_raw(&self, bytes: &[u8]) {
         self.connection.send(bytes, &[]).unwrap();
     }
 
-    pub fn ask(&mut self, body: RequestBody) -> ReplyBody {
+    pub(crate) fn ask(&mut self, body: RequestBody) -> ReplyBody {
         self.ask_with(body, &[]).0
     }
 
-    pub fn ask_with(
+    pub(crate) fn ask_with(
         &mut self,
         body: RequestBody,
         fds: &[BorrowedFd<'_>],
@@ -181,13 +181,13 @@ impl Client {
     }
 
     /// Returns all sessions that the server shows to this client.
-    pub fn sessions(&mut self) -> Vec<SessionReport> {
+    pub(crate) fn sessions(&mut self) -> Vec<SessionReport> {
         self.send(RequestBody::ListSessions, &[]);
         self.receive_list(session_part)
     }
 
     /// Returns all guarantees.
-    pub fn guarantees(&mut self) -> QosReport {
+    pub(crate) fn guarantees(&mut self) -> QosReport {
         self.send(RequestBody::Qos(QosRequest::Show), &[]);
         self.receive_list(|body| match body {
             ReplyBody::Qos(QosReply::State(part)) => Some(part),
@@ -196,7 +196,7 @@ impl Client {
     }
 
     /// Returns all counters.
-    pub fn counters(&mut self) -> Vec<CounterReport> {
+    pub(crate) fn counters(&mut self) -> Vec<CounterReport> {
         self.send(RequestBody::ReadCounters, &[]);
         self.receive_list(|body| match body {
             ReplyBody::Counters(part) => Some(part),
@@ -205,7 +205,7 @@ impl Client {
     }
 
     /// Receives the parts of a list, which `part` takes from their replies.
-    pub fn receive_list<T: serde::de::DeserializeOwned>(
+    pub(crate) fn receive_list<T: serde::de::DeserializeOwned>(
         &mut self,
         part: impl Fn(ReplyBody) -> Option<ListPart>,
     ) -> T {
@@ -213,7 +213,7 @@ impl Client {
         list.unwrap_or_else(|errno| panic!("{errno}"))
     }
 
-    pub fn receive_list_or_errno<T: serde::de::DeserializeOwned>(
+    pub(crate) fn receive_list_or_errno<T: serde::de::DeserializeOwned>(
         &mut self,
         part: impl Fn(ReplyBody) -> Option<ListPart>,
     ) -> Result<T, i32> {
@@ -233,7 +233,7 @@ impl Client {
     }
 
     /// Returns a counter of filters or server, or of all holders together.
-    pub fn counter(&mut self, group: &str, name: &str) -> u64 {
+    pub(crate) fn counter(&mut self, group: &str, name: &str) -> u64 {
         self.counters()
             .iter()
             .find(|c| c.group == group && c.name == name && c.holder.is_none())
@@ -242,7 +242,7 @@ impl Client {
     }
 
     /// Returns the next reply; none if the server closed the connection.
-    pub fn receive(&mut self) -> Option<(Reply, Vec<OwnedFd>)> {
+    pub(crate) fn receive(&mut self) -> Option<(Reply, Vec<OwnedFd>)> {
         if let Some(reply) = self.waiting.pop_front() {
             return Some(reply);
         }
@@ -265,7 +265,7 @@ impl AsFd for Client {
 }
 
 /// A registered process.
-pub struct Library {
+pub(crate) struct Library {
     pub client: Client,
     pub stack: Stack,
     pub ring: Ring,
@@ -281,14 +281,14 @@ pub struct Library {
 }
 
 /// The shared memory of a channel.
-pub struct Maps {
+pub(crate) struct Maps {
     pub ring: OwnedFd,
     pub doorbell: OwnedFd,
     pub metastate: OwnedFd,
     pub statistics: OwnedFd,
 }
 
-pub struct Tap(pub TapIo<OwnedFd>);
+pub(crate) struct Tap(pub TapIo<OwnedFd>);
 
 impl Wire for Tap {
     fn transmit(&mut self, frame: &Frame<'_>) {
@@ -303,15 +303,15 @@ impl Wire for Tap {
 }
 
 /// An application's descriptor.
-pub struct Near(pub OwnedFd);
+pub(crate) struct Near(pub OwnedFd);
 
 impl Library {
-    pub fn start(path: &Path) -> Library {
+    pub(crate) fn start(path: &Path) -> Library {
         Library::welcomed(Client::greeting(path))
     }
 
     /// Takes the channel of a client that has sent `Hello`.
-    pub fn welcomed(mut client: Client) -> Library {
+    pub(crate) fn welcomed(mut client: Client) -> Library {
         let (reply, fds) = client.receive().expect("a reply");
         let ReplyBody::Welcome { ring_size, .. } = reply.body else {
             panic!("{reply:?}");
@@ -344,17 +344,22 @@ impl Library {
     }
 
     /// Sends a request about a new session with its descriptor pair.
-    pub fn ask_new(&mut self, kind: PairKind, body: RequestBody) -> (ReplyBody, Near) {
+    pub(crate) fn ask_new(&mut self, kind: PairKind, body: RequestBody) -> (ReplyBody, Near) {
         let (far, near) = unix::socket_pair(kind).unwrap();
         let (reply, _) = self.client.ask_with(body, &[far.as_fd(), near.as_fd()]);
         (reply, Near(near))
     }
 
-    pub fn bind(&mut self, protocol: Protocol, local: SocketAddr, slot: Slot) -> (ReplyBody, Near) {
+    pub(crate) fn bind(
+        &mut self,
+        protocol: Protocol,
+        local: SocketAddr,
+        slot: Slot,
+    ) -> (ReplyBody, Near) {
         self.bind_with(protocol, local, slot, Reuse::default())
     }
 
-    pub fn bind_with(
+    pub(crate) fn bind_with(
         &mut self,
         protocol: Protocol,
         local: SocketAddr,
@@ -373,12 +378,16 @@ impl Library {
     }
 
     /// Binds and listens. Returns the session, its address and its descriptor.
-    pub fn listen(&mut self, local: SocketAddr, backlog: u32) -> (SessionId, SocketAddr, Near) {
+    pub(crate) fn listen(
+        &mut self,
+        local: SocketAddr,
+        backlog: u32,
+    ) -> (SessionId, SocketAddr, Near) {
         self.listen_with(local, backlog, Reuse::default())
     }
 
     /// Likewise, with `SO_REUSEPORT`.
-    pub fn listen_sharing(&mut self, local: SocketAddr) -> Near {
+    pub(crate) fn listen_sharing(&mut self, local: SocketAddr) -> Near {
         let reuse = Reuse {
             address: false,
             port: true,
@@ -410,7 +419,11 @@ impl Library {
         (session, local, near)
     }
 
-    pub fn connect(&mut self, protocol: Protocol, remote: SocketAddr) -> (ReplyBody, Near, Slot) {
+    pub(crate) fn connect(
+        &mut self,
+        protocol: Protocol,
+        remote: SocketAddr,
+    ) -> (ReplyBody, Near, Slot) {
         let slot = self.stack.reserve();
         let body = connect_request((SessionRef::New, protocol), remote, slot);
         let (reply, near) = self.ask_new(PairKind::Stream, body);
@@ -418,13 +431,16 @@ impl Library {
     }
 
     /// Opens a TCP connection and caches it.
-    pub fn open(&mut self, remote: SocketAddr) -> (SessionId, Near, Slot) {
+    pub(crate) fn open(&mut self, remote: SocketAddr) -> (SessionId, Near, Slot) {
         let (reply, near, slot) = self.connect(Protocol::Tcp, remote);
         (self.take_over(&reply, &near, slot), near, slot)
     }
 
     /// The same with what is to be the server's end of the descriptor.
-    pub fn open_keeping_far(&mut self, remote: SocketAddr) -> (SessionId, Near, OwnedFd, Slot) {
+    pub(crate) fn open_keeping_far(
+        &mut self,
+        remote: SocketAddr,
+    ) -> (SessionId, Near, OwnedFd, Slot) {
         let slot = self.stack.reserve();
         let body = connect_request((SessionRef::New, Protocol::Tcp), remote, slot);
         let (far, near) = unix::socket_pair(PairKind::Stream).unwrap();
@@ -450,7 +466,7 @@ impl Library {
     }
 
     /// Accepts the next session of a listener and caches it.
-    pub fn accept(&mut self, listener: &Near) -> (SessionId, Near, Slot) {
+    pub(crate) fn accept(&mut self, listener: &Near) -> (SessionId, Near, Slot) {
         let (event, mut fds) = listener.event();
         let DescriptorEvent::Accepted { session, .. } = event else {
             panic!("{event:?}");
@@ -459,12 +475,12 @@ impl Library {
         (session, Near(fds.remove(0)), slot)
     }
 
-    pub fn cache(&mut self, session: SessionId) -> Slot {
+    pub(crate) fn cache(&mut self, session: SessionId) -> Slot {
         self.try_cache(session, &[]).expect("it is not relayed")
     }
 
     /// Returns none if the session is relayed.
-    pub fn try_cache(&mut self, session: SessionId, fds: &[BorrowedFd<'_>]) -> Option<Slot> {
+    pub(crate) fn try_cache(&mut self, session: SessionId, fds: &[BorrowedFd<'_>]) -> Option<Slot> {
         let slot = self.stack.reserve();
         let request = RequestBody::Cache { session, slot };
         let (capsule, generation, fds) = match self.client.ask_with(request, fds) {
@@ -492,7 +508,7 @@ impl Library {
     }
 
     /// Flushes a session to the server.
-    pub fn flush(&mut self, id: SessionId, slot: Slot, then: AfterFlush) {
+    pub(crate) fn flush(&mut self, id: SessionId, slot: Slot, then: AfterFlush) {
         let Some(Session::Tcp(session)) = self.stack.remove(slot) else {
             panic!("no session at {slot:?}");
         };
@@ -506,12 +522,12 @@ impl Library {
         assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
     }
 
-    pub fn metastate(&self) -> Metastate {
+    pub(crate) fn metastate(&self) -> Metastate {
         await_some("metastate", || self.metastate.read())
     }
 
     /// Moves packets once.
-    pub fn turn(&mut self) {
+    pub(crate) fn turn(&mut self) {
         let now: Instant = clock::now();
         let generation = self.metastate.generation();
         // None while the server is in the middle of an update.
@@ -535,7 +551,7 @@ impl Library {
     }
 
     /// What lies in the ring, for none of its sessions.
-    pub fn take_frames(&mut self) -> Vec<Vec<u8>> {
+    pub(crate) fn take_frames(&mut self) -> Vec<Vec<u8>> {
         let mut frames = Vec::new();
         while let Some(record) = self.ring.next() {
             frames.push(record.frame.to_vec());
@@ -543,7 +559,7 @@ impl Library {
         frames
     }
 
-    pub fn write(&mut self, slot: Slot, bytes: &[u8]) {
+    pub(crate) fn write(&mut self, slot: Slot, bytes: &[u8]) {
         let mut left = bytes;
         await_some("room to send", || {
             let now = clock::now();
@@ -556,7 +572,7 @@ impl Library {
     }
 
     /// Reads exactly `count` bytes.
-    pub fn read(&mut self, slot: Slot, count: usize) -> Vec<u8> {
+    pub(crate) fn read(&mut self, slot: Slot, count: usize) -> Vec<u8> {
         let mut bytes = Vec::new();
         await_some("bytes", || {
             self.turn();
@@ -577,12 +593,12 @@ impl Library {
 
 impl Near {
     /// Returns the next event on the descriptor.
-    pub fn event(&self) -> (DescriptorEvent, Vec<OwnedFd>) {
+    pub(crate) fn event(&self) -> (DescriptorEvent, Vec<OwnedFd>) {
         await_some("an event", || self.try_event())
     }
 
     /// Returns the next event, if there is one.
-    pub fn try_event(&self) -> Option<(DescriptorEvent, Vec<OwnedFd>)> {
+    pub(crate) fn try_event(&self) -> Option<(DescriptorEvent, Vec<OwnedFd>)> {
         let mut buffer = vec![0; MAX_MESSAGE];
         match unix::receive(&self.0, &mut buffer) {
             Ok(received) => {
@@ -595,7 +611,7 @@ impl Near {
     }
 }
 
-pub fn connect_request(
+pub(crate) fn connect_request(
     (session, protocol): (SessionRef, Protocol),
     remote: SocketAddr,
     slot: Slot,
@@ -611,7 +627,7 @@ pub fn connect_request(
 }
 
 /// Tries until `attempt` gives something; panics when it takes too long.
-pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
+pub(crate) fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     let start = clock::now();
     loop {
         if let Some(result) = attempt() {
@@ -622,7 +638,7 @@ pub fn await_some<T>(what: &str, mut attempt: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-pub fn session_part(body: ReplyBody) -> Option<ListPart> {
+pub(crate) fn session_part(body: ReplyBody) -> Option<ListPart> {
     match body {
         ReplyBody::Sessions(part) => Some(part),
         _ => None,

@@ -11,7 +11,7 @@ use portolan_types::{SessionId, Slot};
 use super::{Library, Near, await_some, control_path};
 
 /// A session held by `holder`, and its peer.
-pub struct Scene {
+pub(crate) struct Scene {
     pub holder: Library,
     pub other: Library,
     pub id: SessionId,
@@ -22,7 +22,7 @@ pub struct Scene {
     pub path: PathBuf,
 }
 
-pub fn scene(bed: &Bed) -> Scene {
+pub(crate) fn scene(bed: &Bed) -> Scene {
     let path = control_path(&bed.a);
     let (mut holder, other) = (Library::start(&path), Library::start(&path));
     let any = SocketAddr::new(Bed::B4, 0);
@@ -44,7 +44,7 @@ pub fn scene(bed: &Bed) -> Scene {
 
 impl Scene {
     /// The other process asks for the session, and shows the descriptor.
-    pub fn ask(&mut self) -> u32 {
+    pub(crate) fn ask(&mut self) -> u32 {
         let body = RequestBody::Cache {
             session: self.id,
             slot: Slot(0),
@@ -52,13 +52,13 @@ impl Scene {
         self.other.client.send(body, &[self.near.0.as_fd()])
     }
 
-    pub fn depart(&mut self) {
+    pub(crate) fn depart(&mut self) {
         let request = RequestBody::BeginFlush { session: self.id };
         let reply = self.holder.client.ask(request);
         assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
     }
 
-    pub fn recalled(&mut self) -> Vec<SessionId> {
+    pub(crate) fn recalled(&mut self) -> Vec<SessionId> {
         let mut recalled = Vec::new();
         await_some("a recall", || {
             match self.holder.client.ask(RequestBody::FetchRecalls) {
@@ -70,7 +70,7 @@ impl Scene {
         recalled
     }
 
-    pub fn answer(&mut self, request: u32) -> ReplyBody {
+    pub(crate) fn answer(&mut self, request: u32) -> ReplyBody {
         let (reply, _) = self.other.client.receive().expect("the server answers");
         assert_eq!(reply.id, request);
         reply.body

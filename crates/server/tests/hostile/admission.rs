@@ -19,7 +19,7 @@ use crate::meter::{Meter, VICTIM};
 use crate::{Victim, as_nobody, assert_serves_others, counter};
 
 /// Names, code, and a part of the reason.
-pub fn unsafe_code() -> Vec<(&'static str, Code, &'static str)> {
+pub(crate) fn unsafe_code() -> Vec<(&'static str, Code, &'static str)> {
     let load = |source| [op(0x18, 1, source, 0, 1), 0];
     let with_map = |definition, instructions: Vec<u64>| Code {
         maps: vec![definition],

@@ -29,7 +29,7 @@ const SUBORDINATES: std::ops::Range<u32> = 100_000..100_012;
 const ANY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
 /// Runs `action` on a thread that has become another user permanently.
-pub fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| {
             let user = Some(Uid::from_raw(uid));
@@ -42,7 +42,7 @@ pub fn as_user<T: Send>(uid: u32, action: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-pub fn allow_descriptors() {
+pub(crate) fn allow_descriptors() {
     let limit = getrlimit(Resource::Nofile);
     let wanted = Rlimit {
         current: limit.maximum,
@@ -83,7 +83,7 @@ impl Waits {
     }
 }
 
-pub fn resident_kib(server: &Daemon) -> u64 {
+pub(crate) fn resident_kib(server: &Daemon) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", server.pid())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:"));
     let value = line.and_then(|line| line.split_whitespace().nth(1));
@@ -91,7 +91,7 @@ pub fn resident_kib(server: &Daemon) -> u64 {
 }
 
 /// Opens connections that send nothing; the server closes some.
-pub fn idle(path: &Path, count: usize) -> Vec<Connection> {
+pub(crate) fn idle(path: &Path, count: usize) -> Vec<Connection> {
     let connect = || {
         await_some("room in the queue", || match Connection::connect(path) {
             Err(ConnectError::Failed(Errno::AGAIN)) => None,
@@ -147,7 +147,7 @@ fn channels_of_any_number_of_users_leave_root_some() {
 }
 
 /// Sends `Hello` repeatedly before any reply is read.
-pub fn greet(client: &mut Client, times: usize) -> Vec<ReplyBody> {
+pub(crate) fn greet(client: &mut Client, times: usize) -> Vec<ReplyBody> {
     for _ in 0..times {
         let program = "greedy".into();
         let version = portolan_proto::PROTOCOL;
@@ -200,7 +200,7 @@ fn leave_orphans(bed: &Bed, path: &Path, count: usize) -> Vec<TcpStream> {
 }
 
 /// Likewise to a listener whose peers read nothing; `on_opened` is called for each connection.
-pub fn leave_orphans_to(
+pub(crate) fn leave_orphans_to(
     listener: SocketAddr,
     library: &mut Library,
     count: usize,
@@ -286,7 +286,7 @@ const SHARED: Reuse = Reuse {
 };
 
 /// Opens `count` sockets on one UDP port.
-pub fn share_port(library: &mut Library, port: u16, count: u32) -> Vec<Near> {
+pub(crate) fn share_port(library: &mut Library, port: u16, count: u32) -> Vec<Near> {
     let local = SocketAddr::new(ANY, port);
     let share = |slot| {
         let (reply, near) = library.bind_with(Protocol::Udp, local, Slot(slot), SHARED);
@@ -406,7 +406,7 @@ fn deals_of_shared_ports_are_limited_and_a_refused_one_takes_nothing() {
 }
 
 /// Opens sessions whose list is long.
-pub fn many_sessions(path: &Path, count: u32) -> (Library, Vec<Near>) {
+pub(crate) fn many_sessions(path: &Path, count: u32) -> (Library, Vec<Near>) {
     let mut library = as_nobody(|| Library::start(path));
     let near = (0..count)
         .map(|slot| {

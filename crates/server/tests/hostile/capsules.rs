@@ -197,7 +197,7 @@ fn unread_bytes_are_relayed_from_the_memory_in_which_they_came_and_go_on_in_it()
 }
 
 /// Flushes a session with changed bits, different in each round.
-pub fn flipped(session: SessionId, mut capsule: Vec<u8>, round: usize) -> RequestBody {
+pub(crate) fn flipped(session: SessionId, mut capsule: Vec<u8>, round: usize) -> RequestBody {
     let at = round * 7 % capsule.len();
     capsule[at] ^= 1 << (round % 8);
     if round.is_multiple_of(3) {

@@ -8,11 +8,11 @@ use rustix::net::{AddressFamily, Protocol, RecvFlags, SocketFlags, SocketType, r
 /// `ETH_P_ALL` in network order.
 const EVERYTHING: u32 = 0x0003_u16.to_be() as u32;
 
-pub struct Capture(OwnedFd);
+pub(crate) struct Capture(OwnedFd);
 
 impl Capture {
     /// Captures the frames of all devices of `host` from now on.
-    pub fn start(host: &Namespace) -> Capture {
+    pub(crate) fn start(host: &Namespace) -> Capture {
         let protocol = std::num::NonZero::new(EVERYTHING).map(Protocol::from_raw);
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket =
@@ -21,7 +21,7 @@ impl Capture {
     }
 
     /// Returns the frames since the last call.
-    pub fn frames(&self) -> Vec<Vec<u8>> {
+    pub(crate) fn frames(&self) -> Vec<Vec<u8>> {
         let mut buffer = vec![0; 1 << 17];
         let mut frames = Vec::new();
         while let Ok((length, _)) = recv(&self.0, &mut buffer[..], RecvFlags::empty()) {

@@ -22,7 +22,7 @@ use crate::{Victim, as_nobody, assert_prompt, hostile_library, open_to_b};
 const LINGER: Duration = Duration::from_secs(8);
 
 /// Returns a connection with bytes that its peer does not read, whose last close waits for that; and its peer.
-pub fn lingering() -> (TcpStream, TcpStream) {
+pub(crate) fn lingering() -> (TcpStream, TcpStream) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let (peer, _) = listener.accept().unwrap();
@@ -48,7 +48,7 @@ fn answers_promptly_after(action: impl FnOnce(&Client, &[BorrowedFd<'_>])) {
 }
 
 /// Sends arbitrary bytes with descriptors.
-pub fn send(client: &Client, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
+pub(crate) fn send(client: &Client, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
     let pieces = [std::io::IoSlice::new(bytes)];
     let mut space = vec![std::mem::MaybeUninit::uninit(); 4096];
     let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);

@@ -26,7 +26,11 @@ const ADDRINUSE: i32 = 98;
 const NOBUFS: i32 = 105;
 
 /// Opens a listener, delegated if `slot` and the options request it.
-pub fn listen(library: &mut Library, port: u16, slot: Option<Slot>) -> (SessionId, Near, bool) {
+pub(crate) fn listen(
+    library: &mut Library,
+    port: u16,
+    slot: Option<Slot>,
+) -> (SessionId, Near, bool) {
     let local = SocketAddr::new(Bed::A4, port);
     let (reply, _replaced) = library.bind_with(Protocol::Tcp, local, Slot(0), Reuse::default());
     let ReplyBody::Bound { session, .. } = reply else {
@@ -54,7 +58,7 @@ fn listen_again(library: &mut Library, session: SessionId, slot: Option<Slot>) -
     (near, rules.is_some())
 }
 
-pub fn claim(listener: SessionId, local: SocketAddr, remote: SocketAddr) -> RequestBody {
+pub(crate) fn claim(listener: SessionId, local: SocketAddr, remote: SocketAddr) -> RequestBody {
     RequestBody::RegisterAccepted {
         listener,
         local,
@@ -63,7 +67,7 @@ pub fn claim(listener: SessionId, local: SocketAddr, remote: SocketAddr) -> Requ
     }
 }
 
-pub fn claim_refused(library: &mut Library, body: RequestBody) -> i32 {
+pub(crate) fn claim_refused(library: &mut Library, body: RequestBody) -> i32 {
     let (near, far) = socket_pair(PairKind::Stream).unwrap();
     refused(library, body, &[far.as_fd(), near.as_fd()])
 }

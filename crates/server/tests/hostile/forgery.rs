@@ -34,7 +34,7 @@ const REASONS: [&str; 10] = [
     "drop_offload",
 ];
 
-pub fn flow_of(library: &Library, slot: Slot) -> FlowKey {
+pub(crate) fn flow_of(library: &Library, slot: Slot) -> FlowKey {
     match library.stack.get(slot) {
         Some(Session::Tcp(session)) => session.flow,
         other => panic!("{other:?}"),
@@ -42,7 +42,7 @@ pub fn flow_of(library: &Library, slot: Slot) -> FlowKey {
 }
 
 /// Returns the MAC addresses of this host's device and of the neighbour on its wire.
-pub fn macs(library: &Library) -> ([u8; 6], [u8; 6]) {
+pub(crate) fn macs(library: &Library) -> ([u8; 6], [u8; 6]) {
     let metastate = library.metastate();
     let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
     let peer = metastate.neighbours.iter().find(|n| n.address == Bed::B4);
@@ -50,7 +50,7 @@ pub fn macs(library: &Library) -> ([u8; 6], [u8; 6]) {
 }
 
 /// Returns which drop counters moved during `action`.
-pub fn drops_of(path: &Path, action: impl FnOnce()) -> Vec<&'static str> {
+pub(crate) fn drops_of(path: &Path, action: impl FnOnce()) -> Vec<&'static str> {
     let read = || REASONS.map(|reason| counter(path, "transmit", reason));
     let before = read();
     action();
@@ -62,12 +62,15 @@ pub fn drops_of(path: &Path, action: impl FnOnce()) -> Vec<&'static str> {
         .collect()
 }
 
-pub fn write(library: &Library, frame: &[u8]) {
+pub(crate) fn write(library: &Library, frame: &[u8]) {
     library.tap.0.write(&[IoSlice::new(frame)]).unwrap();
 }
 
 /// Forgeries of a TCP segment, each with the counter it must move.
-pub fn forgeries(own: &Forgery, victims: &Forgery) -> Vec<(&'static str, Forgery, &'static str)> {
+pub(crate) fn forgeries(
+    own: &Forgery,
+    victims: &Forgery,
+) -> Vec<(&'static str, Forgery, &'static str)> {
     let change = |change: fn(&mut Forgery)| {
         let mut forgery = own.clone();
         change(&mut forgery);
@@ -235,7 +238,7 @@ fn datagrams_leave_only_from_ones_own_port() {
 }
 
 /// Returns the frame with a checksum that the kernel completes.
-pub fn to_be_summed(mut frame: Vec<u8>, start: u16, offset: u16) -> Vec<u8> {
+pub(crate) fn to_be_summed(mut frame: Vec<u8>, start: u16, offset: u16) -> Vec<u8> {
     VnetHeader::partial_checksum(start, offset).emit(&mut frame);
     frame
 }

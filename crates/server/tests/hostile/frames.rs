@@ -7,10 +7,10 @@ use portolan_types::FlowKey;
 use portolan_wire::checksum::Sum;
 
 /// Marks forged frames wherever they appear.
-pub const MARK: &[u8] = b"forged-by-nobody";
+pub(crate) const MARK: &[u8] = b"forged-by-nobody";
 
-pub const UDP: u8 = 17;
-pub const ICMP: u8 = 1;
+pub(crate) const UDP: u8 = 17;
+pub(crate) const ICMP: u8 = 1;
 
 const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
@@ -18,7 +18,7 @@ const VLAN: [u8; 2] = [0x81, 0x00];
 
 /// The fields that a forger can choose.
 #[derive(Clone, Debug)]
-pub struct Forgery {
+pub(crate) struct Forgery {
     pub source_mac: [u8; 6],
     pub destination_mac: [u8; 6],
     pub source: Ipv4Addr,
@@ -34,7 +34,7 @@ pub struct Forgery {
 
 impl Forgery {
     /// Returns a correct segment of `flow`.
-    pub fn of(flow: &FlowKey, source_mac: [u8; 6], destination_mac: [u8; 6]) -> Forgery {
+    pub(crate) fn of(flow: &FlowKey, source_mac: [u8; 6], destination_mac: [u8; 6]) -> Forgery {
         Forgery {
             source_mac,
             destination_mac,
@@ -50,7 +50,7 @@ impl Forgery {
     }
 
     /// Returns the frame as it is written to a tap.
-    pub fn frame(&self) -> Vec<u8> {
+    pub(crate) fn frame(&self) -> Vec<u8> {
         let mut frame = vec![0; VNET_HEADER];
         frame.extend(self.destination_mac);
         frame.extend(self.source_mac);
@@ -101,7 +101,7 @@ impl Forgery {
 }
 
 /// An ARP reply that claims the address.
-pub fn arp(source_mac: [u8; 6], claimed: Ipv4Addr, told: Ipv4Addr) -> Vec<u8> {
+pub(crate) fn arp(source_mac: [u8; 6], claimed: Ipv4Addr, told: Ipv4Addr) -> Vec<u8> {
     let mut frame = vec![0; VNET_HEADER];
     frame.extend([0xff; 6]);
     frame.extend(source_mac);
@@ -115,11 +115,11 @@ pub fn arp(source_mac: [u8; 6], claimed: Ipv4Addr, told: Ipv4Addr) -> Vec<u8> {
     frame
 }
 
-pub fn is_marked(frame: &[u8]) -> bool {
+pub(crate) fn is_marked(frame: &[u8]) -> bool {
     frame.windows(MARK.len()).any(|window| window == MARK)
 }
 
-pub fn v4(address: IpAddr) -> Ipv4Addr {
+pub(crate) fn v4(address: IpAddr) -> Ipv4Addr {
     match address {
         IpAddr::V4(address) => address,
         IpAddr::V6(_) => panic!("the tests use IPv4"),

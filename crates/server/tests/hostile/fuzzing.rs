@@ -4,7 +4,7 @@
 //!
 //! `PORTOLAN_TEST_SECONDS` extends it, `PORTOLAN_FUZZ_SEED` selects other requests.
 
-pub mod values;
+pub(crate) mod values;
 
 use std::fs::File;
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -39,13 +39,13 @@ const REQUESTS: usize = 400;
 /// Extensions go to the loader, which is a thread: most requests are others.
 const BETWEEN_HANDLERS: usize = 40;
 
-pub fn parameter(name: &str, usual: u64) -> u64 {
+pub(crate) fn parameter(name: &str, usual: u64) -> u64 {
     let chosen = std::env::var(name).ok();
     chosen.and_then(|text| text.parse().ok()).unwrap_or(usual)
 }
 
 /// A client that sends random requests.
-pub struct Hostile {
+pub(crate) struct Hostile {
     connection: Connection,
     known: Known,
     /// Descriptors of its own sessions, and those received from the server.
@@ -55,7 +55,7 @@ pub struct Hostile {
 
 impl Hostile {
     /// One in four sends no `Hello` first.
-    pub fn start(path: &Path, random: &mut Random) -> Hostile {
+    pub(crate) fn start(path: &Path, random: &mut Random) -> Hostile {
         let connection = await_some("a connection", || Connection::connect(path).ok());
         let mut hostile = Hostile {
             connection,
@@ -215,7 +215,7 @@ fn extension(known: &Known, random: &mut Random) -> RequestBody {
 }
 
 /// Sends one request; a client that was disconnected is replaced.
-pub fn act(path: &Path, clients: &mut [Hostile], random: &mut Random) {
+pub(crate) fn act(path: &Path, clients: &mut [Hostile], random: &mut Random) {
     let chosen = random.below(clients.len());
     let hostile = &mut clients[chosen];
     let body = if random.once_in(BETWEEN_HANDLERS) {

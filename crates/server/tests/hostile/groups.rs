@@ -20,7 +20,7 @@ const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 77, 1, 1));
 /// More requests than any process may have granted.
 const FLOOD: u32 = 500;
 
-pub fn bind(library: &mut Library) -> (SessionId, Near) {
+pub(crate) fn bind(library: &mut Library) -> (SessionId, Near) {
     let (reply, near) = library.bind(Protocol::Udp, SocketAddr::new(Bed::A4, 0), Slot(0));
     match reply {
         ReplyBody::Bound { session, .. } => (session, near),
@@ -49,13 +49,13 @@ fn ask(library: &mut Library, session: SessionId, change: GroupChange) -> ReplyB
     library.client.ask_with(request, &[]).0
 }
 
-pub fn join(library: &mut Library, session: SessionId) {
+pub(crate) fn join(library: &mut Library, session: SessionId) {
     let reply = ask(library, session, change(GroupAction::Join, GROUP, None));
     assert!(matches!(reply, ReplyBody::Joined { .. }), "{reply:?}");
 }
 
 /// Leaves what [`join`] joined, without waiting for an answer.
-pub fn leave_unheard(library: &mut Library, session: SessionId) {
+pub(crate) fn leave_unheard(library: &mut Library, session: SessionId) {
     let metastate = library.metastate();
     let device = metastate.interfaces.iter().find(|i| i.managed).unwrap();
     let change = GroupChange {
@@ -66,7 +66,7 @@ pub fn leave_unheard(library: &mut Library, session: SessionId) {
     library.client.send(request, &[]);
 }
 
-pub fn kernel_socket(library: &mut Library, session: SessionId) -> OwnedFd {
+pub(crate) fn kernel_socket(library: &mut Library, session: SessionId) -> OwnedFd {
     let (reply, mut fds) = library.client.ask_with(
         RequestBody::KernelSocket {
             session,

@@ -78,7 +78,7 @@ fn modest_cpu() -> Cpu {
 }
 
 /// Returns every request about a scope.
-pub fn requests_about(scope: &Scope) -> Vec<QosRequest> {
+pub(crate) fn requests_about(scope: &Scope) -> Vec<QosRequest> {
     let scope = || scope.clone();
     let ends = [Kind::Transmit, Kind::Receive, Kind::Cpu].map(|kind| QosRequest::Delete {
         scope: scope(),

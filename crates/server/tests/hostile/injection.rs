@@ -25,15 +25,15 @@ const IPV4: usize = ETHERNET + 20;
 const TCP: usize = IPV4 + 20;
 
 /// Sends frames of any kind by a host's device.
-pub struct Injector(OwnedFd);
+pub(crate) struct Injector(OwnedFd);
 
 impl Injector {
-    pub fn of(host: &Namespace) -> Injector {
+    pub(crate) fn of(host: &Namespace) -> Injector {
         host.enter(Injector::here)
     }
 
     /// Opens one in the caller's namespace.
-    pub fn here() -> Injector {
+    pub(crate) fn here() -> Injector {
         let everything = 0x0003_u16.to_be();
         let protocol = std::num::NonZero::new(u32::from(everything)).map(Protocol::from_raw);
         let flags = SocketFlags::CLOEXEC;
@@ -60,14 +60,14 @@ impl Injector {
     }
 
     /// Sends a frame; it is lost if the device cannot take it.
-    pub fn send(&self, frame: &[u8]) {
+    pub(crate) fn send(&self, frame: &[u8]) {
         let _ = send(&self.0, frame, SendFlags::DONTWAIT);
     }
 }
 
 /// A possible segment of a connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Segment<'a> {
+pub(crate) struct Segment<'a> {
     pub from: SocketAddr,
     pub to: SocketAddr,
     pub sequence: u32,
@@ -78,7 +78,7 @@ pub struct Segment<'a> {
 }
 
 impl Segment<'_> {
-    pub fn frame(&self, source: [u8; 6], destination: [u8; 6]) -> Vec<u8> {
+    pub(crate) fn frame(&self, source: [u8; 6], destination: [u8; 6]) -> Vec<u8> {
         let options = match self.timestamps {
             Some(values) => [&[1, 1, 8, 10][..], &values].concat(),
             None => Vec::new(),

@@ -30,7 +30,7 @@ use crate::soak::holdings::rows_of_flows;
 use crate::{Victim, as_nobody, assert_serves_others, hostile_library, open_to_b, refused};
 
 /// One end, held by a process.
-pub struct End {
+pub(crate) struct End {
     pub id: SessionId,
     rings: Arc<Rings>,
     local: Local,
@@ -50,7 +50,7 @@ impl End {
     }
 
     /// Does what a library does before it sleeps on its notifier.
-    pub fn sleep(&mut self) {
+    pub(crate) fn sleep(&mut self) {
         self.local.look(clock::now());
         self.local.arm(WakeBy::Notifier);
     }
@@ -64,7 +64,7 @@ impl End {
 }
 
 /// Opens a stream from `opener` to `accepter`.
-pub fn introduce(opener: &mut Library, accepter: &mut Library) -> (End, End) {
+pub(crate) fn introduce(opener: &mut Library, accepter: &mut Library) -> (End, End) {
     let (_, address, listener) = accepter.listen(([127, 0, 0, 1], 0).into(), 5);
     let (reply, near, _) = opener.connect(Protocol::Tcp, address);
     let ReplyBody::Connecting { session, .. } = reply else {
@@ -92,7 +92,7 @@ pub fn introduce(opener: &mut Library, accepter: &mut Library) -> (End, End) {
     (opened, End::new(session, &fds[0], side, near))
 }
 
-pub fn scribble(end: &End, value: u64) {
+pub(crate) fn scribble(end: &End, value: u64) {
     let rings = &end.rings;
     for side in [Side::Opener, Side::Accepter] {
         let end = rings.ends().of(side);
@@ -148,7 +148,7 @@ fn rubbish_in_a_local_session_ends_that_session_only() {
 }
 
 /// False flags that the opener's end may set before its process dies.
-pub const LIES: [u32; 4] = [
+pub(crate) const LIES: [u32; 4] = [
     flags::CLOSED,
     flags::FIN | flags::CLOSED,
     flags::RESET,
@@ -156,7 +156,7 @@ pub const LIES: [u32; 4] = [
 ];
 
 /// Marks the hostile end as ended, without notifying anyone.
-pub fn end_in_silence(hostile: &End, lie: u32) {
+pub(crate) fn end_in_silence(hostile: &End, lie: u32) {
     let ends = hostile.rings.ends();
     ends.opener.sent.0.flags.store(lie, Relaxed);
     ends.accepter.notifier.0.number.store(holder::NONE, Relaxed);
@@ -388,7 +388,7 @@ fn await_some_or_wake(what: &str, end: &End, mut has_come: impl FnMut() -> bool)
 }
 
 /// Makes the server relay `count` sessions, and notifies it once of data written to all.
-pub fn ring_for_many(
+pub(crate) fn ring_for_many(
     hostile: &mut Library,
     accepter: &mut Library,
     count: usize,

@@ -28,7 +28,7 @@ fn bind(
 }
 
 /// Shows `shown` and binds, without waiting for an answer.
-pub fn try_to_bind(library: &mut Library, shown: BorrowedFd<'_>) {
+pub(crate) fn try_to_bind(library: &mut Library, shown: BorrowedFd<'_>) {
     library.client.send(RequestBody::ShowRight, &[shown]);
     let bind = RequestBody::Bind {
         session: SessionRef::New,
@@ -47,7 +47,7 @@ fn show(library: &mut Library, socket: BorrowedFd<'_>) {
     assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
 }
 
-pub fn assert_refused(library: &mut Library, shown: Option<BorrowedFd<'_>>) {
+pub(crate) fn assert_refused(library: &mut Library, shown: Option<BorrowedFd<'_>>) {
     for protocol in [Protocol::Tcp, Protocol::Udp] {
         let (reply, _) = bind(library, protocol, shown);
         assert!(is_refused(&reply), "{reply:?}");

@@ -15,10 +15,10 @@ use crate::{Victim, as_nobody, assert_serves_others, hostile_library, open_to_b}
 const PAGE: usize = 4096;
 
 /// One page of shared memory, writable.
-pub struct Page(NonNull<u64>);
+pub(crate) struct Page(NonNull<u64>);
 
 impl Page {
-    pub fn map(fd: &OwnedFd) -> Page {
+    pub(crate) fn map(fd: &OwnedFd) -> Page {
         let access = ProtFlags::READ | ProtFlags::WRITE;
         // SAFETY: a new mapping, at an address that the kernel chooses.
         let mapped = unsafe {
@@ -34,7 +34,7 @@ impl Page {
         Page(NonNull::new(mapped.unwrap().cast()).unwrap())
     }
 
-    pub fn fill(&self, value: u64) {
+    pub(crate) fn fill(&self, value: u64) {
         for index in 0..PAGE / size_of::<u64>() {
             // SAFETY: inside the page, which is mapped while `self` lives; aligned.
             unsafe { self.0.add(index).write_volatile(value) };

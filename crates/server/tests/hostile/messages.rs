@@ -27,7 +27,7 @@ fn remote() -> SocketAddr {
 }
 
 /// Returns every request that can name `session`.
-pub fn requests_about(session: SessionId) -> Vec<RequestBody> {
+pub(crate) fn requests_about(session: SessionId) -> Vec<RequestBody> {
     let known = SessionRef::Known(session);
     vec![
         RequestBody::Cache {
@@ -175,7 +175,7 @@ fn messages_of_any_size_and_content_end_at_worst_the_connection() {
 }
 
 /// Returns pairs of descriptors for a new session, at least one of which is unsuitable.
-pub fn wrong_pairs(control: BorrowedFd<'_>) -> Vec<(&'static str, Vec<OwnedFd>)> {
+pub(crate) fn wrong_pairs(control: BorrowedFd<'_>) -> Vec<(&'static str, Vec<OwnedFd>)> {
     let file = || OwnedFd::from(File::open("/dev/null").unwrap());
     let own = || control.try_clone_to_owned().unwrap();
     let pair = || socket_pair(PairKind::Stream).unwrap();

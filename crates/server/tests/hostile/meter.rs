@@ -30,7 +30,7 @@ use crate::common::{Client, Library, Near, control_path};
 use crate::{PROMPT, TIMEOUT, echo, status};
 
 /// Not the attacker, and without root's reserves.
-pub const VICTIM: u32 = 60_001;
+pub(crate) const VICTIM: u32 = 60_001;
 
 /// Duration of the measurement before the attack.
 const QUIET: Duration = Duration::from_millis(400);
@@ -98,7 +98,7 @@ impl Probe {
 
 /// Samples of each probe.
 #[derive(Clone, Debug, Default)]
-pub struct Samples([Vec<Duration>; Probe::ALL.len()]);
+pub(crate) struct Samples([Vec<Duration>; Probe::ALL.len()]);
 
 impl Samples {
     fn add(&mut self, probe: Probe, took: Duration) {
@@ -125,7 +125,7 @@ impl Samples {
 }
 
 /// At least one of several samples lies beyond it.
-pub fn percentile(samples: &[Duration], percent: usize) -> Duration {
+pub(crate) fn percentile(samples: &[Duration], percent: usize) -> Duration {
     let mut sorted = samples.to_vec();
     sorted.sort_unstable();
     let beyond = (sorted.len() * (100 - percent)).div_ceil(100);
@@ -134,7 +134,7 @@ pub fn percentile(samples: &[Duration], percent: usize) -> Duration {
 }
 
 /// Measurements without and during an attack.
-pub struct Comparison {
+pub(crate) struct Comparison {
     quiet: Samples,
     during: Samples,
 }
@@ -159,7 +159,7 @@ impl Comparison {
     }
 
     /// Opens may take `open`, plus the machine's lateness. Starts are not judged by a few.
-    pub fn assert_unharmed_with_opens_of(&self, open: Duration) {
+    pub(crate) fn assert_unharmed_with_opens_of(&self, open: Duration) {
         let mut harmed = self.harmed();
         harmed.retain(|probe| match probe {
             Probe::Start => self.during.0[Probe::Start as usize].len() >= STARTS_TO_JUDGE,
@@ -194,10 +194,10 @@ impl fmt::Display for Comparison {
 }
 
 /// Another thread answers each byte.
-pub struct Machine(UnixStream);
+pub(crate) struct Machine(UnixStream);
 
 impl Machine {
-    pub fn start() -> Machine {
+    pub(crate) fn start() -> Machine {
         let (near, mut far) = UnixStream::pair().unwrap();
         thread::spawn(move || {
             let mut byte = [0];
@@ -206,7 +206,7 @@ impl Machine {
         Machine(near)
     }
 
-    pub fn ask(&mut self) {
+    pub(crate) fn ask(&mut self) {
         self.0.write_all(&[1]).unwrap();
         self.0.read_exact(&mut [0]).unwrap();
     }
@@ -353,7 +353,7 @@ impl Drop for Alone {
 }
 
 /// Measures until it is finished.
-pub struct Meter {
+pub(crate) struct Meter {
     _alone: Alone,
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<Comparison>>,
@@ -362,18 +362,18 @@ pub struct Meter {
 impl Meter {
     /// Starts with a victim of its own user on host `a`, whose server runs. Returns after the measurement before the
     /// attack.
-    pub fn start(bed: &Bed) -> Meter {
+    pub(crate) fn start(bed: &Bed) -> Meter {
         let quiet = QUIET;
         Meter::start_with(bed, Plan { uid: VICTIM, quiet })
     }
 
     /// Likewise, with a longer measurement before the attack.
-    pub fn start_slowly(bed: &Bed, quiet: Duration) -> Meter {
+    pub(crate) fn start_slowly(bed: &Bed, quiet: Duration) -> Meter {
         Meter::start_with(bed, Plan { uid: VICTIM, quiet })
     }
 
     /// Starts with root as the victim, where others may take everything but root's reserve.
-    pub fn start_as_root(bed: &Bed) -> Meter {
+    pub(crate) fn start_as_root(bed: &Bed) -> Meter {
         let quiet = QUIET;
         Meter::start_with(bed, Plan { uid: 0, quiet })
     }
@@ -418,14 +418,14 @@ impl Meter {
     }
 
     /// Ends the measurement; fails if the attack has harmed the victim.
-    pub fn finish(self) {
+    pub(crate) fn finish(self) {
         let comparison = self.compared();
         eprintln!("{comparison}");
         comparison.assert_unharmed();
     }
 
     /// The same where the attack has nothing to do with starts: those wait for the kernel, too, wherever others make devices.
-    pub fn finish_but_for_starts(self) {
+    pub(crate) fn finish_but_for_starts(self) {
         let comparison = self.compared();
         eprintln!("{comparison}");
         let mut harmed = comparison.harmed();
@@ -434,7 +434,7 @@ impl Meter {
     }
 
     /// The attack is over.
-    pub fn compared(mut self) -> Comparison {
+    pub(crate) fn compared(mut self) -> Comparison {
         self.compare()
     }
 

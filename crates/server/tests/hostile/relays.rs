@@ -21,7 +21,11 @@ use crate::meter::Meter;
 const MOST_KIB: u64 = 80 << 10;
 
 /// Ends when the session is no longer relayed, or after `duration`. Returns how often the session was asked for.
-pub fn reclaim_while_it_is_filled(path: &Path, peer: SocketAddr, duration: Duration) -> usize {
+pub(crate) fn reclaim_while_it_is_filled(
+    path: &Path,
+    peer: SocketAddr,
+    duration: Duration,
+) -> usize {
     let mut library = Library::start(path);
     let (id, near, slot) = library.open(peer);
     library.flush(id, slot, AfterFlush::Relay(Reader::Sender));

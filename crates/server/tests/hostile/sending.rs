@@ -20,20 +20,20 @@ use crate::handlers::{
 use crate::meter::Meter;
 use crate::{NOBODY, Victim, assert_serves_others, counter, hostile_library};
 
-pub const REPLACE: i32 = 5;
-pub const COPY: i32 = 6;
+pub(crate) const REPLACE: i32 = 5;
+pub(crate) const COPY: i32 = 6;
 
 /// Behind the view.
-pub const COPIES: i16 = VIEW;
-pub const DESTINATIONS: i16 = VIEW + 8;
-pub const DESTINATION: i16 = 24;
+pub(crate) const COPIES: i16 = VIEW;
+pub(crate) const DESTINATIONS: i16 = VIEW + 8;
+pub(crate) const DESTINATION: i16 = 24;
 
 /// The source fields of a view.
-pub const LOCAL: i16 = 16;
-pub const LOCAL_PORT: i16 = 48;
+pub(crate) const LOCAL: i16 = 16;
+pub(crate) const LOCAL_PORT: i16 = 48;
 const FROM_PORT: i16 = 98;
 
-pub fn sending(code: Code) -> Code {
+pub(crate) fn sending(code: Code) -> Code {
     Code {
         direction: Direction::Send,
         ..code
@@ -41,7 +41,7 @@ pub fn sending(code: Code) -> Code {
 }
 
 /// Sets destinations, and makes copies to the first `count` of them.
-pub fn copies_to(destinations: &[SocketAddr], count: i32) -> Code {
+pub(crate) fn copies_to(destinations: &[SocketAddr], count: i32) -> Code {
     let mut instructions = vec![op(0x62, 1, 0, COPIES, count)];
     for (index, to) in (0..).zip(destinations) {
         let at = DESTINATIONS + index * DESTINATION;
@@ -60,7 +60,7 @@ pub fn copies_to(destinations: &[SocketAddr], count: i32) -> Code {
 }
 
 /// A hostile program that writes frames of its own to its tap.
-pub struct Sender {
+pub(crate) struct Sender {
     pub owner: Owner,
     source: [u8; 6],
     next_hop: [u8; 6],
@@ -68,7 +68,7 @@ pub struct Sender {
 
 impl Sender {
     /// The victim has made the neighbour known.
-    pub fn start(path: &Path, _victim: &Victim) -> Sender {
+    pub(crate) fn start(path: &Path, _victim: &Victim) -> Sender {
         let owner = Owner::start(path);
         let (source, next_hop) = macs(&owner.library);
         Sender {
@@ -78,7 +78,7 @@ impl Sender {
         }
     }
 
-    pub fn frame(&self, to: SocketAddr) -> Vec<u8> {
+    pub(crate) fn frame(&self, to: SocketAddr) -> Vec<u8> {
         let flow = FlowKey {
             protocol: Protocol::Udp,
             local: self.owner.port,
@@ -96,14 +96,14 @@ impl Sender {
     }
 }
 
-pub fn assert_hears(peer: &UdpSocket, expected: &[u8]) {
+pub(crate) fn assert_hears(peer: &UdpSocket, expected: &[u8]) {
     let mut heard = [0; 2048];
     let length = peer.recv(&mut heard).expect("a datagram");
     assert_eq!(&heard[..length], expected);
 }
 
 /// Checks that nothing is queued that was not received: what is sent now is the next.
-pub fn assert_nothing_waits(peer: &UdpSocket) {
+pub(crate) fn assert_nothing_waits(peer: &UdpSocket) {
     peer.set_nonblocking(true).unwrap();
     let heard = peer.recv(&mut [0; 64]);
     assert!(heard.is_err(), "{heard:?}");

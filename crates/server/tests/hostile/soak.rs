@@ -7,7 +7,7 @@
 
 mod attackers;
 mod bystanders;
-pub mod holdings;
+pub(crate) mod holdings;
 mod wire;
 
 use std::time::{Duration, Instant};

@@ -58,7 +58,7 @@ const SET_STRING: usize = 1;
 const CREATE: usize = 6;
 
 /// A file system with one file, its root, which is not in the file tree.
-pub struct StallingFile {
+pub(crate) struct StallingFile {
     file: Option<OwnedFd>,
     flushes: Arc<AtomicUsize>,
     reads: Arc<AtomicUsize>,
@@ -69,7 +69,7 @@ pub struct StallingFile {
 
 impl StallingFile {
     /// Mounts it, as root: a close of its file does not return before `self` is dropped.
-    pub fn mount() -> StallingFile {
+    pub(crate) fn mount() -> StallingFile {
         let device = OpenOptions::new()
             .read(true)
             .write(true)
@@ -125,7 +125,7 @@ impl StallingFile {
     }
 
     /// Returns how many closes are blocked.
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         self.flushes.load(Ordering::Relaxed)
     }
 }
@@ -272,7 +272,7 @@ fn attributes() -> [u8; ATTR_OUT] {
 
 /// Runs `action` on a thread with a descriptor table of its own: otherwise a program started by another test at this
 /// time would inherit the file, and close it.
-pub fn with_own_descriptors<T: Send>(action: impl FnOnce() -> T + Send) -> T {
+pub(crate) fn with_own_descriptors<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let alone = scope.spawn(|| {
             // SAFETY: `action` uses no earlier descriptor but the standard ones.

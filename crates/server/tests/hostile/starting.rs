@@ -43,7 +43,7 @@ fn median(mut times: Vec<Duration>) -> Duration {
 }
 
 /// Returns how often it was served.
-pub fn start_and_leave(path: &Path, is_over: impl Fn() -> bool) -> u32 {
+pub(crate) fn start_and_leave(path: &Path, is_over: impl Fn() -> bool) -> u32 {
     let mut served = 0;
     while !is_over() {
         let mut client = Client::greeting(path);

@@ -37,7 +37,7 @@ fn notifier_of_peer(library: &mut Library, session: SessionId) -> OwnedFd {
 }
 
 /// The server resets what the opener leaves behind, and notifies the accepter.
-pub fn die_beside_a_clogged_notifier(path: &Path) {
+pub(crate) fn die_beside_a_clogged_notifier(path: &Path) {
     let (mut opener, mut accepter) = (hostile_library(path), hostile_library(path));
     let (opened, mut accepted) = introduce(&mut opener, &mut accepter);
     let notifier = notifier_of_peer(&mut opener, opened.id);
@@ -47,7 +47,10 @@ pub fn die_beside_a_clogged_notifier(path: &Path) {
 }
 
 /// The server recalls the session from the holder.
-pub fn have_a_clogged_holder_recalled(path: &Path, peer: SocketAddr) -> (Library, Library, Near) {
+pub(crate) fn have_a_clogged_holder_recalled(
+    path: &Path,
+    peer: SocketAddr,
+) -> (Library, Library, Near) {
     let (mut holder, mut other) = (hostile_library(path), hostile_library(path));
     let (session, near, slot) = holder.open(peer);
     clog(holder.recall_event.as_fd());

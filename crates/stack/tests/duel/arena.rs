@@ -25,7 +25,7 @@ const COVERED_V4: usize = 14;
 const COVERED_V6: usize = 22;
 
 #[derive(Clone, Debug, TypeGenerator)]
-pub struct Setup {
+pub(crate) struct Setup {
     family: u8,
     flags: u8,
     congestion: u8,
@@ -35,7 +35,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    pub const fn plain(family: u8) -> Setup {
+    pub(crate) const fn plain(family: u8) -> Setup {
         Setup {
             family,
             flags: 0,
@@ -73,7 +73,7 @@ impl Setup {
 
 /// `who` is true for the second host.
 #[derive(Clone, Debug, TypeGenerator)]
-pub enum Step {
+pub(crate) enum Step {
     Write {
         who: bool,
         bytes: u16,
@@ -114,7 +114,7 @@ pub enum Step {
     Calm(u8),
 }
 
-pub struct Arena {
+pub(crate) struct Arena {
     now: Instant,
     hosts: [Host; 2],
     width: u32,
@@ -122,7 +122,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    pub fn new(setup: &Setup) -> Arena {
+    pub(crate) fn new(setup: &Setup) -> Arena {
         let (one, two) = match setup.family % 2 {
             0 => ("10.0.0.1:1000", "10.0.0.2:2000"),
             _ => ("[fd00::1]:1000", "[fd00::2]:2000"),
@@ -146,20 +146,20 @@ impl Arena {
         arena
     }
 
-    pub fn strays(&self) -> u32 {
+    pub(crate) fn strays(&self) -> u32 {
         self.hosts[0].strays + self.hosts[1].strays
     }
 
-    pub fn reports(&self) -> u32 {
+    pub(crate) fn reports(&self) -> u32 {
         self.reports
     }
 
     /// Bytes that the second host has read.
-    pub fn delivered(&self) -> u64 {
+    pub(crate) fn delivered(&self) -> u64 {
         self.hosts[1].read
     }
 
-    pub fn run(&mut self, steps: &[Step]) {
+    pub(crate) fn run(&mut self, steps: &[Step]) {
         for step in steps {
             self.apply(step);
             for host in &mut self.hosts {
@@ -330,7 +330,7 @@ impl Arena {
     // ---- rest ----
 
     /// The path stays narrow but is otherwise reliable; the users read, then close.
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let mut wire = VecDeque::new();
         self.go_on(&mut wire, TIMEOUT, Arena::is_delivered, "the streams");
         for who in [0, 1] {

@@ -17,7 +17,7 @@ const TCP: u8 = 6;
 
 /// A packet on the wire, and what an observer parses of it.
 #[derive(Clone, Debug)]
-pub struct Flying {
+pub(crate) struct Flying {
     pub frame: Vec<u8>,
     pub header: TcpHeader,
     pub payload: usize,
@@ -25,7 +25,7 @@ pub struct Flying {
 
 impl Flying {
     /// Bytes of the IP packet.
-    pub fn length(&self) -> usize {
+    pub(crate) fn length(&self) -> usize {
         self.frame.len() - ethernet::HEADER_LEN
     }
 }
@@ -97,7 +97,7 @@ impl Parsed<'_> {
 }
 
 /// Cuts a frame by its virtio-net header, as the card does.
-pub fn cut(frame: &[u8]) -> Vec<Flying> {
+pub(crate) fn cut(frame: &[u8]) -> Vec<Flying> {
     let (vnet, frame) = VnetHeader::parse(frame).expect("a virtio-net header");
     let parsed = parse(frame);
     let (header, length) = TcpHeader::parse(parsed.body).expect("a TCP header");
@@ -134,7 +134,7 @@ fn finish(parsed: &Parsed<'_>, header: TcpHeader, payload: &[u8]) -> Flying {
 }
 
 /// The error of a router that cannot forward `flying`, addressed to its sender.
-pub fn too_big(flying: &Flying, mtu: u32) -> Vec<u8> {
+pub(crate) fn too_big(flying: &Flying, mtu: u32) -> Vec<u8> {
     let packet = &flying.frame[ethernet::HEADER_LEN..];
     let error = IcmpMessage::Error(IcmpError {
         cause: Cause::TooBig { mtu },

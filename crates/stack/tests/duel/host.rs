@@ -26,7 +26,7 @@ struct Row {
     generation: Generation,
 }
 
-pub struct Host {
+pub(crate) struct Host {
     pub flow: FlowKey,
     pub config: Config,
     holders: [Stack; 2],
@@ -67,7 +67,7 @@ impl Wire for Card {
 }
 
 impl Host {
-    pub fn new(now: Instant, local: SocketAddr, remote: SocketAddr, config: Config) -> Host {
+    pub(crate) fn new(now: Instant, local: SocketAddr, remote: SocketAddr, config: Config) -> Host {
         Host {
             flow: FlowKey {
                 protocol: Protocol::Tcp,
@@ -94,7 +94,7 @@ impl Host {
 
     // ---- sessions ----
 
-    pub fn connect(&mut self, now: Instant) {
+    pub(crate) fn connect(&mut self, now: Instant) {
         let (local, remote) = (self.flow.local.port(), self.flow.remote.port());
         let connection = Connection::connect(&self.config, local, remote, self.iss, now);
         let session = TcpSession::new(SessionId(1), self.flow, connection);
@@ -114,7 +114,7 @@ impl Host {
     }
 
     /// The session migrates to the other holder by capsule.
-    pub fn move_session(&mut self, now: Instant) {
+    pub(crate) fn move_session(&mut self, now: Instant) {
         let Some(row) = self.row.take() else { return };
         let Some(Session::Tcp(session)) = self.holders[row.holder].remove(row.slot) else {
             panic!("the row names no session: {row:?}");
@@ -135,13 +135,13 @@ impl Host {
         self.hold(now, 1 - row.holder, session);
     }
 
-    pub fn connection(&mut self) -> Option<&mut Connection> {
+    pub(crate) fn connection(&mut self) -> Option<&mut Connection> {
         let row = self.row?;
         let session = self.holders[row.holder].tcp(row.slot)?;
         Some(&mut session.connection)
     }
 
-    pub fn touch(&mut self) {
+    pub(crate) fn touch(&mut self) {
         if let Some(row) = self.row {
             self.holders[row.holder].touch(row.slot);
         }
@@ -150,7 +150,7 @@ impl Host {
     // ---- frames ----
 
     /// A frame arrives: the filter assigns it to the holder of the session.
-    pub fn filter(&mut self, now: Instant, frame: Vec<u8>, flags: u16) {
+    pub(crate) fn filter(&mut self, now: Instant, frame: Vec<u8>, flags: u16) {
         let Some(row) = self.row else {
             return self.refuse_or_accept(now, &frame, flags);
         };
@@ -165,7 +165,7 @@ impl Host {
     }
 
     /// Both holders process what the filter delivered to them.
-    pub fn poll(&mut self, now: Instant) {
+    pub(crate) fn poll(&mut self, now: Instant) {
         for (holder, record, frame) in core::mem::take(&mut self.ring) {
             let input = self.holders[holder].input(now, &record, &frame);
             if matches!(input, Input::Unclaimed(_)) {
@@ -208,7 +208,7 @@ impl Host {
         }
     }
 
-    pub fn output(&mut self, now: Instant) {
+    pub(crate) fn output(&mut self, now: Instant) {
         let mut card = Card::default();
         for holder in &mut self.holders {
             holder.output(now, &self.routes, &mut card);
@@ -229,11 +229,11 @@ impl Host {
         }
     }
 
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         self.holders.iter().filter_map(Stack::deadline).min()
     }
 
-    pub fn expire(&mut self, now: Instant) {
+    pub(crate) fn expire(&mut self, now: Instant) {
         for holder in &mut self.holders {
             holder.expire(now);
         }
@@ -267,7 +267,7 @@ impl Host {
     }
 
     /// A genuine packet of the peer arrived undamaged.
-    pub fn note_arrived(&mut self, scale: u8, packet: &Flying) {
+    pub(crate) fn note_arrived(&mut self, scale: u8, packet: &Flying) {
         let header = &packet.header;
         if header.flags.contains(TcpFlags::RST) || !header.flags.contains(TcpFlags::ACK) {
             return;
@@ -279,12 +279,12 @@ impl Host {
     }
 
     /// The stream of this host, in which misplaced bytes are detectable.
-    pub fn byte(&self, position: u64) -> u8 {
+    pub(crate) fn byte(&self, position: u64) -> u8 {
         let salt = u64::from(self.flow.local.port());
         ((position ^ salt).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
     }
 
-    pub fn check(&mut self) {
+    pub(crate) fn check(&mut self) {
         if let Some(connection) = self.connection() {
             assert_eq!(connection.validate(), Ok(()), "{connection:?}");
         }

@@ -9,13 +9,13 @@ use std::{
 use libc::{AF_INET, AF_INET6, sockaddr, sockaddr_in, sockaddr_in6, sockaddr_storage, socklen_t};
 
 /// An address with room for any family.
-pub struct Raw {
+pub(super) struct Raw {
     storage: sockaddr_storage,
     pub length: socklen_t,
 }
 
 impl Raw {
-    pub fn empty() -> Self {
+    pub(super) fn empty() -> Self {
         // SAFETY: zeros are an address of the family AF_UNSPEC.
         let storage: sockaddr_storage = unsafe { zeroed() };
         Self {
@@ -24,15 +24,15 @@ impl Raw {
         }
     }
 
-    pub fn set_family(&mut self, family: u16) {
+    pub(super) fn set_family(&mut self, family: u16) {
         self.storage.ss_family = family;
     }
 
-    pub fn pointer(&self) -> *const sockaddr {
+    pub(super) fn pointer(&self) -> *const sockaddr {
         ptr::from_ref(&self.storage).cast()
     }
 
-    pub fn pointer_mut(&mut self) -> *mut sockaddr {
+    pub(super) fn pointer_mut(&mut self) -> *mut sockaddr {
         ptr::from_mut(&mut self.storage).cast()
     }
 }
@@ -64,7 +64,7 @@ impl From<SocketAddr> for Raw {
 }
 
 /// Returns the address that a call left in `raw`; the wildcard address and port 0 if its family is unknown.
-pub fn decoded(raw: &Raw) -> SocketAddr {
+pub(super) fn decoded(raw: &Raw) -> SocketAddr {
     match i32::from(raw.storage.ss_family) {
         AF_INET => {
             // SAFETY: the storage is large enough and aligned for any address.

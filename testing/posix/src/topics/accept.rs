@@ -8,7 +8,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let port = side.port();
     if side.is_server() {
         serve(side, port);

@@ -13,7 +13,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let socket = side.connection();
     if side.is_server() {
         let mut buffer = [0; 9];

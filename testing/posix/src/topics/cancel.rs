@@ -10,7 +10,7 @@ use crate::{
 
 const MOMENT: Duration = Duration::from_millis(80);
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     for (name, body) in threads::WAITS {
         let socket = side.connection();
         let waited_on = match name {

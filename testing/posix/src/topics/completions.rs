@@ -11,7 +11,7 @@ use crate::call::{self, DATAGRAM, Fd, STREAM};
 use crate::show::{events, told};
 use crate::side::Side;
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     stream(side);
     inherited(side);
     datagrams(side);

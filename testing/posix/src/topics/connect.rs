@@ -10,7 +10,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let (open, closed, early) = (side.port(), side.port(), side.port());
     if side.is_server() {
         side.listener(open);

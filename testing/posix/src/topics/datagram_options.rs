@@ -16,7 +16,7 @@ use crate::{
 const UDP_CORK: c_int = 1;
 const GROUP: [u8; 4] = [239, 77, 0, 9];
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let (port, closed) = (side.port(), side.port());
     let socket = side.socket(DATAGRAM);
     if side.is_server() {

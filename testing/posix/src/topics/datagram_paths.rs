@@ -15,7 +15,7 @@ use crate::{
     topics::datagram_options::echo,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let (port, closed, deaf) = (side.port(), side.port(), side.port());
     let socket = side.socket(DATAGRAM);
     if side.is_server() {

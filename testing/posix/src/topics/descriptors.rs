@@ -13,7 +13,7 @@ use crate::{
 
 const SIOCATMARK: u64 = 0x8905;
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let connected = side.connection();
     for (kind, name) in [(STREAM, "stream"), (DATAGRAM, "datagram")] {
         flags(side, name, kind);

@@ -13,7 +13,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     reset_after_end(side);
     peeked_without_copy(side);
     both_ended(side);

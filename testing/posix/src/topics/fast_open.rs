@@ -11,7 +11,7 @@ use crate::{
 /// `TCPI_OPT_SYN_DATA`.
 const SYN_DATA: u8 = 32;
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     // Kernels act as servers only if enabled; each host of the bed has its own setting.
     let _ = std::fs::write("/proc/sys/net/ipv4/tcp_fastopen", "3");
     let port = side.port();

@@ -13,7 +13,7 @@ use crate::{
 /// Null, an address in the first page, and one beyond any program's memory.
 const BAD: [(&str, usize); 3] = [("null", 0), ("first page", 64), ("beyond", usize::MAX - 64)];
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     if !side.is_server() {
         for (name, bad) in BAD {
             addresses(side, name, bad);

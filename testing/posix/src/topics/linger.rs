@@ -10,7 +10,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     reset(side, "linger zero", |socket| {
         let none = linger {
             l_onoff: 1,

@@ -8,7 +8,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     for (name, is_reusing) in [("stopped", false), ("stopped, reusing", true)] {
         stopped(side, name, is_reusing);
     }

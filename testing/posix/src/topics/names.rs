@@ -6,7 +6,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let port = side.port();
     let listener = side.is_server().then(|| side.listener(port));
     side.step();

@@ -158,7 +158,7 @@ const TCP: &[Row] = &[
     ("unknown of IPPROTO_TCP", IPPROTO_TCP, 9999, 1),
 ];
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let connected = side.connection();
     if side.is_server() {
         side.step();

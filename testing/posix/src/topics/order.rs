@@ -20,7 +20,7 @@ const COUNT: usize = 5;
 const STEP: Duration = Duration::from_millis(5);
 const MOMENT: Duration = Duration::from_millis(100);
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let sockets: Vec<Fd> = (0..COUNT).map(|_| side.connection()).collect();
     for socket in &sockets {
         call::set_option(*socket, IPPROTO_TCP, TCP_NODELAY, &1).expect("TCP_NODELAY");

@@ -14,7 +14,7 @@ const F_SETSIG: i32 = 10;
 const F_GETSIG: i32 = 11;
 const MOMENT: Duration = Duration::from_millis(100);
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     told_of_bytes(side);
     told_of_a_connection(side);
     carried(side);

@@ -8,7 +8,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     sending(side);
     receiving(side);
     both(side);

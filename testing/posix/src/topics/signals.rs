@@ -15,7 +15,7 @@ const LATER: Duration = Duration::from_millis(250);
 /// Much later than the signal, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     for (flags, name) in [(0, "no restart"), (SA_RESTART, "restart")] {
         receiving(side, flags, name);
         waiting(side, flags, name);

@@ -12,7 +12,7 @@ use crate::{
 
 const LOT: usize = 3 << 20;
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     into(side);
     out_of(side);
     refused(side);

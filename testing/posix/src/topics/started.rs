@@ -9,7 +9,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     kept(side);
     as_standard(side);
     by_shell(side);

@@ -11,7 +11,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     both_ways(side);
     modes(side);
     printed(side);

@@ -26,7 +26,7 @@ const MCAST: [(&str, c_int); 6] = [
 ];
 const SO_ORIGINAL_DST: c_int = 80;
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     if !side.is_server() {
         keys(side);
         congestion(side);

@@ -13,7 +13,7 @@ use crate::{
 
 const SIOCOUTQNSD: libc::c_ulong = 0x894b;
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     kept(side);
     information(side);
     unsent(side);

@@ -22,7 +22,7 @@ use crate::{
 
 pub(super) const MOMENT: Duration = Duration::from_millis(100);
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     shut_down(side);
     connecting_shut_down(side);
     listener_shut_down(side);

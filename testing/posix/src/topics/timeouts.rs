@@ -12,7 +12,7 @@ use crate::{
 
 const WAIT: Duration = Duration::from_millis(150);
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let socket = side.connection();
     if !side.is_server() {
         receiving(side, "receive", socket);

@@ -13,7 +13,7 @@ use crate::{
     side::Side,
 };
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     let (port, closed) = (side.port(), side.port());
     let socket = side.socket(DATAGRAM);
     if side.is_server() {

@@ -10,7 +10,7 @@ use crate::{
 
 const SIOCATMARK: libc::c_ulong = 0x8905;
 
-pub fn run(side: &mut Side) {
+pub(super) fn run(side: &mut Side) {
     aside(side);
     taken_first(side);
     never_taken(side);

@@ -13,7 +13,7 @@ use crate::program::{Setup, Step, Who};
 /// More segments than can be due at one time, given the largest buffers here.
 const BURST: usize = 20_000;
 
-pub struct Arena {
+pub(crate) struct Arena {
     pub now: Instant,
     pub a: End,
     pub b: End,
@@ -29,7 +29,7 @@ pub struct Arena {
 }
 
 impl Arena {
-    pub fn new(setup: &Setup, on_path: bool) -> Arena {
+    pub(crate) fn new(setup: &Setup, on_path: bool) -> Arena {
         let mut arena = Arena {
             now: START,
             a: End::new(Side::A, setup.a.config()),
@@ -65,14 +65,14 @@ impl Arena {
         }
     }
 
-    pub fn end(&mut self, side: Side) -> &mut End {
+    pub(crate) fn end(&mut self, side: Side) -> &mut End {
         match side {
             Side::A => &mut self.a,
             Side::B => &mut self.b,
         }
     }
 
-    pub fn run(&mut self, steps: &[Step]) {
+    pub(crate) fn run(&mut self, steps: &[Step]) {
         for step in steps {
             self.apply(step);
             self.flush_all();
@@ -142,7 +142,7 @@ impl Arena {
 
     // ---- the users ----
 
-    pub fn write(&mut self, side: Side, bytes: usize) {
+    pub(crate) fn write(&mut self, side: Side, bytes: usize) {
         let now = self.now;
         let end = self.end(side);
         let data: Vec<u8> = (end.written..end.written + bytes as u64)
@@ -155,7 +155,7 @@ impl Arena {
         }
     }
 
-    pub fn read(&mut self, side: Side, bytes: usize) {
+    pub(crate) fn read(&mut self, side: Side, bytes: usize) {
         let now = self.now;
         let end = self.end(side);
         let mut buffer = vec![0; bytes];
@@ -178,7 +178,7 @@ impl Arena {
         }
     }
 
-    pub fn shutdown_send(&mut self, side: Side) {
+    pub(crate) fn shutdown_send(&mut self, side: Side) {
         let now = self.now;
         let end = self.end(side);
         if let Some(connection) = &mut end.connection
@@ -198,7 +198,7 @@ impl Arena {
         }
     }
 
-    pub fn close(&mut self, side: Side) {
+    pub(crate) fn close(&mut self, side: Side) {
         let now = self.now;
         let end = self.end(side);
         if let Some(connection) = &mut end.connection
@@ -273,12 +273,12 @@ impl Arena {
         (!flying.is_empty()).then(|| flying.remove(usize::from(place) % flying.len()))
     }
 
-    pub fn deliver_all(&mut self, from: Side) {
+    pub(crate) fn deliver_all(&mut self, from: Side) {
         let packets = core::mem::take(&mut self.end(from).flying);
         self.deliver(from.other(), packets);
     }
 
-    pub fn deliver(&mut self, to: Side, packets: Vec<Packet>) {
+    pub(crate) fn deliver(&mut self, to: Side, packets: Vec<Packet>) {
         let (end, peer) = match to {
             Side::A => (&mut self.a, &self.b),
             Side::B => (&mut self.b, &self.a),
@@ -293,7 +293,7 @@ impl Arena {
     }
 
     /// Delivers a packet to the host of `to`.
-    pub fn inject(&mut self, to: Side, packet: &Packet) {
+    pub(crate) fn inject(&mut self, to: Side, packet: &Packet) {
         let (now, iss, crossing) = (self.now, self.iss(to), self.crossing);
         let end = self.end(to);
         match &mut end.connection {
@@ -332,7 +332,7 @@ impl Arena {
         }
     }
 
-    pub fn deadline(&mut self, side: Side) -> Option<Instant> {
+    pub(crate) fn deadline(&mut self, side: Side) -> Option<Instant> {
         self.end(side)
             .connection
             .as_ref()
@@ -340,7 +340,7 @@ impl Arena {
     }
 
     /// Runs the timers that are due. Each call must make progress: no timer may stay due.
-    pub fn run_timers(&mut self) {
+    pub(crate) fn run_timers(&mut self) {
         let now = self.now;
         for side in [Side::A, Side::B] {
             for round in 0.. {
@@ -356,7 +356,7 @@ impl Arena {
         }
     }
 
-    pub fn flush_all(&mut self) {
+    pub(crate) fn flush_all(&mut self) {
         self.flush(Side::A);
         self.flush(Side::B);
     }
@@ -387,7 +387,7 @@ impl Arena {
     }
 
     /// Checks the invariants that hold after every step.
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         for end in [&self.a, &self.b] {
             let Some(connection) = &end.connection else {
                 continue;

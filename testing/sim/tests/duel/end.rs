@@ -5,7 +5,7 @@ use portolan_tcp::{Config, Connection};
 use portolan_types::SeqNum;
 use portolan_wire::tcp::TcpFlags;
 
-pub struct End {
+pub(crate) struct End {
     pub side: Side,
     pub config: Config,
     pub connection: Option<Connection>,
@@ -27,7 +27,7 @@ pub struct End {
 }
 
 impl End {
-    pub fn new(side: Side, config: Config) -> End {
+    pub(crate) fn new(side: Side, config: Config) -> End {
         End {
             side,
             config,
@@ -44,16 +44,16 @@ impl End {
         }
     }
 
-    pub fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.connection.as_ref().is_some_and(|c| !c.is_closed())
     }
 
-    pub fn is_over(&self) -> bool {
+    pub(crate) fn is_over(&self) -> bool {
         self.connection.as_ref().is_some_and(Connection::is_closed)
     }
 
     /// Returns a byte of this end's stream, which depends on the position, so that misplaced bytes are detected.
-    pub fn byte(&self, position: u64) -> u8 {
+    pub(crate) fn byte(&self, position: u64) -> u8 {
         let salt = match self.side {
             Side::A => 0,
             Side::B => 0x5bd1,
@@ -62,7 +62,7 @@ impl End {
     }
 
     /// Records the promises in a packet that this end sends.
-    pub fn note_sent(&mut self, packet: &Packet) {
+    pub(crate) fn note_sent(&mut self, packet: &Packet) {
         let header = &packet.header;
         if header.flags.contains(TcpFlags::RST) {
             return;
@@ -95,7 +95,7 @@ impl End {
     }
 
     /// Records the contents of a genuine packet of `peer` that this end receives.
-    pub fn note_arrived(&mut self, peer: &End, packet: &Packet) {
+    pub(crate) fn note_arrived(&mut self, peer: &End, packet: &Packet) {
         let header = &packet.header;
         if header.flags.contains(TcpFlags::RST) || !header.flags.contains(TcpFlags::ACK) {
             if header.flags.contains(TcpFlags::SYN) {
@@ -115,7 +115,7 @@ impl End {
     }
 
     /// Checks that a packet is within the window; a FIN needs no window.
-    pub fn check_window(&self, packet: &Packet) {
+    pub(crate) fn check_window(&self, packet: &Packet) {
         let Some(allowed) = self.allowed else {
             return;
         };
@@ -128,7 +128,7 @@ impl End {
     }
 }
 
-pub fn space_end(packet: &Packet) -> SeqNum {
+pub(crate) fn space_end(packet: &Packet) -> SeqNum {
     let flags = packet.header.flags;
     packet.header.seq
         + packet.payload.len() as u32

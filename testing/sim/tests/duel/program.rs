@@ -6,7 +6,7 @@ use portolan_tcp::{Config, CongestionKind, EcnMode};
 
 /// Parameters of the two ends. Small buffers and segments make rare cases common.
 #[derive(Clone, Debug, TypeGenerator)]
-pub struct Setup {
+pub(crate) struct Setup {
     pub a: Host,
     pub b: Host,
     /// Both ends open actively.
@@ -20,7 +20,7 @@ pub struct Setup {
 }
 
 #[derive(Clone, Debug, TypeGenerator)]
-pub struct Host {
+pub(crate) struct Host {
     mss: u8,
     send_buffer: u8,
     receive_buffer: u8,
@@ -29,7 +29,7 @@ pub struct Host {
 
 impl Host {
     /// The smallest buffers and segments, with all options enabled.
-    pub const fn plain() -> Host {
+    pub(crate) const fn plain() -> Host {
         Host {
             mss: 0,
             send_buffer: 1,
@@ -38,7 +38,7 @@ impl Host {
         }
     }
 
-    pub fn config(&self) -> Config {
+    pub(crate) fn config(&self) -> Config {
         let defaults = Config::default();
         let size = |code: u8| 600usize << (code % 8);
         let send = size(self.send_buffer);
@@ -65,10 +65,10 @@ impl Host {
 
 /// One of the two ends, as a type that can be generated.
 #[derive(Clone, Copy, Debug, TypeGenerator)]
-pub struct Who(bool);
+pub(crate) struct Who(bool);
 
 impl Who {
-    pub fn side(self) -> Side {
+    pub(crate) fn side(self) -> Side {
         if self.0 { Side::B } else { Side::A }
     }
 }
@@ -80,7 +80,7 @@ impl From<Side> for Who {
 }
 
 #[derive(Clone, Debug, TypeGenerator)]
-pub enum Step {
+pub(crate) enum Step {
     Write {
         who: Who,
         bytes: u16,

@@ -23,7 +23,7 @@ const SHORT: Duration = Duration::from_secs(30);
 type Wire = VecDeque<(Instant, Side, Packet)>;
 
 impl Arena {
-    pub fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let short = self.now.since(portolan_sim::START) < SHORT;
         for side in [Side::A, Side::B] {
             self.calm_user(side);

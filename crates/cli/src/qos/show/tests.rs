@@ -6,7 +6,7 @@ use portolan_types::Protocol;
 use super::*;
 
 /// A report with one entry of each kind.
-pub fn report() -> QosReport {
+pub(crate) fn report() -> QosReport {
     let traffic = ClassTraffic {
         bytes: 1_000,
         packets: 10,

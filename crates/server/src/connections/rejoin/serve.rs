@@ -9,7 +9,11 @@ use crate::server::Server;
 
 impl Server {
     /// `Bind` of a session that another process may have reopened already; none if it has not.
-    pub fn rejoin(&mut self, channel: ChannelId, id: SessionId) -> Result<Option<Answer>, Errno> {
+    pub(crate) fn rejoin(
+        &mut self,
+        channel: ChannelId,
+        id: SessionId,
+    ) -> Result<Option<Answer>, Errno> {
         if id.0 == 0 {
             return Err(Errno::BADF);
         }
@@ -33,7 +37,7 @@ impl Server {
 
     /// Handles a process that has closed the descriptor, or exited. After the last one the server closes its copy, so
     /// that the descriptor's hang-up is reported again.
-    pub fn leave_rejoined(&mut self, id: SessionId, channel: ChannelId) {
+    pub(crate) fn leave_rejoined(&mut self, id: SessionId, channel: ChannelId) {
         let Some(handles) = self.handles.get_mut(id) else {
             return;
         };
@@ -49,7 +53,7 @@ impl Server {
     }
 
     /// `PortToken`: hands out a copy of the listener's port token.
-    pub fn hand_out_port_token(
+    pub(crate) fn hand_out_port_token(
         &mut self,
         channel: ChannelId,
         id: SessionId,

@@ -12,7 +12,7 @@ use crate::qos::scope::Life;
 
 /// The CPU parameters of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CpuParameters {
+pub(super) struct CpuParameters {
     pub rate_ppm: u32,
     pub period: Duration,
     pub slack: bool,
@@ -30,7 +30,7 @@ impl CpuParameters {
 
 /// A thread, its scheduling before, and its reservation.
 #[derive(Debug)]
-pub struct ThreadReservation {
+pub(super) struct ThreadReservation {
     /// Its process; the thread itself, if it has its own reservation.
     pub pid: u32,
     pub tid: u32,
@@ -66,14 +66,14 @@ struct Intent {
 
 /// What was measured of a thread since the last check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub(super) struct Seen {
     pub used: Duration,
     pub overruns: u32,
 }
 
 impl ThreadReservation {
     /// Returns none if the thread has ended.
-    pub fn of(pid: u32, tid: u32) -> Option<ThreadReservation> {
+    pub(super) fn of(pid: u32, tid: u32) -> Option<ThreadReservation> {
         Some(ThreadReservation {
             pid,
             tid,
@@ -88,17 +88,17 @@ impl ThreadReservation {
         })
     }
 
-    pub fn rate_ppm(&self) -> u32 {
+    pub(super) fn rate_ppm(&self) -> u32 {
         self.terms.map_or(0, |terms| terms.rate_ppm)
     }
 
     /// Returns the CPU time used in the last second, in microseconds.
-    pub fn used(&self) -> u64 {
+    pub(super) fn used(&self) -> u64 {
         self.used.as_micros() as u64
     }
 
     /// Applies the parameters. If the kernel refuses, [`ThreadReservation::keep_weakly`] must follow.
-    pub fn keep(&mut self, terms: CpuParameters) {
+    pub(super) fn keep(&mut self, terms: CpuParameters) {
         let is_kept = matches!(self.form, Form::Deadline) && self.has_deadline();
         if is_kept && self.terms == Some(terms) && self.refusal.is_none() {
             return;
@@ -127,12 +127,12 @@ impl ThreadReservation {
         self.intent = Some(Intent { terms, share });
     }
 
-    pub fn wants_weaker(&self) -> bool {
+    pub(super) fn wants_weaker(&self) -> bool {
         self.intent.is_some()
     }
 
     /// Returns what to restore if this server dies, as [`Left::recorded`] reads it.
-    pub fn note(&self) -> Option<(LifeRecord, String)> {
+    pub(super) fn note(&self) -> Option<(LifeRecord, String)> {
         let has_share = matches!(self.form, Form::Share(_));
         let is_weak = has_share || matches!(self.form, Form::Nice(_)) || self.wants_weaker();
         if self.before.is_plain() && !is_weak {
@@ -171,7 +171,7 @@ impl ThreadReservation {
         Attributes::of(self.tid).is_ok_and(|attributes| attributes.is_deadline())
     }
 
-    pub fn keep_weakly(&mut self) {
+    pub(super) fn keep_weakly(&mut self) {
         let Some(Intent { terms, share }) = self.intent.take() else {
             return;
         };
@@ -232,14 +232,14 @@ impl ThreadReservation {
     }
 
     /// Returns why the thread has no form, if so.
-    pub fn failure(&self) -> Option<String> {
+    pub(super) fn failure(&self) -> Option<String> {
         match (&self.form, &self.refusal) {
             (Form::None, Some(reason)) => Some(reason.clone()),
             _ => None,
         }
     }
 
-    pub fn weaker(&self) -> Option<CpuForm> {
+    pub(super) fn weaker(&self) -> Option<CpuForm> {
         let reason = self.refusal.clone()?;
         let form = match &self.form {
             Form::None => "none".to_owned(),
@@ -250,7 +250,7 @@ impl ThreadReservation {
         Some(CpuForm::Weaker { form, reason })
     }
 
-    pub fn measure(&mut self, passed: Duration) -> Seen {
+    pub(super) fn measure(&mut self, passed: Duration) -> Seen {
         let Some(usage) = Usage::of(self.tid) else {
             let used = Duration::ZERO;
             return Seen { used, overruns: 0 };
@@ -266,7 +266,7 @@ impl ThreadReservation {
     }
 
     /// Restores the thread's former scheduling.
-    pub fn release(&mut self) {
+    pub(super) fn release(&mut self) {
         if !self.life.lasts() {
             if let Form::Share(share) = &self.form {
                 share.end();
@@ -296,7 +296,7 @@ fn nice(terms: CpuParameters) -> i32 {
 
 /// A thread as left by a dead server.
 #[derive(Debug)]
-pub struct Left {
+pub(super) struct Left {
     tid: u32,
     life: Life,
     before: Attributes,
@@ -307,7 +307,7 @@ pub struct Left {
 
 impl Left {
     /// Parses a record. All records are read before the first is reverted.
-    pub fn recorded(life: LifeRecord, text: &str) -> Option<Left> {
+    pub(super) fn recorded(life: LifeRecord, text: &str) -> Option<Left> {
         let (before, rest) = text.split_once(' ')?;
         let (nices, share) = rest.split_once(' ')?;
         let (tid, _) = life;
@@ -324,7 +324,7 @@ impl Left {
     }
 
     /// Restores the scheduling that the thread had before that server.
-    pub fn take_back(&self) {
+    pub(super) fn take_back(&self) {
         // Its group is removed even if the thread has ended.
         if let Some(share) = &self.share {
             share.end();
@@ -343,7 +343,7 @@ impl Left {
 }
 
 /// Reverts what another server has given a thread, of which it recorded no former scheduling: it was ordinary.
-pub fn take_back(tid: u32) {
+pub(super) fn take_back(tid: u32) {
     if let Err(errno) = Deadline::revoke(tid, &Attributes::default()) {
         debug!(tid, %errno, "reserved CPU time stays");
     }

@@ -41,7 +41,7 @@ struct Own {
 
 impl Ledger {
     /// Opens the directory. One that others can write to is refused, since its contents could be false.
-    pub fn open(folder: &Path) -> io::Result<Ledger> {
+    pub(super) fn open(folder: &Path) -> io::Result<Ledger> {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -60,7 +60,10 @@ impl Ledger {
     }
 
     /// Passes the others' load to `decide`, and publishes the load of this server that results.
-    pub fn exchange<T>(&mut self, decide: impl FnOnce(CpuLoad) -> (T, CpuLoad)) -> io::Result<T> {
+    pub(super) fn exchange<T>(
+        &mut self,
+        decide: impl FnOnce(CpuLoad) -> (T, CpuLoad),
+    ) -> io::Result<T> {
         self.take_lock()?;
         let done = self.exchange_locked(decide);
         flock(&self.lock, FlockOperation::Unlock)?;

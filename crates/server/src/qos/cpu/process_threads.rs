@@ -22,7 +22,7 @@ pub(super) struct ProcessThreads {
 }
 
 impl ProcessThreads {
-    pub fn threads(&self) -> impl Iterator<Item = (u32, u32)> {
+    pub(super) fn threads(&self) -> impl Iterator<Item = (u32, u32)> {
         let threads = |(pid, tids): (&u32, &Vec<u32>)| {
             let pid = *pid;
             tids.clone().into_iter().map(move |tid| (pid, tid))
@@ -30,7 +30,7 @@ impl ProcessThreads {
         self.processes.iter().flat_map(threads)
     }
 
-    pub fn has(&self, pid: u32, tid: u32) -> bool {
+    pub(super) fn has(&self, pid: u32, tid: u32) -> bool {
         let tids = self.processes.get(&pid);
         tids.is_some_and(|tids| tids.contains(&tid))
     }

@@ -44,7 +44,7 @@ pub(super) enum Subject {
 }
 
 impl Subject {
-    pub fn of(scope: &Scope) -> Outcome<Subject> {
+    pub(super) fn of(scope: &Scope) -> Outcome<Subject> {
         let subject = match *scope {
             Scope::Thread { tid } => Life::of(tid).map(|life| Subject::Thread { tid, life }),
             Scope::Process { pid } => Life::of(pid).map(|life| Subject::Process { pid, life }),
@@ -61,7 +61,7 @@ impl Subject {
     }
 
     /// Returns whether the subject still exists; users and cgroups last until the reservation is deleted.
-    pub fn lasts(&self) -> bool {
+    pub(super) fn lasts(&self) -> bool {
         match self {
             Subject::Thread { life, .. } | Subject::Process { life, .. } => life.lasts(),
             Subject::Many => true,
@@ -69,7 +69,7 @@ impl Subject {
     }
 
     /// Returns how many CPUs it can use at once.
-    pub fn cpus(&self, capacity: Capacity) -> u32 {
+    pub(super) fn cpus(&self, capacity: Capacity) -> u32 {
         match self {
             Subject::Thread { .. } => 1,
             Subject::Process { .. } | Subject::Many => capacity.cpus,
@@ -79,7 +79,7 @@ impl Subject {
 
 impl CpuReservation {
     /// Makes a reservation with the threads of its predecessor.
-    pub fn new(
+    pub(super) fn new(
         (scope, subject): (Scope, Subject),
         uid: u32,
         spec: Cpu,
@@ -100,7 +100,7 @@ impl CpuReservation {
     }
 
     /// Returns the thread of a thread's reservation, which no other reservation covers.
-    pub fn own_thread(&self) -> Option<u32> {
+    pub(super) fn own_thread(&self) -> Option<u32> {
         match self.subject {
             Subject::Thread { tid, .. } => Some(tid),
             Subject::Process { .. } | Subject::Many => None,
@@ -108,7 +108,7 @@ impl CpuReservation {
     }
 
     /// Restores the scheduling of threads that it no longer covers, so that other reservations can take them.
-    pub fn release(&mut self, process_threads: &ProcessThreads) {
+    pub(super) fn release(&mut self, process_threads: &ProcessThreads) {
         let (stay, mut go): (Vec<_>, Vec<_>) = std::mem::take(&mut self.threads)
             .into_iter()
             .partition(|kept| process_threads.has(kept.pid, kept.tid) && kept.life.lasts());
@@ -117,7 +117,7 @@ impl CpuReservation {
     }
 
     /// Adds new threads. [`CpuReservation::release`] of all reservations must come first.
-    pub fn add(&mut self, process_threads: &ProcessThreads) {
+    pub(super) fn add(&mut self, process_threads: &ProcessThreads) {
         self.leaves_out = process_threads.leaves_out;
         for (pid, tid) in process_threads.threads() {
             if !self.threads.iter().any(|kept| kept.tid == tid) {
@@ -129,7 +129,7 @@ impl CpuReservation {
 
     /// Returns what each thread gets of an effective rate: it is divided among processes by their use, and among
     /// the threads of each likewise.
-    pub fn rates(&self, effective_ppm: u64, capacity: Capacity) -> Vec<u32> {
+    pub(super) fn rates(&self, effective_ppm: u64, capacity: Capacity) -> Vec<u32> {
         let processes = || self.threads.chunk_by(|one, next| one.pid == next.pid);
         let used: Vec<u64> = processes()
             .map(|threads| threads.iter().map(ThreadReservation::used).sum())
@@ -144,14 +144,14 @@ impl CpuReservation {
     }
 
     /// Returns why the kernel keeps it in no form. A user's or cgroup's reservation waits for suitable processes.
-    pub fn failure(&self) -> Option<String> {
+    pub(super) fn failure(&self) -> Option<String> {
         match self.subject {
             Subject::Many => None,
             _ => self.threads.iter().find_map(ThreadReservation::failure),
         }
     }
 
-    pub fn measure(&mut self, passed: Duration) {
+    pub(super) fn measure(&mut self, passed: Duration) {
         let (mut used, mut overruns) = (Duration::ZERO, 0);
         for thread in &mut self.threads {
             let seen = thread.measure(passed);
@@ -169,7 +169,7 @@ impl CpuReservation {
     }
 
     /// Returns a rate to apply at once; one that is only to be shown is stored.
-    pub fn propose(&mut self, effective_ppm: u64) -> Option<u32> {
+    pub(super) fn propose(&mut self, effective_ppm: u64) -> Option<u32> {
         self.proposed_ppm = None;
         if self.spec.adapt == Adapt::Off {
             return None;
@@ -184,7 +184,7 @@ impl CpuReservation {
             .filter(|_| matches!(self.spec.adapt, Adapt::Auto { .. }))
     }
 
-    pub fn take_up(&mut self, spec: Cpu) {
+    pub(super) fn take_up(&mut self, spec: Cpu) {
         info!(
             scope = %self.scope,
             rate_ppm = spec.rate_ppm,
@@ -196,7 +196,7 @@ impl CpuReservation {
     }
 
     /// Returns the weakest form of its threads.
-    pub fn form(&self) -> CpuForm {
+    pub(super) fn form(&self) -> CpuForm {
         if let Some(weaker) = self.threads.iter().find_map(ThreadReservation::weaker) {
             return weaker;
         }

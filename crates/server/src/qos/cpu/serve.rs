@@ -42,7 +42,7 @@ impl Server {
     }
 
     /// Checks the threads if due.
-    pub fn look_at_cpu(&mut self) {
+    pub(crate) fn look_at_cpu(&mut self) {
         let next = self.qos.cpu.look(self.now, &self.control.registry);
         if let Some(next) = next {
             self.control.timers.arm(Timer::Cpu, next);
@@ -50,7 +50,7 @@ impl Server {
     }
 
     /// Reverts what a dead server has left to threads.
-    pub fn start_cpu(&mut self, instance: &Instance) {
+    pub(crate) fn start_cpu(&mut self, instance: &Instance) {
         let threads = instance.leftover_threads().iter();
         let left: Vec<Left> = threads
             .filter_map(|(life, had)| Left::recorded(*life, had))
@@ -66,7 +66,7 @@ impl Server {
     }
 
     /// Restores the scheduling of all threads.
-    pub fn end_all_cpu(&mut self) {
+    pub(crate) fn end_all_cpu(&mut self) {
         self.qos.cpu.end_all();
     }
 }

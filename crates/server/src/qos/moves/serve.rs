@@ -33,7 +33,7 @@ impl Server {
     }
 
     /// Checks the cgroups of the processes.
-    pub fn look_for_moves(&mut self) {
+    pub(crate) fn look_for_moves(&mut self) {
         self.control
             .timers
             .arm(Timer::Cgroups, self.now + LOOK_EVERY);

@@ -14,7 +14,7 @@ use crate::server::Server;
 
 impl Server {
     /// Makes the guarantees that do not depend on processes.
-    pub fn apply_policies(&mut self) -> Result<(), PolicyError> {
+    pub(crate) fn apply_policies(&mut self) -> Result<(), PolicyError> {
         let policies = self.qos.policies.clone();
         policies.iter().try_for_each(|policy| match &policy.whom {
             Whom::Scope(scope) => self.apply(policy, scope),
@@ -23,7 +23,7 @@ impl Server {
     }
 
     /// Makes those of a process that has registered.
-    pub fn apply_policies_to(&mut self, channel: ChannelId) {
+    pub(crate) fn apply_policies_to(&mut self, channel: ChannelId) {
         let Some(process) = self.control.registry.process(channel) else {
             return;
         };

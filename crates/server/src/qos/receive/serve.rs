@@ -118,7 +118,7 @@ impl Server {
     }
 
     /// Returns the budget in the session's rows.
-    pub fn budget_of(&self, session: &SessionEntry) -> u16 {
+    pub(crate) fn budget_of(&self, session: &SessionEntry) -> u16 {
         if self.qos.receive.0.is_empty() {
             return 0;
         }
@@ -134,7 +134,7 @@ impl Server {
     }
 
     /// Returns the budget of what a process has besides its sessions.
-    pub fn budget_of_channel(&self, channel: ChannelId) -> u16 {
+    pub(crate) fn budget_of_channel(&self, channel: ChannelId) -> u16 {
         let Some(process) = self.control.registry.process(channel) else {
             return 0;
         };
@@ -150,7 +150,7 @@ impl Server {
     }
 
     /// Ends the budgets of processes that have exited.
-    pub fn end_budgets_of_gone(&mut self) {
+    pub(crate) fn end_budgets_of_gone(&mut self) {
         while let Some(at) = self
             .qos
             .receive
@@ -190,13 +190,13 @@ impl Server {
     }
 
     /// Writes the rows of sessions anew: those for which there is time now, and the others soon.
-    pub fn renew_in_parts(&mut self, ids: impl IntoIterator<Item = SessionId>) {
+    pub(crate) fn renew_in_parts(&mut self, ids: impl IntoIterator<Item = SessionId>) {
         self.qos.renewals.sessions.extend(ids);
         self.go_on_renewing();
     }
 
     /// Writes rows anew for a part of the turn.
-    pub fn go_on_renewing(&mut self) {
+    pub(crate) fn go_on_renewing(&mut self) {
         let until = clock::now() + PER_TURN;
         while let Some(id) = self.qos.renewals.sessions.pop_first() {
             self.renew_rows(id);

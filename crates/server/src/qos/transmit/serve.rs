@@ -266,7 +266,7 @@ impl Server {
     }
 
     /// Moves what a scope covers to its present class.
-    pub fn tell_covered(&mut self, scope: &Scope) {
+    pub(crate) fn tell_covered(&mut self, scope: &Scope) {
         self.scope_has_changed(scope);
         // Done first: sessions to be moved to a transmit queue must not enter its class before.
         if let Scope::Flow(_) | Scope::Port { .. } = scope {
@@ -298,7 +298,7 @@ impl Server {
         }
     }
 
-    pub fn tell_all_channels(&mut self) {
+    pub(crate) fn tell_all_channels(&mut self) {
         if let Err(error) =
             self.filter
                 .set_tap(ChannelId::SERVER, self.wire.ifindex(), traffic::BEST_EFFORT)
@@ -312,7 +312,7 @@ impl Server {
     }
 
     /// Takes all processes out of their classes, with the back-pressure of taps without one.
-    pub fn declassify_channels(&self) {
+    pub(crate) fn declassify_channels(&self) {
         const NO_CLASS: u16 = 0;
         let server = [(ChannelId::SERVER, self.wire.ifindex())];
         let processes = self.channels.iter().map(|(&channel, held)| {

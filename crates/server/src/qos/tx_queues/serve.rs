@@ -123,7 +123,7 @@ impl Server {
     }
 
     /// Handles transmit queues of a process that are late.
-    pub fn look_for_late_tx_queues(&mut self, channel: ChannelId) {
+    pub(crate) fn look_for_late_tx_queues(&mut self, channel: ChannelId) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };
@@ -145,7 +145,7 @@ impl Server {
     }
 
     /// Handles a transmit queue that the thread has made, or could not.
-    pub fn enter_tx_queue(&mut self, channel: ChannelId, number: u8, tap: Option<Tap>) {
+    pub(crate) fn enter_tx_queue(&mut self, channel: ChannelId, number: u8, tap: Option<Tap>) {
         let Some(tap) = tap else {
             return self.drop_tx_queue(channel, number);
         };
@@ -215,7 +215,7 @@ impl Server {
         }
     }
 
-    pub fn destroy_tx_queue(&mut self, tap: Tap) {
+    pub(crate) fn destroy_tx_queue(&mut self, tap: Tap) {
         if let Err(failure) = self.filter.remove_tx_queue(tap.ifindex) {
             error!(%failure, "cannot remove a transmit queue");
         }
@@ -230,7 +230,7 @@ impl Server {
     }
 
     /// `TxQueues`: hands over the list and new taps.
-    pub fn tx_queues(&mut self, channel: ChannelId) -> Answer {
+    pub(crate) fn tx_queues(&mut self, channel: ChannelId) -> Answer {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return Answer::Silence;
         };
@@ -261,7 +261,7 @@ impl Server {
     }
 
     /// `TxQueueEntered`: the sessions use the transmit queue.
-    pub fn tx_queue_entered(&mut self, channel: ChannelId, number: u8) {
+    pub(crate) fn tx_queue_entered(&mut self, channel: ChannelId, number: u8) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };
@@ -277,7 +277,7 @@ impl Server {
     }
 
     /// `TxQueueClosed`: the process has released the transmit queue.
-    pub fn tx_queue_closed(&mut self, channel: ChannelId, number: u8) {
+    pub(crate) fn tx_queue_closed(&mut self, channel: ChannelId, number: u8) {
         let Some(entry) = self.channels.get_mut(&channel) else {
             return;
         };

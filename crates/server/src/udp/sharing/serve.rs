@@ -20,7 +20,7 @@ const GROUPS_OF_PORT: usize = 512;
 
 impl Server {
     /// Enters the UDP session at `id` as a receiver of its endpoint; also called when its row has changed.
-    pub fn enter_endpoint(&mut self, id: SessionId) {
+    pub(crate) fn enter_endpoint(&mut self, id: SessionId) {
         let Some(session) = self.control.registry.session(id) else {
             return;
         };
@@ -43,7 +43,7 @@ impl Server {
     }
 
     /// Charges the user of a `SO_REUSEPORT` socket for the deal of its endpoint, if this socket makes one necessary.
-    pub fn charge_deals(&mut self, id: SessionId) -> Result<(), Errno> {
+    pub(crate) fn charge_deals(&mut self, id: SessionId) -> Result<(), Errno> {
         let Some(session) = self.control.registry.session(id) else {
             return Ok(());
         };
@@ -62,7 +62,7 @@ impl Server {
     }
 
     /// Removes a session from its endpoint. [`Server::tell_of_left`] rewrites the rows.
-    pub fn leave_endpoint(&mut self, id: SessionId, endpoint: UdpEndpoint) {
+    pub(crate) fn leave_endpoint(&mut self, id: SessionId, endpoint: UdpEndpoint) {
         let port = endpoint.local.port();
         for (key, _) in endpoint.bindings() {
             if let Some(binding) = self.sharing.bindings.get_mut(&key) {
@@ -81,7 +81,7 @@ impl Server {
     }
 
     /// Rewrites the rows that sessions have left.
-    pub fn tell_of_left(&mut self) {
+    pub(crate) fn tell_of_left(&mut self) {
         if self.sharing.left.is_empty() && self.sharing.left_ports.is_empty() {
             return;
         }
@@ -94,13 +94,13 @@ impl Server {
     }
 
     /// Returns the devices on which a session is a member of a group.
-    pub fn memberships(&self, id: SessionId) -> impl Iterator<Item = (IpAddr, u32)> + '_ {
+    pub(crate) fn memberships(&self, id: SessionId) -> impl Iterator<Item = (IpAddr, u32)> + '_ {
         let session = self.control.registry.session(id);
         session.into_iter().flat_map(SessionEntry::memberships)
     }
 
     /// Refused where there is no room for one list more.
-    pub fn join_group(
+    pub(crate) fn join_group(
         &mut self,
         id: SessionId,
         group: IpAddr,
@@ -114,7 +114,7 @@ impl Server {
         told
     }
 
-    pub fn leave_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
+    pub(crate) fn leave_group(&mut self, id: SessionId, group: IpAddr, interface: u32) {
         self.control.registry.leave_group(id, group, interface);
         // A list that is there has room.
         let _ = self.tell_of_group_of(id, (group, interface));
@@ -358,7 +358,7 @@ impl Server {
 
     /// Returns whether the port has room for another list. Each list is rewritten when a socket joins or leaves
     /// the port.
-    pub fn has_room_for_group(&self, id: SessionId, membership: (IpAddr, u32)) -> bool {
+    pub(crate) fn has_room_for_group(&self, id: SessionId, membership: (IpAddr, u32)) -> bool {
         let Some(session) = self.control.registry.session(id) else {
             return false;
         };

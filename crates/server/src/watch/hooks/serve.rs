@@ -7,7 +7,7 @@ use crate::server::Server;
 
 impl Server {
     /// Restores the packet filter where it is missing.
-    pub fn on_lost_hooks(&mut self) {
+    pub(crate) fn on_lost_hooks(&mut self) {
         for ifindex in self.hooks.take_lost() {
             match self.filter.restore_interface(ifindex) {
                 Ok(Restored::Back) => {

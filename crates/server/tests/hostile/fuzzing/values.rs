@@ -10,10 +10,10 @@ use serde::de::{
 use serde::forward_to_deserialize_any;
 
 /// SplitMix64: the same values for the same seed.
-pub struct Random(pub u64);
+pub(crate) struct Random(pub u64);
 
 impl Random {
-    pub fn number(&mut self) -> u64 {
+    pub(crate) fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ mixed >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -21,16 +21,16 @@ impl Random {
         mixed ^ mixed >> 31
     }
 
-    pub fn below(&mut self, bound: usize) -> usize {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.number() % bound.max(1) as u64) as usize
     }
 
     /// Returns true in one of `times` calls on average.
-    pub fn once_in(&mut self, times: usize) -> bool {
+    pub(crate) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    pub fn of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
+    pub(crate) fn of<'a, T>(&mut self, all: &'a [T]) -> Option<&'a T> {
         all.get(self.below(all.len()))
     }
 
@@ -48,13 +48,13 @@ impl Random {
 
 /// Known names of sessions and slots.
 #[derive(Clone, Debug, Default)]
-pub struct Known {
+pub(crate) struct Known {
     pub sessions: Vec<u64>,
     pub slots: Vec<u32>,
 }
 
 /// Makes a value of the type.
-pub fn any<T: serde::de::DeserializeOwned>(random: &mut Random, known: &Known) -> T {
+pub(crate) fn any<T: serde::de::DeserializeOwned>(random: &mut Random, known: &Known) -> T {
     loop {
         // Values that the type itself refuses, such as a zero where none may be, are retried.
         if let Ok(value) = T::deserialize(Any { random, known }) {
@@ -84,7 +84,7 @@ impl Any<'_> {
 }
 
 #[derive(Debug)]
-pub struct Unfit(String);
+pub(crate) struct Unfit(String);
 
 impl fmt::Display for Unfit {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

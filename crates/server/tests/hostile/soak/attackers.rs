@@ -47,7 +47,7 @@ use crate::{delegations, guarantees, low_ports};
 const COMMON_USER: u32 = 100_000;
 
 /// A port on which a program has rubbish in its ring and doorbell while datagrams arrive.
-pub const RUBBISH_PORT: u16 = 6300;
+pub(super) const RUBBISH_PORT: u16 = 6300;
 
 /// Duration of a round that does not end by itself.
 const ROUND: Duration = Duration::from_millis(500);
@@ -116,7 +116,7 @@ const ATTACKERS: &[Attacker] = &[
 ];
 
 /// The environment of attackers.
-pub struct Field<'a> {
+pub(super) struct Field<'a> {
     host: &'a Namespace,
     path: PathBuf,
     programs: PathBuf,
@@ -124,7 +124,7 @@ pub struct Field<'a> {
 }
 
 impl Field<'_> {
-    pub fn prepare(bed: &Bed) -> Field<'_> {
+    pub(super) fn prepare(bed: &Bed) -> Field<'_> {
         Field {
             host: &bed.a,
             path: control_path(&bed.a),
@@ -180,7 +180,7 @@ impl Drop for Peer {
 }
 
 /// What one attacker has done.
-pub struct Tale {
+pub(super) struct Tale {
     name: &'static str,
     pub rounds: u64,
     /// Rounds ended early by a refusal, or by a missing answer.
@@ -233,7 +233,11 @@ impl Drop for StopOnDrop<'_> {
 
 /// Runs all attackers for `duration`, or until the server ends. Returns what each did, and the server's memory after
 /// each tenth of the time, in MiB.
-pub fn attack(field: &Field<'_>, duration: Duration, server: &mut Daemon) -> (Vec<Tale>, Vec<u64>) {
+pub(super) fn attack(
+    field: &Field<'_>,
+    duration: Duration,
+    server: &mut Daemon,
+) -> (Vec<Tale>, Vec<u64>) {
     silence_attackers();
     let stop = AtomicBool::new(false);
     let stop = &stop;
@@ -328,10 +332,10 @@ fn silence_attackers() {
 }
 
 /// The nice value of attackers: all together weigh as much as one program of the usual priority.
-pub const NICE: &str = "15";
+pub(super) const NICE: &str = "15";
 
 /// Gives the calling thread the priority of attackers.
-pub fn be_nice() {
+pub(super) fn be_nice() {
     let nice = NICE.parse().expect("it is a number");
     // SAFETY: the kernel is told nothing but numbers; 0 is the calling thread.
     let result = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };

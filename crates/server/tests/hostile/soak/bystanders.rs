@@ -22,7 +22,7 @@ use crate::meter::{VICTIM, percentile};
 
 /// Ports of redis and nginx on Portolan and on the kernel's stack, and of iperf3.
 const REDIS: [u16; 2] = [6379, 6380];
-pub const NGINX: [u16; 2] = [8080, 8081];
+pub(super) const NGINX: [u16; 2] = [8080, 8081];
 const IPERF: u16 = 5201;
 
 /// Bits per second that iperf3 is to carry, which leaves processor time for the others.
@@ -39,7 +39,7 @@ const BETWEEN_PAGES: Duration = Duration::from_millis(25);
 /// once. A page opens a connection: some exchanges with the server, each of which has its turn after one of every other
 /// user's.
 const GET_FLOOR: Duration = Duration::from_millis(50);
-pub const PAGE_FLOOR: Duration = Duration::from_millis(100);
+pub(super) const PAGE_FLOOR: Duration = Duration::from_millis(100);
 
 /// Shown length of a wrong answer.
 const SHOWN: usize = 400;
@@ -48,7 +48,7 @@ const VALUE: &[u8] = &[b'v'; 1000];
 const PAGE: &[u8] = &[b'p'; 5000];
 
 /// Returns copies of Portolan's programs where every user may execute them.
-pub fn public_programs(host: &Namespace) -> PathBuf {
+pub(super) fn public_programs(host: &Namespace) -> PathBuf {
     let built = Path::new(env!("CARGO_BIN_EXE_portoland")).parent().unwrap();
     let directory = std::env::temp_dir().join(format!("portolan-soak-{}", host.inode()));
     fs::create_dir_all(&directory).unwrap();
@@ -104,7 +104,7 @@ impl fmt::Display for Asked {
 }
 
 /// Results of the clients.
-pub struct Fared {
+pub(super) struct Fared {
     /// Each on Portolan, and beside it on the kernel's stack.
     pairs: Vec<[Asked; 2]>,
     stream: Streamed,
@@ -113,7 +113,7 @@ pub struct Fared {
 }
 
 impl Fared {
-    pub fn assert_unharmed(&self) {
+    pub(super) fn assert_unharmed(&self) {
         for [ours, kernels] in &self.pairs {
             let log = &self.nginx_log;
             assert!(
@@ -198,7 +198,7 @@ impl fmt::Display for Streamed {
 }
 
 /// The user's programs, and their clients.
-pub struct Bystanders {
+pub(super) struct Bystanders {
     is_attack: Arc<AtomicBool>,
     is_over: Arc<AtomicBool>,
     clients: Vec<[JoinHandle<Asked>; 2]>,
@@ -210,7 +210,7 @@ pub struct Bystanders {
 
 impl Bystanders {
     /// Starts them; they are queried for at most `duration`.
-    pub fn start(bed: &Bed, duration: Duration) -> Bystanders {
+    pub(super) fn start(bed: &Bed, duration: Duration) -> Bystanders {
         let programs = public_programs(&bed.a);
         let directory = programs.join("served");
         fs::create_dir_all(&directory).unwrap();
@@ -272,11 +272,11 @@ impl Bystanders {
         }
     }
 
-    pub fn attack_begins(&mut self) {
+    pub(super) fn attack_begins(&mut self) {
         self.is_attack.store(true, Ordering::Relaxed);
     }
 
-    pub fn finish(self) -> Fared {
+    pub(super) fn finish(self) -> Fared {
         self.is_over.store(true, Ordering::Relaxed);
         let pairs = self.clients.into_iter();
         let pairs = pairs.map(|pair| pair.map(|client| client.join().unwrap()));

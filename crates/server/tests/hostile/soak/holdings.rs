@@ -22,14 +22,14 @@ const FLOWS: &str = "rows of flows";
 const MEMBERS: &str = "rows of members";
 
 /// Values by name. Time and memory need not return to their former values.
-pub struct Holdings {
+pub(crate) struct Holdings {
     counts: Vec<(String, u64)>,
     /// Number of sessions in TIME-WAIT, each of which has a row until it ends.
     time_wait: u64,
     kib: u64,
 }
 
-pub struct Row<'a> {
+pub(crate) struct Row<'a> {
     name: &'a str,
     before: u64,
     after: u64,
@@ -47,7 +47,7 @@ impl fmt::Display for Row<'_> {
 }
 
 impl Holdings {
-    pub fn of(bed: &Bed, server: &Daemon) -> Holdings {
+    pub(crate) fn of(bed: &Bed, server: &Daemon) -> Holdings {
         let sessions = Client::connect(&control_path(&bed.a)).sessions();
         let waiting = sessions.iter().filter(|s| s.state == "TIME-WAIT");
         let time_wait = waiting.count() as u64;
@@ -91,7 +91,7 @@ impl Holdings {
         })
     }
 
-    pub fn rows<'a>(&'a self, after: &'a Holdings) -> impl Iterator<Item = Row<'a>> {
+    pub(crate) fn rows<'a>(&'a self, after: &'a Holdings) -> impl Iterator<Item = Row<'a>> {
         let waiting = Row {
             name: "in TIME-WAIT",
             before: self.time_wait,
@@ -106,7 +106,7 @@ impl Holdings {
     }
 
     /// Waits until there is nothing more than before, or until the limit.
-    pub fn await_settled(&self, bed: &Bed, server: &Daemon, limit: Duration) -> Holdings {
+    pub(crate) fn await_settled(&self, bed: &Bed, server: &Daemon, limit: Duration) -> Holdings {
         let begun = Instant::now();
         loop {
             let after = Holdings::of(bed, server);
@@ -118,7 +118,7 @@ impl Holdings {
         }
     }
 
-    pub fn assert_nothing_more(&self, after: &Holdings) {
+    pub(crate) fn assert_nothing_more(&self, after: &Holdings) {
         let surplus: Vec<String> = self.surplus(after).map(|row| row.to_string()).collect();
         assert!(surplus.is_empty(), "left of the attacks: {surplus:#?}");
         assert!(
@@ -157,11 +157,11 @@ fn kernel_sockets(server: &Daemon) -> u64 {
 }
 
 /// Returns how many rows the flow table has.
-pub fn rows_of_flows(server: &Daemon) -> u64 {
+pub(crate) fn rows_of_flows(server: &Daemon) -> u64 {
     rows_of(server, FLOWS)
 }
 
-pub fn rows_of_members(server: &Daemon) -> u64 {
+pub(crate) fn rows_of_members(server: &Daemon) -> u64 {
     rows_of(server, MEMBERS)
 }
 

@@ -25,14 +25,14 @@ const FRAMES_PER_TICK: usize = 20;
 const TICK: Duration = Duration::from_millis(10);
 
 /// Floods for `duration`, with processor time that nobody else wants.
-pub struct HostileHost {
+pub(super) struct HostileHost {
     floods: Vec<Child>,
     is_over: Arc<AtomicBool>,
     injector: JoinHandle<u64>,
 }
 
 impl HostileHost {
-    pub fn start(bed: &Bed, duration: Duration) -> HostileHost {
+    pub(super) fn start(bed: &Bed, duration: Duration) -> HostileHost {
         // Answers to the floods return there, to nobody.
         bed.a
             .ip(&format!("route replace 198.18.0.0/15 via {}", Bed::B4));
@@ -54,7 +54,7 @@ impl HostileHost {
     }
 
     /// Returns how many frames it sent besides the floods.
-    pub fn finish(mut self) -> u64 {
+    pub(super) fn finish(mut self) -> u64 {
         self.is_over.store(true, Ordering::Relaxed);
         for flood in &mut self.floods {
             // It may have ended.

@@ -19,7 +19,7 @@ const A_WHILE: Duration = Duration::from_millis(50);
 /// No case takes as long.
 const TOO_LONG: Duration = Duration::from_secs(20);
 
-pub async fn run(address: IpAddr) -> Outcome<()> {
+pub(crate) async fn run(address: IpAddr) -> Outcome<()> {
     play("accept", accept(address)).await?;
     play("accept by several", accept_by_several(address)).await?;
     play("accept cancelled", accept_cancelled(address)).await?;

@@ -23,51 +23,51 @@ const USAGE: &str = "usage: portolan-tokio kernel|native|threaded serve|web|talk
 mod kernel {
     use std::net::SocketAddr;
 
-    pub use tokio::net::{TcpListener, TcpStream, UdpSocket};
+    pub(crate) use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
-    pub async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    pub(crate) async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
         TcpListener::bind(address).await
     }
 
-    pub async fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
+    pub(crate) async fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
         UdpSocket::bind(address).await
     }
 
-    pub async fn connect(socket: &UdpSocket, address: SocketAddr) -> std::io::Result<()> {
+    pub(crate) async fn connect(socket: &UdpSocket, address: SocketAddr) -> std::io::Result<()> {
         socket.connect(address).await
     }
 
     #[path = "cases.rs"]
-    pub mod cases;
+    pub(crate) mod cases;
     #[path = "programs.rs"]
-    pub mod programs;
+    pub(crate) mod programs;
 }
 
 #[path = "."]
 mod native {
     use std::net::SocketAddr;
 
-    pub use portolan::net::tokio::{TcpListener, TcpStream, UdpSocket};
+    pub(crate) use portolan::net::tokio::{TcpListener, TcpStream, UdpSocket};
 
-    pub async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
+    pub(crate) async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
         TcpListener::bind(address)
     }
 
-    pub async fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
+    pub(crate) async fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
         UdpSocket::bind(address)
     }
 
-    pub async fn connect(socket: &UdpSocket, address: SocketAddr) -> std::io::Result<()> {
+    pub(crate) async fn connect(socket: &UdpSocket, address: SocketAddr) -> std::io::Result<()> {
         socket.connect(address)
     }
 
     // The sockets' types differ, and no trait has both.
     #[allow(clippy::duplicate_mod)]
     #[path = "cases.rs"]
-    pub mod cases;
+    pub(crate) mod cases;
     #[allow(clippy::duplicate_mod)]
     #[path = "programs.rs"]
-    pub mod programs;
+    pub(crate) mod programs;
 }
 
 fn main() -> Outcome<()> {

@@ -14,7 +14,7 @@ use tokio::task::JoinSet;
 use super::{TcpStream, listen};
 use crate::Outcome;
 
-pub async fn run(words: &[&str]) -> Outcome<()> {
+pub(crate) async fn run(words: &[&str]) -> Outcome<()> {
     match *words {
         ["serve", endpoint] => serve(endpoint.parse()?).await,
         ["web", endpoint] => web(endpoint.parse()?).await,
