@@ -240,7 +240,7 @@ impl Drop for Charge {
 const TURN: Duration = Duration::from_millis(1);
 
 /// Lower bound of a slice.
-const LEAST_SLICE: Duration = Duration::from_micros(40);
+const LEAST_SLICE: Duration = Duration::from_micros(25);
 
 /// The time of the server's loop, by user, in this turn. A user whose slice is spent is served again in the next turn,
 /// after the others; time that nobody else wants is not lost to it.

@@ -264,7 +264,8 @@ fn in_a_flood_of_syns_clients_get_in_by_cookies() {
 
 /// Far more clients at once than the listener's queues hold, while the program does not accept. As on Linux, each is
 /// eventually served or continues to try, and none is reset. How many are served at each attempt (after 1, 3, 7 and
-/// 15 s) depends on how soon the program accepts: Linux serves 49 to 57 within 8 s.
+/// 15 s) depends on how soon the program accepts: Linux serves 49 to 57 within 8 s, but if all attempts come before the
+/// program's thread runs, no more than the queue holds, six each time.
 #[test]
 fn a_crowd_at_a_full_accept_queue_is_served_later() {
     const CROWD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/crowd.py");
@@ -290,7 +291,7 @@ fn a_crowd_at_a_full_accept_queue_is_served_later() {
             let found = counts.find(|(known, _)| *known == name);
             found.map_or(0, |(_, count)| count.parse().expect("a number"))
         };
-        assert!(count("served") >= 40, "{outcomes}");
+        assert!(count("served") >= 30, "{outcomes}");
         assert_eq!(count("served") + count("waiting"), 60, "{outcomes}");
     }
 }
