@@ -25,6 +25,10 @@ const WINDOWS: usize = 5;
 /// Bound of the ratio of two p99s; windows of the same kind differ by as much if two processors do all the work.
 const BOUND: f64 = 3.0;
 
+/// Microseconds that are harmless even if more than that: a program that starts, whatever it does then, occupies a processor
+/// until its time slice ends, which the kernel notices at its next tick.
+const SLICE: f64 = 1500.0;
+
 const CONSUMER: &str = "#include <portolan/extension.h>
 PORTOLAN_HANDLER int nothing(struct portolan_view *view) { return PORTOLAN_CONSUME; }";
 
@@ -139,20 +143,20 @@ fn while_they_turn_over(
     p99
 }
 
-/// Returns the ratio of a bystander's median p99 in hostile windows to that in windows without hostility. They
-/// alternate, so that other load of the machine affects both.
-fn in_turns(
+/// Compares a bystander's median p99 in hostile windows with that in windows without hostility. They alternate, so that
+/// other load of the machine affects both.
+fn assert_unharmed_in_turns(
     flood: &mut Steps,
     mut beside: impl FnMut(&mut Steps) -> f64,
     mut hostile: impl FnMut(&mut Steps) -> f64,
-) -> f64 {
+) {
     let (mut plain, mut with) = ([0.0; WINDOWS], [0.0; WINDOWS]);
     for (plain, with) in plain.iter_mut().zip(&mut with) {
         *plain = beside(flood);
         *with = hostile(flood);
     }
     eprintln!("p99 in us: {plain:.0?} beside, {with:.0?} with it");
-    median(with) / median(plain)
+    assert!(median(with) <= (BOUND * median(plain)).max(SLICE));
 }
 
 fn median(mut values: [f64; WINDOWS]) -> f64 {
@@ -184,18 +188,17 @@ fn others_pay_nothing_more_for_handlers_that_loop_and_owners_that_come_and_go() 
     let quick = Background::start(&mut owner(&bed, &consumer, HARMLESS)).expect("an owner");
     let slow = Background::start(&mut owner(&bed, &looper, ATTACKED)).expect("an owner");
     assert!(eventually(Duration::from_secs(10), || installed() == 2));
-    let looping = in_turns(
+    assert_unharmed_in_turns(
         &mut flood,
         |flood| during_flood(&bed, flood, HARMLESS),
         |flood| during_flood(&bed, flood, ATTACKED),
     );
     assert!(extension("consumed") > 1000);
     drop((quick, slow));
-    assert!(looping <= BOUND, "{looping}");
 
     let (programs, owners) = (AtomicU32::new(0), AtomicU32::new(0));
     let before = installed();
-    let crashing = in_turns(
+    assert_unharmed_in_turns(
         &mut flood,
         |flood| while_they_die(&bed, flood, &programs, || harmless(&bed)),
         |flood| while_they_die(&bed, flood, &owners, || owner(&bed, &looper, ATTACKED)),
@@ -206,7 +209,6 @@ fn others_pay_nothing_more_for_handlers_that_loop_and_owners_that_come_and_go() 
         "{programs} programs, {owners} owners"
     );
     assert!(installed() - before > 2);
-    assert!(crashing <= BOUND, "{crashing}");
 
     let mut turning = bed.owner_command(Side::Server);
     turning.args(["turn-over", &bed.endpoint(TURNING).to_string()]);
@@ -215,7 +217,7 @@ fn others_pay_nothing_more_for_handlers_that_loop_and_owners_that_come_and_go() 
     let turning = std::cell::RefCell::new(turning);
     let (checks, turns) = (AtomicU32::new(0), AtomicU32::new(0));
     let before = installed();
-    let coming = in_turns(
+    assert_unharmed_in_turns(
         &mut flood,
         |flood| while_they_turn_over(&bed, flood, &mut turning.borrow_mut(), "check", &checks),
         |flood| while_they_turn_over(&bed, flood, &mut turning.borrow_mut(), "install", &turns),
@@ -223,8 +225,5 @@ fn others_pay_nothing_more_for_handlers_that_loop_and_owners_that_come_and_go() 
     let (checks, turns) = (checks.into_inner(), turns.into_inner());
     assert!(checks > 50 && turns > 50, "{checks} checks, {turns} turns");
     assert_eq!(installed() - before, u64::from(turns) + WINDOWS as u64);
-    assert!(coming <= BOUND, "{coming}");
-    eprintln!(
-        "p99 with loops {looping:.2}, with crashes {crashing:.2} of {owners}, with {turns} turns {coming:.2} of {checks} checks'"
-    );
+    eprintln!("{owners} owners were killed; {turns} installations beside {checks} checks");
 }

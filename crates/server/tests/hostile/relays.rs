@@ -14,11 +14,14 @@ use rustix::net::{SendFlags, send};
 
 use crate::as_nobody;
 use crate::budgets::resident_kib;
-use crate::common::{Library, control_path, start_server};
+use crate::common::{Configuration, Library, control_path};
 use crate::meter::Meter;
 
-/// Upper bound of the bytes moved each way when a relay ends, and of those in flight.
-const MOST_KIB: u64 = 80 << 10;
+/// MiB of the user's relays and orphans.
+const LIMITS: &str = "[limits]\nrelay_memory_per_user = 32\norphan_memory_per_user = 16\n";
+
+/// Upper bound of the server's growth: those, what moves when a relay ends, and what the allocator keeps.
+const MOST_KIB: u64 = (32 + 16 + 64) << 10;
 
 /// Ends when the session is no longer relayed, or after `duration`. Returns how often the session was asked for.
 pub(crate) fn reclaim_while_it_is_filled(
@@ -62,7 +65,7 @@ pub(crate) fn reclaim_while_it_is_filled(
 #[test]
 fn a_relay_that_is_filled_while_it_ends_holds_nobody_up() {
     let bed = Bed::veth();
-    let server = start_server(&bed.a);
+    let server = Configuration::new(&bed.a, LIMITS).start(&bed.a);
     let path = control_path(&bed.a);
     let any = SocketAddr::new(Bed::B4, 0);
     // Accepts the connections, and reads nothing.

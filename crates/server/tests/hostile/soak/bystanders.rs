@@ -278,13 +278,17 @@ impl Bystanders {
 
     pub(super) fn finish(self) -> Fared {
         self.is_over.store(true, Ordering::Relaxed);
-        let pairs = self.clients.into_iter();
-        let pairs = pairs.map(|pair| pair.map(|client| client.join().unwrap()));
+        // All clients have ended before the page goes.
+        let pairs: Vec<[Asked; 2]> = self
+            .clients
+            .into_iter()
+            .map(|pair| pair.map(|client| client.join().unwrap()))
+            .collect();
         let streamed = self.stream.wait_with_output().unwrap();
         // Only processes that run the copies have them open.
         let _ = fs::remove_dir_all(self.directory.parent().expect("a parent"));
         Fared {
-            pairs: pairs.collect(),
+            pairs,
             nginx_log: problems(&self.services[1].output()),
             stream: Streamed::of(&String::from_utf8_lossy(&streamed.stdout)),
         }
