@@ -460,9 +460,14 @@ impl Bed {
     /// Returns true if a socket on the server host listens on `port`. A Portolan listener has a kernel
     /// socket that reserves its port. Probing by a connection would disturb some services.
     pub fn is_listening(&self, port: u16) -> bool {
+        self.is_listening_on(Side::Server, port)
+    }
+
+    /// As [`Bed::is_listening`], on either host.
+    pub fn is_listening_on(&self, side: Side, port: u16) -> bool {
         const LISTEN: &str = "0A";
         let port = format!(":{port:04X}");
-        let tables = self.namespace(Side::Server).enter(|| {
+        let tables = self.namespace(side).enter(|| {
             ["tcp", "tcp6"]
                 .map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")))
         });

@@ -52,6 +52,20 @@ pub fn bed() -> Bed {
     Bed::new().unwrap_or_else(|error| panic!("no bed (root and `cargo build` are needed): {error}"))
 }
 
+/// Makes a bed on a wire with a server on each host, which has these lines in its configuration.
+///
+/// # Panics
+/// As [`bed`].
+pub fn bed_with(wire: portolan_netns::Bed, settings: &str) -> Bed {
+    let mut bed = Bed::bare(wire).unwrap_or_else(|error| panic!("no bed: {error}"));
+    bed.set_settings(settings);
+    for side in [Side::Client, Side::Server] {
+        bed.start_daemon(side)
+            .unwrap_or_else(|error| panic!("{error}"));
+    }
+    bed
+}
+
 /// Makes a bed with a server on each host, on an impaired link.
 ///
 /// # Panics

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
-use portolan_programs::{PYTHON, bed, eventually, public_programs};
+use portolan_netns::Bed as Wire;
+use portolan_programs::{PYTHON, bed, bed_with, eventually, public_programs};
 use rustix::process::Signal;
 
 const TALK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/captured.py");
@@ -400,16 +401,13 @@ fn joined(segments: &[(u32, Vec<u8>)]) -> Vec<u8> {
 fn packets_are_captured_without_privilege_whatever_delivers_them() {
     const LENGTH: usize = 300_000;
     for settings in ["", "[delivery]\nform = \"shm-ipf\"\n"] {
-        let mut bed = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
-        bed.set_settings(settings);
-        for side in [Side::Client, Side::Server] {
-            bed.start_daemon(side).expect("a server");
-        }
+        let bed = bed_with(Wire::veth(), settings);
         let (address, port) = (bed.client.address.to_string(), 7068);
         let mut server = bed.command(Side::Client, Stack::Kernel, PYTHON);
         server.args([TALK, "serve", &address, &port.to_string()]);
         let _server = Background::start(&mut server).unwrap_or_else(|error| panic!("{error}"));
-        assert!(eventually(PROMPTLY, || is_listening(&bed, port)));
+        let listens = || bed.is_listening_on(Side::Client, port);
+        assert!(eventually(PROMPTLY, listens));
         let programs = public_programs(&bed);
         fs::copy(TALK, programs.join("talk.py")).expect("the directory is writable");
         let mut command = bed.command(Side::Server, Stack::Kernel, "setpriv");
@@ -441,10 +439,4 @@ fn packets_are_captured_without_privilege_whatever_delivers_them() {
             );
         }
     }
-}
-
-fn is_listening(bed: &Bed, port: u16) -> bool {
-    let mut list = bed.command(Side::Client, Stack::Kernel, "ss");
-    let shown = run(list.args(["-Htln", &format!("sport = :{port}")]));
-    shown.is_ok_and(|shown| !shown.trim().is_empty())
 }

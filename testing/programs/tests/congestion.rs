@@ -6,7 +6,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side};
 use portolan_bench::process::run;
 use portolan_netns::Impairment;
-use portolan_programs::each_pairing;
+use portolan_programs::{bed_with, each_pairing};
 
 const PORT: u16 = 7020;
 
@@ -24,13 +24,7 @@ fn marking_bed() -> Bed {
         host.enter(|| fs::write("/proc/sys/net/ipv4/tcp_ecn", "1"))
             .expect("a namespace has its own tcp_ecn");
     }
-    let mut bed = Bed::bare(wire).unwrap_or_else(|error| panic!("{error}"));
-    bed.set_settings("ecn = \"request\"\n");
-    for side in [Side::Client, Side::Server] {
-        bed.start_daemon(side)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-    bed
+    bed_with(wire, "ecn = \"request\"\n")
 }
 
 #[test]

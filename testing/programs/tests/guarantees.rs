@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::ProcessError;
-use portolan_programs::{PYTHON, bed, client, compiled, serve};
+use portolan_programs::{PYTHON, bed, bed_with, client, compiled, serve};
 
 const SINK: &str = "import socket, sys
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
@@ -21,15 +21,8 @@ const EXAMPLE_BITS: f64 = 8.0 * 4_194_304.0;
 
 /// Makes a bed whose links have 100 Mbit/s to reserve.
 fn bed_with_rates() -> Bed {
-    let mut bed = Bed::bare(portolan_netns::Bed::veth()).unwrap_or_else(|error| panic!("{error}"));
-    bed.set_settings(&format!(
-        "[[qos.link]]\ndevice = \"{INTERFACE}\"\nrate = \"100mbit\"\n"
-    ));
-    for side in [Side::Client, Side::Server] {
-        bed.start_daemon(side)
-            .unwrap_or_else(|error| panic!("{error}"));
-    }
-    bed
+    let link = format!("[[qos.link]]\ndevice = \"{INTERFACE}\"\nrate = \"100mbit\"\n");
+    bed_with(portolan_netns::Bed::veth(), &link)
 }
 
 fn sink(bed: &Bed) -> portolan_bench::process::Background {

@@ -7,23 +7,15 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
+use portolan_netns::Bed as Wire;
 use portolan_programs::{
-    PYTHON, Pairing, Steps, client, counter, each_pairing, eventually, file, serve,
+    PYTHON, Pairing, Steps, bed_with, client, counter, each_pairing, eventually, file, serve,
 };
 
 const PORT: u16 = 7071;
 const TRAFFIC: &str = "portolan-traffic";
 const SIDES: [Side; 2] = [Side::Client, Side::Server];
 const ALL_IN_DRIVER: &str = "[delivery]\nform = \"shm-ipf\"\n";
-
-fn bed_with(settings: &str) -> Bed {
-    let mut bed = Bed::bare(portolan_netns::Bed::veth()).expect("a bed");
-    bed.set_settings(settings);
-    for side in SIDES {
-        bed.start_daemon(side).expect("a server");
-    }
-    bed
-}
 
 fn in_driver(bed: &Bed, side: Side) -> u64 {
     counter(bed, side, "receive", "delivered_in_driver")
@@ -66,7 +58,7 @@ fn side_of(pairing: Pairing) -> Side {
 
 #[test]
 fn streams_are_exact_by_a_native_hook() {
-    let bed = bed_with(ALL_IN_DRIVER);
+    let bed = bed_with(Wire::veth(), ALL_IN_DRIVER);
     let status = bed.portolan(Side::Server, &["status"]).expect("a status");
     assert!(status.contains("in driver   eth0: native"), "{status}");
     each_pairing(&bed, |bed, pairing| {
@@ -89,7 +81,10 @@ fn streams_are_exact_by_a_native_hook() {
 /// Portolan's peer on this machine sends: the kernel does not run it for redirected packets.
 #[test]
 fn streams_are_exact_by_a_generic_hook_which_leaves_what_is_put_together() {
-    let bed = bed_with("[delivery]\nform = \"shm-ipf\"\nxdp = \"generic\"\n");
+    let bed = bed_with(
+        Wire::veth(),
+        "[delivery]\nform = \"shm-ipf\"\nxdp = \"generic\"\n",
+    );
     each_pairing(&bed, |bed, pairing| {
         let side = side_of(pairing);
         let before = (in_driver(bed, side), left_large(bed, side));
@@ -107,7 +102,7 @@ fn streams_are_exact_by_a_generic_hook_which_leaves_what_is_put_together() {
 
 #[test]
 fn datagrams_are_answered_over_either_family() {
-    let bed = bed_with(ALL_IN_DRIVER);
+    let bed = bed_with(Wire::veth(), ALL_IN_DRIVER);
     answer_datagrams(&bed);
     answer_datagrams(&bed.over_ipv6());
 }
@@ -136,7 +131,7 @@ fn answer_datagrams(bed: &Bed) {
 
 #[test]
 fn unmodified_services_work_with_peers_on_either_stack() {
-    let bed = bed_with(ALL_IN_DRIVER);
+    let bed = bed_with(Wire::veth(), ALL_IN_DRIVER);
     each_pairing(&bed, |bed, pairing| {
         let before = in_driver(bed, side_of(pairing));
         redis(bed, pairing);
@@ -232,7 +227,7 @@ fn shown(bed: &Bed) -> String {
 
 #[test]
 fn a_session_chooses_it_where_the_server_has_the_hook() {
-    let bed = bed_with("[delivery]\nxdp = \"native\"\n");
+    let bed = bed_with(Wire::veth(), "[delivery]\nxdp = \"native\"\n");
     let endpoint = bed.endpoint(PORT).to_string();
     let _mirror = serve(&bed, Stack::Kernel, PORT, TRAFFIC, &["mirror", &endpoint]);
     let mut steps = chooser(&bed);
@@ -253,7 +248,7 @@ fn a_session_chooses_it_where_the_server_has_the_hook() {
 
 #[test]
 fn where_there_is_no_hook_it_comes_as_ever_and_says_so() {
-    let bed = bed_with("");
+    let bed = bed_with(Wire::veth(), "");
     let endpoint = bed.endpoint(PORT).to_string();
     let _mirror = serve(&bed, Stack::Kernel, PORT, TRAFFIC, &["mirror", &endpoint]);
     let mut steps = chooser(&bed);
@@ -270,7 +265,7 @@ fn programs_on_the_device(bed: &Bed) -> String {
 
 #[test]
 fn the_hook_goes_with_the_server_however_that_ends() {
-    let mut bed = bed_with(ALL_IN_DRIVER);
+    let mut bed = bed_with(Wire::veth(), ALL_IN_DRIVER);
     assert!(programs_on_the_device(&bed).contains("prog/xdp"));
     let daemon = bed.daemon(Side::Server).take().expect("it runs");
     daemon
