@@ -225,9 +225,11 @@ impl Server {
         false
     }
 
-    /// Moves everything queued in the descriptor to the session, whatever its room. Returns false if a direction has
-    /// ended.
+    /// Moves everything queued in the descriptor to the session, whatever the room in its buffer. Returns false if a
+    /// direction has ended, or the user's relays hold too much.
     fn drain_far(&mut self, id: SessionId) -> bool {
+        let stored = self.stored(id);
+        let room = self.control.relay_room(id, stored);
         let slot = self.server_slot(id);
         let (Some(far), Some(relay), Some(session)) = (
             self.handles.peer_end(id),
@@ -241,6 +243,9 @@ impl Server {
         }
         let mut chunk = vec![0; CHUNK];
         let mut left = waiting_in(&far.fd);
+        if left > room {
+            return false;
+        }
         loop {
             // Peeks first: bytes that the session cannot take stay where they are.
             let look = RecvFlags::DONTWAIT | RecvFlags::PEEK;

@@ -20,8 +20,8 @@ use crate::meter::Meter;
 /// MiB of the user's relays and orphans.
 const LIMITS: &str = "[limits]\nrelay_memory_per_user = 32\norphan_memory_per_user = 16\n";
 
-/// Upper bound of the server's growth: those, what moves when a relay ends, and what the allocator keeps.
-const MOST_KIB: u64 = (32 + 16 + 64) << 10;
+/// Upper bound of the growth of the server: those, and what moves when a relay ends.
+const MOST_KIB: u64 = (32 + 16 + 16) << 10;
 
 /// Ends when the session is no longer relayed, or after `duration`. Returns how often the session was asked for.
 pub(crate) fn reclaim_while_it_is_filled(
