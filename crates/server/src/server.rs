@@ -482,6 +482,11 @@ impl Server {
         self.slices.begin_turn();
         self.are_all_clients_read = false;
         self.was_asked = !ready.is_empty();
+        // Packets and requests that came after a change of the network find it changed.
+        let news = |ready: &mut Ready<Source>| ready.source == Source::Network;
+        for Ready { source, flags } in ready.extract_if(.., news) {
+            self.dispatch(source, flags);
+        }
         self.drain();
         for Ready { source, flags } in ready {
             self.dispatch(source, flags);

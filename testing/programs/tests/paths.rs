@@ -419,8 +419,10 @@ for attempt in (lambda: connect(socket.SOCK_STREAM), lambda: connect(socket.SOCK
         print(errno.errorcode.get(error.errno, 'timed out'))
 ";
 
+/// Returns when the side's server knows the change, too.
 fn route(bed: &Bed, side: Side, words: &[&str]) {
     run(bed.namespace(side).exec("ip").arg("route").args(words)).expect("the route is changed");
+    bed.portolan(side, &["status"]).expect("the server answers");
 }
 
 /// The administrator's routes that refuse destinations hold for Portolan's sockets as for the kernel's.
