@@ -119,6 +119,9 @@ pub enum Input {
     ReadableHandshake(SessionId),
     /// The handshake of a passive open failed.
     FailedHandshake(SessionId),
+    /// The session's connection has ended, although its descriptor is open, and the peer opens another one with the same
+    /// ports.
+    FlowReused(SessionId),
     /// The session has left its listener's queue: a process has accepted it, or it is relayed.
     Accepted(SessionId, Option<ChannelId>),
     /// Both ends of an open within the host exist.
@@ -276,6 +279,7 @@ impl Control {
             Input::Handshake(id) => self.on_handshake(id, now, out),
             Input::ReadableHandshake(id) => self.on_readable_handshake(id, out),
             Input::FailedHandshake(id) => self.on_failed_handshake(id, out),
+            Input::FlowReused(id) => self.on_flow_reused(id, out),
             Input::Accepted(id, acceptor) => self.on_accepted(id, acceptor, out),
             Input::LocalOpen(id) => self.on_local_open(id, now, out),
             Input::LocalOpenerTold(id, is_told) => {
@@ -524,7 +528,8 @@ impl Control {
             return;
         }
         let is_closing = session.is_closing();
-        if session.protocol == Protocol::Udp || session.remote.is_none() {
+        let has_no_peer = session.remote.is_none() || session.is_flow_reused;
+        if session.protocol == Protocol::Udp || has_no_peer {
             return out.push(Effect::Forget(id));
         }
         self.fail_recall(id, out);
@@ -613,7 +618,8 @@ impl Control {
         let Some(mut session) = self.registry.remove(id) else {
             return;
         };
-        out.extend(session.flow().map(Effect::EndGuarantees));
+        let flow = session.flow().filter(|_| !session.is_flow_reused);
+        out.extend(flow.map(Effect::EndGuarantees));
         out.extend([Effect::EndExtensions(id), Effect::Release(id)]);
         if let Life::Closing(Closing::TimeWait { since }) = session.life {
             self.time_wait.remove(&(since, id));
@@ -642,6 +648,18 @@ impl Control {
             out.push(Effect::DropLocalEnd(id));
         }
         self.unsteer(id, out);
+    }
+
+    /// From now on the flow is another session's.
+    fn on_flow_reused(&mut self, id: SessionId, out: &mut Effects) {
+        let Some(flow) = self.registry.give_up_flow(id) else {
+            return;
+        };
+        out.extend([Effect::RemoveRow(flow), Effect::EndGuarantees(flow)]);
+        let session = self.registry.session_mut(id);
+        if let Some(claim) = session.and_then(|session| session.flow_claim.take()) {
+            self.ports.release(claim);
+        }
     }
 
     fn unsteer(&mut self, id: SessionId, out: &mut Effects) {

@@ -194,7 +194,7 @@ impl Control {
             local: flow.local,
             ..self.claim_of(listener).ok_or(Errno::CONNREFUSED)?
         };
-        let joined = self.ports.join(claim, flow.remote);
+        let joined = self.ports.admit(claim, flow.remote);
         opening.flow_claim = Some(joined.map_err(ClaimError::errno)?);
         let options = self.registry.listener(listener).map(|it| it.opens.options);
         let id = self.enter(None, opening, random)?;

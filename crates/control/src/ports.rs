@@ -191,6 +191,17 @@ impl PortTable {
         self.join_as(Use::Flow(remote), claim, remote)
     }
 
+    /// Likewise for a connection that a peer opens: it has lost the one whose flow is held back.
+    pub fn admit(&mut self, claim: PortClaim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
+        let flow = flow_of(&normalised(claim), remote);
+        if let Some(&earlier) = self.flows.get(&flow)
+            && let Some(Use::HeldBack { .. }) = self.entry(earlier).map(|entry| entry.usage)
+        {
+            self.release(earlier);
+        }
+        self.join(claim, remote)
+    }
+
     /// Records a connection of an earlier server's time.
     pub fn adopt(&mut self, claim: PortClaim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
         self.join_as(Use::Adopted(remote), claim, remote)

@@ -318,7 +318,7 @@ impl Registry {
         let generation = self.next_generation();
         if let Some(session) = self.sessions.get_mut(&id) {
             session.generation = generation;
-            let has_row = holder != Holder::None && !session.is_local();
+            let has_row = holder != Holder::None && !session.is_local() && !session.is_flow_reused;
             if let Some(flow) = session.flow().filter(|_| has_row) {
                 session.row = Some(flow);
                 self.flows.insert(flow, id);
@@ -345,6 +345,15 @@ impl Registry {
         if self.flows.get(&flow) == Some(&id) {
             self.flows.remove(&flow);
         }
+        Some(flow)
+    }
+
+    /// Leaves the session's flow to another one for good. Returns the flow that has a row in the filter.
+    pub(crate) fn give_up_flow(&mut self, id: SessionId) -> Option<FlowKey> {
+        let session = self.sessions.get_mut(&id)?;
+        let flow = session.row.take()?;
+        session.is_flow_reused = true;
+        self.flows.remove(&flow);
         Some(flow)
     }
 

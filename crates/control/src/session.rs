@@ -111,6 +111,8 @@ pub struct SessionEntry {
     pub generation: Generation,
     /// Its row in the filter's table of flows.
     pub(crate) row: Option<FlowKey>,
+    /// Its connection has ended, and another session has the flow.
+    pub is_flow_reused: bool,
     /// Where the server waits for the session while its holder makes the capsule.
     pub awaited: Option<(Slot, Generation)>,
     /// Since when, if it is awaited.
@@ -330,6 +332,7 @@ impl Opening {
             holder: Holder::None,
             generation: Generation(0),
             row: None,
+            is_flow_reused: false,
             awaited: None,
             awaited_since: Instant::ZERO,
             recall: None,

@@ -213,7 +213,8 @@ pub enum RequestBody {
     },
     /// Requests that a neighbour be resolved. No reply; the result appears in the metastate.
     Resolve { interface: u32, address: IpAddr },
-    /// A frame that arrived for a session the library no longer holds. No reply.
+    /// A frame that arrived for a session the library no longer holds, or a SYN for one whose connection has ended. No
+    /// reply.
     MisdeliveredFrame {
         #[serde(with = "crate::bytes")]
         frame: Vec<u8>,

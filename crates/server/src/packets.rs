@@ -4,8 +4,8 @@
 use portolan_control::{self as control, Errno, Holder, Progress, SessionPhase};
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::passive::Segment;
-use portolan_stack::{Input, Packet, Reassembled, Transport};
-use portolan_tcp::{Events, StateName};
+use portolan_stack::{Input, Packet, Reassembled, TcpSession, Transport};
+use portolan_tcp::{Events, ListenAnswer, StateName, judge_at_listener};
 use portolan_types::{ChannelId, SessionId, Slot};
 use portolan_wire::tcp::TcpFlags;
 
@@ -186,6 +186,9 @@ impl Server {
         let Some(session) = self.control.registry.session(id) else {
             return;
         };
+        if session.is_probing() && opens(packet) {
+            return self.pass_to_listener(id, record.ifindex, frame);
+        }
         if session.is_probing() {
             return self.on_probe_answer(id, packet);
         }
@@ -211,8 +214,25 @@ impl Server {
                     self.on_delivered(slot);
                 }
             }
+            Holder::Server(slot) if opens(packet) && is_closed(self.stack.tcp(slot)) => {
+                self.pass_to_listener(id, record.ifindex, frame);
+            }
             Holder::Server(_) | Holder::None => self.control.counters.dropped += 1,
         }
+    }
+
+    /// The flow of a connection that has ended is opened anew, although the descriptor of the old connection is still
+    /// open: the filter passes the SYN to whoever listens now.
+    fn pass_to_listener(&mut self, ended: SessionId, interface: u32, syn: &[u8]) {
+        self.input(control::Input::FlowReused(ended));
+        let session = self.control.registry.session(ended);
+        if session.is_some_and(|session| !session.is_flow_reused) {
+            // It has no row to give up.
+            self.control.counters.dropped += 1;
+            return;
+        }
+        self.control.counters.reinjected += 1;
+        self.inject_from(interface, syn);
     }
 
     /// Passes a frame that came by a device through the filter, which reads the interface from an address field that is
@@ -251,6 +271,10 @@ impl Server {
             .and_then(|id| self.control.registry.session(id))
             .is_some_and(|session| session.is_user(channel));
         match id {
+            // A process passes on the SYN of a session that it holds once the connection has ended.
+            Some(id) if opens(&packet) && self.is_held_by(id, channel) => {
+                self.pass_to_listener(id, record.ifindex, frame);
+            }
             Some(id) if is_user => self.on_moved(id, &packet, &record, frame),
             _ => self.control.counters.dropped += 1,
         }
@@ -285,4 +309,14 @@ impl Server {
             _ => {}
         }
     }
+}
+
+/// Is the packet a SYN that a listener would take?
+fn opens(packet: &Packet<'_>) -> bool {
+    Segment::of(packet)
+        .is_some_and(|segment| judge_at_listener(segment.header) == ListenAnswer::Open)
+}
+
+fn is_closed(session: Option<&mut TcpSession>) -> bool {
+    session.is_some_and(|session| session.connection.is_closed())
 }

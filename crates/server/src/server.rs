@@ -572,7 +572,7 @@ impl Server {
     }
 
     /// Sends what is due and handles changes, until there are no more.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         loop {
             self.stack.output(self.now, &self.routes, &mut self.wire);
             let unresolved: Vec<NextHop> = self.stack.unresolved().collect();

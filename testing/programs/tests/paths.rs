@@ -396,6 +396,29 @@ fn a_socket_for_ipv6_only_leaves_ipv4_alone() {
     }
 }
 
+const REUSED_PORTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/reused_ports.py");
+
+#[test]
+fn a_reset_connection_that_is_still_open_stands_in_no_new_ones_way() {
+    each_family(bed(), |bed| {
+        each_pairing(bed, |bed, Pairing { server, client: of }| {
+            let address = bed.server.address.to_string();
+            let port = PORT.to_string();
+            let _server = bed
+                .serve(
+                    server,
+                    PORT,
+                    PYTHON,
+                    &[REUSED_PORTS, "serve", &address, &port],
+                )
+                .unwrap_or_else(|error| panic!("{error}"));
+            let arguments = [REUSED_PORTS, "call", &address, &port];
+            let answer = client(bed, of, PYTHON, &arguments);
+            assert_eq!(answer, "exact", "{server:?} {of:?}");
+        });
+    });
+}
+
 /// Prints the results of a connect by TCP, a connect by UDP, and a datagram.
 const ATTEMPTS: &str = "
 import errno, socket, sys

@@ -476,6 +476,24 @@ fn inputs_about_what_is_gone_do_nothing() {
 }
 
 #[test]
+fn a_flow_that_is_opened_anew_is_no_longer_the_old_sessions() {
+    let mut bed = Bed::new();
+    let id = bed.held_here(Life::Parked);
+    let flow = bed.flow(id);
+    let given_up = [Effect::RemoveRow(flow), Effect::EndGuarantees(flow)];
+    assert_eq!(bed.does(Input::FlowReused(id)), given_up);
+    assert_eq!(bed.does(Input::FlowReused(id)), []);
+    bed.control.registry.steer(id, Holder::Server(SLOT));
+    assert_eq!(bed.control.registry.by_flow(&flow), None);
+    let forgotten = [
+        Effect::RemoveConnection(SLOT),
+        Effect::EndExtensions(id),
+        Effect::Release(id),
+    ];
+    assert_eq!(bed.does(Input::Forget(id)), forgotten);
+}
+
+#[test]
 fn what_a_session_has_elsewhere_goes_by_what_its_entry_says() {
     let mut bed = Bed::new();
     let id = bed.held_here(Life::Parked);
@@ -550,6 +568,7 @@ enum Step {
     Closed(u8),
     Orphaned(u8),
     ProbeAnswered(u8),
+    FlowReused(u8),
     Recall { pick: u8, wants_cache: bool },
     Returned(u8),
     Pass { millis: u32 },
@@ -612,6 +631,7 @@ impl Shell {
             },
             Step::Orphaned(pick) => Input::Orphaned(self.pick(pick)),
             Step::ProbeAnswered(pick) => Input::ProbeAnswered(self.pick(pick)),
+            Step::FlowReused(pick) => Input::FlowReused(self.pick(pick)),
             Step::Recall { pick, wants_cache } => {
                 self.next_client += 1;
                 let want = if wants_cache {

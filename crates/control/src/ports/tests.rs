@@ -232,6 +232,20 @@ fn a_held_back_port_needs_reuse_address_until_it_expires() {
 }
 
 #[test]
+fn a_peer_may_open_a_held_back_flow_but_not_a_live_one() {
+    let mut ports = table();
+    let until = Instant::from_millis(1);
+    let flow = ports.join(claim("10.0.0.1:80"), remote()).unwrap();
+    let live = ports.admit(claim("10.0.0.1:80"), remote());
+    assert_eq!(live, Err(ClaimError::FlowExists));
+    ports.hold_back(flow, until);
+    let next = ports.admit(claim("10.0.0.1:80"), remote()).unwrap();
+    assert_eq!(ports.expire(until), None);
+    ports.release(next);
+    assert!(ports.is_empty());
+}
+
+#[test]
 fn a_port_whose_connection_lingers_is_shared_as_with_a_live_one() {
     let start = Instant::ZERO;
     let until = start + Duration::from_secs(60);

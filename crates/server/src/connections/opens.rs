@@ -373,7 +373,12 @@ impl Server {
             Some(id) => id,
             None => self.enter_unbound(channel, &target, descriptor)?,
         };
-        let local = match self.choose_source(id, target.remote, &path) {
+        let chosen = self.choose_source(id, target.remote, &path).or_else(|_| {
+            // A connection that was closed in this turn may have the flow.
+            self.settle();
+            self.choose_source(id, target.remote, &path)
+        });
+        let local = match chosen {
             Ok(local) => local,
             Err(errno) => {
                 if known.is_none() {

@@ -128,8 +128,8 @@ impl Server {
 
     /// Returns the row of the session's packets; `None` if it has no holder, or is local.
     pub(crate) fn row_of(&self, session: &SessionEntry) -> Option<FlowRow> {
-        // It has no packets, and removals of rows skip it.
-        if session.is_local() {
+        // These have no packets, and removals of rows skip them.
+        if session.is_local() || session.is_flow_reused {
             return None;
         }
         let (channel, slot, generation) = match (session.awaited, session.holder) {

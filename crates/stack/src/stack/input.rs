@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 use core::ops::Range;
 
 use portolan_proto::filter::RecordHeader;
-use portolan_tcp::Events;
+use portolan_tcp::{Events, ListenAnswer, judge_at_listener};
 use portolan_types::{FlowKey, Generation, Instant, SeqNum, Slot};
 
 use super::datagrams::{deliver_datagrams, hears, report_to_udp};
@@ -235,7 +235,7 @@ fn take_segment(session: &mut TcpSession, segment: &Segment<'_>, now: Instant) -
 }
 
 /// Delivers a packet to its session and returns the events for the application; none if the protocol does
-/// not match.
+/// not match, or if it is a SYN and the connection has ended: the next one is the listener's.
 fn deliver(
     mtus: &mut PathMtus,
     now: Instant,
@@ -262,6 +262,9 @@ fn deliver(
                 return Err(Drop::ForeignPeer);
             }
             let connection = &mut session.connection;
+            if connection.is_closed() && judge_at_listener(header) == ListenAnswer::Open {
+                return Ok(None);
+            }
             connection.on_marked_segment(now, *codepoint, header, payload);
             connection.events()
         }
