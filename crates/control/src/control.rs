@@ -657,7 +657,14 @@ impl Control {
         };
         out.extend([Effect::RemoveRow(flow), Effect::EndGuarantees(flow)]);
         let session = self.registry.session_mut(id);
-        if let Some(claim) = session.and_then(|session| session.flow_claim.take()) {
+        let Some(session) = session else {
+            return;
+        };
+        // Probes would meet the other connection.
+        if session.is_probing() {
+            out.push(Effect::Forget(id));
+        }
+        if let Some(claim) = session.flow_claim.take() {
             self.ports.release(claim);
         }
     }

@@ -341,19 +341,23 @@ impl Registry {
     /// Removes the session's holder. Returns the flow that has a row in the filter.
     pub fn unsteer(&mut self, id: SessionId) -> Option<FlowKey> {
         self.set_holder(id, Holder::None);
-        let flow = self.sessions.get_mut(&id)?.row.take()?;
-        if self.flows.get(&flow) == Some(&id) {
-            self.flows.remove(&flow);
-        }
-        Some(flow)
+        self.take_row(id)
     }
 
     /// Leaves the session's flow to another one for good. Returns the flow that has a row in the filter.
     pub(crate) fn give_up_flow(&mut self, id: SessionId) -> Option<FlowKey> {
-        let session = self.sessions.get_mut(&id)?;
-        let flow = session.row.take()?;
-        session.is_flow_reused = true;
-        self.flows.remove(&flow);
+        let flow = self.take_row(id)?;
+        if let Some(session) = self.sessions.get_mut(&id) {
+            session.is_flow_reused = true;
+        }
+        Some(flow)
+    }
+
+    fn take_row(&mut self, id: SessionId) -> Option<FlowKey> {
+        let flow = self.sessions.get_mut(&id)?.row.take()?;
+        if self.flows.get(&flow) == Some(&id) {
+            self.flows.remove(&flow);
+        }
         Some(flow)
     }
 

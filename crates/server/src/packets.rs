@@ -5,7 +5,7 @@ use portolan_control::{self as control, Errno, Holder, Progress, SessionPhase};
 use portolan_proto::filter::RecordHeader;
 use portolan_stack::passive::Segment;
 use portolan_stack::{Input, Packet, Reassembled, TcpSession, Transport};
-use portolan_tcp::{Events, ListenAnswer, StateName, judge_at_listener};
+use portolan_tcp::{Events, StateName, opens_connection};
 use portolan_types::{ChannelId, SessionId, Slot};
 use portolan_wire::tcp::TcpFlags;
 
@@ -186,11 +186,12 @@ impl Server {
         let Some(session) = self.control.registry.session(id) else {
             return;
         };
-        if session.is_probing() && opens(packet) {
-            return self.pass_to_listener(id, record.ifindex, frame);
-        }
         if session.is_probing() {
-            return self.on_probe_answer(id, packet);
+            return if opens(packet) {
+                self.pass_to_listener(id, record.ifindex, frame);
+            } else {
+                self.on_probe_answer(id, packet);
+            };
         }
         match session.holder {
             Holder::Process(..) => {
@@ -313,8 +314,7 @@ impl Server {
 
 /// Is the packet a SYN that a listener would take?
 fn opens(packet: &Packet<'_>) -> bool {
-    Segment::of(packet)
-        .is_some_and(|segment| judge_at_listener(segment.header) == ListenAnswer::Open)
+    Segment::of(packet).is_some_and(|segment| opens_connection(segment.header))
 }
 
 fn is_closed(session: Option<&mut TcpSession>) -> bool {

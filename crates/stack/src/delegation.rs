@@ -12,7 +12,7 @@ use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::CookieCounts;
 use portolan_tcp::isn::Secret;
-use portolan_tcp::{Connection, Events, ListenAnswer, StateName, judge_at_listener};
+use portolan_tcp::{Connection, Events, StateName, opens_connection};
 use portolan_types::{FlowKey, Generation, Instant, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::TcpHeader;
 
@@ -411,7 +411,7 @@ fn fate_of(why: Unanswered) -> Option<Fate> {
 impl Known {
     /// Whether the segment opens another connection between the same endpoints.
     fn is_followed_by(&self, header: &TcpHeader) -> bool {
-        header.seq != self.peer_isn && judge_at_listener(header) == ListenAnswer::Open
+        header.seq != self.peer_isn && opens_connection(header)
     }
 }
 

@@ -54,7 +54,7 @@ pub use fastopen::{
     Cookie, CookieVerdict, FastOpen, GrantedCookie, fast_open_cookie, judge_cookie,
     judge_shared_cookie, shared_cookie,
 };
-pub use listen::{ListenAnswer, judge_at_listener};
+pub use listen::{ListenAnswer, judge_at_listener, opens_connection};
 pub use output::Segment;
 pub use queue::HandoffBuffer;
 pub use reset::reset_for;

@@ -13,6 +13,11 @@ pub enum ListenAnswer {
     Open,
 }
 
+/// Does a listener open a connection for the segment?
+pub fn opens_connection(header: &TcpHeader) -> bool {
+    judge_at_listener(header) == ListenAnswer::Open
+}
+
 /// RFC 9293 §3.10.7.2: RST, ACK and SYN, in this order. The RFC would ignore a FIN beside the SYN until its sender
 /// repeats it; like Linux, this treats such a segment as a probe, which it nowadays is.
 pub fn judge_at_listener(header: &TcpHeader) -> ListenAnswer {

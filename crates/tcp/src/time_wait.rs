@@ -9,7 +9,7 @@ use portolan_wire::tcp::{TcpFlags, TcpHeader, TcpOptions};
 use crate::challenge::Challenges;
 use crate::encoding;
 use crate::event_counters::{Event, EventCounters};
-use crate::listen::{ListenAnswer, judge_at_listener};
+use crate::listen::opens_connection;
 use crate::receive::MAX_SCALE;
 use crate::timestamps::Timestamps;
 
@@ -167,7 +167,6 @@ impl TimeWait {
         let old = stamps.is_some_and(|(state, field)| state.is_old(field, now));
         let newer =
             syn.seq.after(self.ack) || stamps.is_some_and(|(state, field)| state.is_newer(field));
-        let opens = judge_at_listener(syn) == ListenAnswer::Open;
-        (opens && newer && !old).then(|| self.seq + 0xffff + 2)
+        (opens_connection(syn) && newer && !old).then(|| self.seq + 0xffff + 2)
     }
 }

@@ -494,6 +494,17 @@ fn a_flow_that_is_opened_anew_is_no_longer_the_old_sessions() {
 }
 
 #[test]
+fn nobody_probes_a_flow_that_is_opened_anew() {
+    let mut bed = Bed::new();
+    let id = bed.held_here(Life::Parked);
+    bed.does(Input::Orphaned(id));
+    assert!(bed.control.registry.session(id).unwrap().is_probing());
+    bed.control.registry.steer(id, Holder::Server(SLOT));
+    let effects = bed.does(Input::FlowReused(id));
+    assert_eq!(effects.last(), Some(&Effect::Forget(id)));
+}
+
+#[test]
 fn what_a_session_has_elsewhere_goes_by_what_its_entry_says() {
     let mut bed = Bed::new();
     let id = bed.held_here(Life::Parked);
@@ -698,6 +709,8 @@ impl Shell {
                 }
                 _ => {}
             }
+            let finds_itself = |flow| control.registry.by_flow(&flow) == Some(session.id);
+            assert!(!session.is_flow_reused || !session.flow().is_some_and(finds_itself));
             if let Some(recall) = &session.recall {
                 waiting += recall.requesters.len();
                 let timer = Timer::Session(session.id, Deadline::Recall);

@@ -4,7 +4,7 @@ use core::net::SocketAddr;
 use core::ops::Range;
 
 use portolan_proto::filter::RecordHeader;
-use portolan_tcp::{Events, ListenAnswer, judge_at_listener};
+use portolan_tcp::{Events, opens_connection};
 use portolan_types::{FlowKey, Generation, Instant, SeqNum, Slot};
 
 use super::datagrams::{deliver_datagrams, hears, report_to_udp};
@@ -262,7 +262,7 @@ fn deliver(
                 return Err(Drop::ForeignPeer);
             }
             let connection = &mut session.connection;
-            if connection.is_closed() && judge_at_listener(header) == ListenAnswer::Open {
+            if connection.is_closed() && opens_connection(header) {
                 return Ok(None);
             }
             connection.on_marked_segment(now, *codepoint, header, payload);
