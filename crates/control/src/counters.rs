@@ -64,6 +64,10 @@ counters! {
     delegations = "listeners_delegated",
     claims = "connections_claimed",
     surrenders = "connections_surrendered",
+    /// Connections that a process had accepted, and not registered: closed and handed to the server, and lost with the
+    /// process, so that their peers were probed.
+    closed_unregistered = "unregistered_closed",
+    lost_unregistered = "unregistered_lost",
     kernel_accepts = "kernel_accepts",
     /// Sockets of a previous server's sessions that a process reopened, and processes that found theirs reopened
     /// already.

@@ -59,6 +59,7 @@ impl Command {
             RequestBody::Group { .. } => Command::Group,
             RequestBody::RegisterAccepted { .. }
             | RequestBody::ReturnPending { .. }
+            | RequestBody::ReturnClosed { .. }
             | RequestBody::Flooded { .. }
             | RequestBody::ExemptFlows { .. }
             | RequestBody::EndDelegation { .. } => Command::Serve,

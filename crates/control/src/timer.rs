@@ -25,6 +25,8 @@ pub enum Timer {
     Unanswered,
     ChannelPool,
     Floods,
+    /// Peers of connections that were lost with their process.
+    LostConnections,
     /// Local sessions whose bytes the server relays.
     LocalSessions,
     /// Processes to be told of local peers that have ended.

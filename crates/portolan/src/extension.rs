@@ -23,6 +23,7 @@ use rustix::io::Errno;
 pub use self::object::ObjectError;
 pub use self::port::Port;
 use crate::descriptors;
+use crate::migration::registration::register_at;
 use crate::posix::attach;
 use crate::qos::{Refused, ask_server, unexpected};
 use crate::socket::table;
@@ -147,6 +148,7 @@ fn guards_of(sockets: &[RawFd]) -> Result<(Protocol, Vec<Guard>), Refused> {
         if !descriptors::is_ours(fd) {
             attach(fd);
         }
+        register_at(fd);
         let socket = table::socket(fd);
         let session = socket.as_ref().and_then(|socket| socket.setup().session);
         let (Some(socket), Some(session)) = (socket, session) else {

@@ -7,6 +7,7 @@ pub(crate) mod capsule;
 pub(crate) mod delegate;
 pub(crate) mod fallback;
 pub(crate) mod finish;
+pub(crate) mod registration;
 pub(crate) mod reopen;
 
 use std::os::fd::{AsFd, RawFd};
@@ -277,6 +278,7 @@ pub(crate) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination
     if slot_here().is_none() {
         return;
     }
+    registration::register_for_others(process, socket);
     let setup = socket.setup();
     let Some(slot) = slot_here() else { return };
     let mut core = depart(process, &setup, slot);

@@ -25,7 +25,7 @@ use portolan_sys::pi::{PiGuard, PiMutex};
 use portolan_sys::port_right::{self, BoundPort};
 use portolan_sys::ring::Ring;
 use portolan_sys::rx_path::RxPath;
-use portolan_sys::shm::{MetastateReader, StatisticsWriter};
+use portolan_sys::shm::{JournalWriter, MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
 use portolan_sys::wait::WakeReceiver;
 use portolan_sys::{clock, descriptor, namespace, owner};
@@ -41,8 +41,9 @@ use crate::descriptors;
 use crate::process::background::BackgroundThread;
 use crate::process::control::{Control, Lost};
 use crate::runtime::locals::Locals;
-use crate::runtime::{Core, OwnerSignal};
+use crate::runtime::{Core, OwnerSignal, SharedMemory};
 use crate::settings::{Mode, settings};
+use crate::socket::pair::PairPool;
 use crate::socket::table;
 use crate::wait::spin::Spinner;
 
@@ -59,6 +60,7 @@ pub(crate) struct Process {
     pub(crate) helper: BackgroundThread,
     /// Its holder runs with the priority of its waiters (ADR 2).
     core: PiMutex<Core>,
+    pairs: Mutex<PairPool>,
     pub(crate) spinner: Spinner,
     defaults: Mutex<Defaults>,
     /// The loss of the server has been reported.
@@ -109,7 +111,7 @@ struct Registration {
     tap: OwnedFd,
     /// None if the process continues with its own.
     ring: Option<(OwnedFd, RxPath)>,
-    shown: (MetastateReader, StatisticsWriter),
+    shared: SharedMemory,
     recall_event: OwnedFd,
     notifier: (OwnedFd, u64),
     cuts_datagrams: bool,
@@ -271,9 +273,9 @@ impl Process {
         let now = clock::now();
         match new.ring {
             Some((ring_fd, rx_path)) => {
-                core.renew(now, (new.tap.as_fd(), ring_fd.as_fd()), rx_path, new.shown)?;
+                core.renew(now, (new.tap.as_fd(), ring_fd.as_fd()), rx_path, new.shared)?;
             }
-            None => core.carry_on(now, new.tap.as_fd(), new.shown)?,
+            None => core.carry_on(now, new.tap.as_fd(), new.shared)?,
         }
         core.channel.cuts_datagrams = new.cuts_datagrams;
         core.locals.renew(new.notifier.0, new.notifier.1);
@@ -303,7 +305,7 @@ impl Process {
             incarnation,
             tap,
             ring,
-            shown,
+            shared,
             recall_event,
             notifier: (notifier, number),
             cuts_datagrams,
@@ -313,7 +315,7 @@ impl Process {
         let (tap, ring_fd) = (descriptors::hide(tap), descriptors::hide(ring_fd));
         let channel = Channel::new(TapIo::new(tap), rx_path, ring_fd);
         let locals = Locals::new(notifier, number);
-        let mut core = Core::new(clock::now(), channel, locals, shown);
+        let mut core = Core::new(clock::now(), channel, locals, shared);
         core.channel.cuts_datagrams = cuts_datagrams;
         if layers::start() {
             core.stack.observe(layers::on_step);
@@ -331,6 +333,7 @@ impl Process {
             has_warned: AtomicBool::new(false),
             stays: AtomicBool::new(false),
             core: PiMutex::new(core),
+            pairs: Mutex::default(),
         })
     }
 
@@ -403,6 +406,11 @@ impl Process {
             guard: Some(self.core.lock()),
             process: self,
         }
+    }
+
+    /// Socket pairs for connections that the server does not know.
+    pub(crate) fn pairs(&self) -> MutexGuard<'_, PairPool> {
+        self.pairs.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does a thread hold the lock at the moment?
@@ -502,8 +510,8 @@ impl Registration {
                 let tap = fds.pop_front();
                 let brought = if continues && ring.is_some() { 0 } else { 2 };
                 let maps: Vec<OwnedFd> = fds.drain(..fds.len().min(brought)).collect();
-                let (Some(tap), Ok([metastate, statistics, recall_event, receiver])) =
-                    (tap, <[OwnedFd; 4]>::try_from(Vec::from(fds)))
+                let (Some(tap), Ok([metastate, statistics, journal, recall_event, receiver])) =
+                    (tap, <[OwnedFd; 5]>::try_from(Vec::from(fds)))
                 else {
                     return refused("the server sent no channel".to_string());
                 };
@@ -512,14 +520,20 @@ impl Registration {
                     let metastate = MetastateReader::map(&metastate).map_err(|e| e.to_string())?;
                     let statistics =
                         StatisticsWriter::map(&statistics).map_err(|e| e.to_string())?;
-                    Ok((ring, (metastate, statistics)))
+                    let journal = JournalWriter::map(&journal).map_err(|e| e.to_string())?;
+                    let shared = SharedMemory {
+                        metastate,
+                        statistics,
+                        journal,
+                    };
+                    Ok((ring, shared))
                 };
-                let (ring, shown) = mapped().map_err(NotRegistered::Refused)?;
+                let (ring, shared) = mapped().map_err(NotRegistered::Refused)?;
                 Ok(Registration {
                     incarnation,
                     tap,
                     ring,
-                    shown,
+                    shared,
                     recall_event,
                     notifier: (receiver, notifier),
                     cuts_datagrams,

@@ -39,6 +39,7 @@ use portolan_types::FlowKey;
 use rustix::io::Errno;
 
 use crate::descriptors;
+use crate::migration::registration::register_at;
 use crate::posix::{attach, local_address, peer_address};
 use crate::process::control::Lost;
 use crate::socket::table;
@@ -278,6 +279,7 @@ fn scope_of_socket(fd: RawFd) -> Result<Scope, Refused> {
     if !descriptors::is_ours(fd) {
         attach(fd);
     }
+    register_at(fd);
     let socket = table::socket(fd).ok_or_else(|| {
         Refused::new(
             Errno::NOTSOCK,

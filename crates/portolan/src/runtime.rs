@@ -8,6 +8,7 @@ pub(crate) mod migrated_flows;
 pub(crate) mod openings;
 mod readiness;
 mod tx_queues;
+pub(crate) mod unregistered;
 
 use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use portolan_sys::clock;
 use portolan_sys::owner::IoEvent;
 use portolan_sys::probes;
 use portolan_sys::rx_path::RxPath;
-use portolan_sys::shm::{MetastateReader, StatisticsWriter};
+use portolan_sys::shm::{JournalWriter, MetastateReader, StatisticsWriter};
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId, Slot};
 use rustix::io::Errno;
@@ -35,6 +36,7 @@ use crate::runtime::locals::Locals;
 use crate::runtime::migrated_flows::MigratedFlows;
 use crate::runtime::openings::{Openings, Taker};
 use crate::runtime::tx_queues::TxQueueMap;
+use crate::runtime::unregistered::Unregistered;
 use crate::socket::Socket;
 use crate::socket::inboxes::Inboxes;
 use crate::wait::spin::Spread;
@@ -57,6 +59,7 @@ pub(crate) struct Core {
     pub(crate) locals: Locals,
     pub(crate) inboxes: Inboxes,
     pub(crate) delegations: Delegations,
+    pub(crate) unregistered: Unregistered,
     pub(crate) lending: Lending,
     pub(crate) routes: Routes,
     metastate: MetastateReader,
@@ -85,6 +88,13 @@ pub(crate) struct Core {
     /// Counts the notifications of sockets' watchers.
     pub(crate) notify_seq: u64,
     pub(crate) spread: Spread,
+}
+
+/// Memory that the process shares with the server.
+pub(crate) struct SharedMemory {
+    pub(crate) metastate: MetastateReader,
+    pub(crate) statistics: StatisticsWriter,
+    pub(crate) journal: JournalWriter,
 }
 
 /// The signal that a socket's owner gets.
@@ -120,7 +130,11 @@ impl Core {
         now: Instant,
         channel: Channel,
         locals: Locals,
-        (metastate, statistics): (MetastateReader, StatisticsWriter),
+        SharedMemory {
+            metastate,
+            statistics,
+            journal,
+        }: SharedMemory,
     ) -> Core {
         let routes = read_routes(&metastate).unwrap_or_default();
         let mut stack = Stack::new(now);
@@ -132,6 +146,7 @@ impl Core {
             locals,
             inboxes: Inboxes::default(),
             delegations: Delegations::default(),
+            unregistered: Unregistered::new(journal),
             lending: Lending::default(),
             routes,
             metastate,
@@ -209,6 +224,10 @@ impl Core {
         self.sockets[index] = Some(socket);
     }
 
+    pub(crate) fn socket_at(&self, slot: Slot) -> Option<Arc<Socket>> {
+        self.sockets.get(slot.0 as usize)?.clone()
+    }
+
     /// Returns all sockets whose sessions are here.
     pub(crate) fn sockets(&self) -> impl Iterator<Item = &Arc<Socket>> {
         self.sockets.iter().flatten()
@@ -284,6 +303,7 @@ impl Core {
         }
         self.pass_stamps(now);
         self.remove_closed_orphans();
+        self.remove_ended();
         if self.tx_queues.change() {
             self.close_tx_queues();
         }
@@ -390,6 +410,9 @@ impl Core {
 
     /// Ends all connections as if the peers had reset them, because packets no longer reach them.
     pub(crate) fn end_all(&mut self, now: Instant) {
+        for listener in self.delegations.ids() {
+            self.cut_off_unregistered(now, listener);
+        }
         self.delegations = Delegations::default();
         for slot in 0..self.sockets.len() {
             self.end_one(now, Slot(slot as u32));
@@ -423,14 +446,14 @@ impl Core {
         now: Instant,
         (tap, ring_fd): (BorrowedFd<'_>, BorrowedFd<'_>),
         rx_path: RxPath,
-        (metastate, statistics): (MetastateReader, StatisticsWriter),
+        shared: SharedMemory,
     ) -> Result<(), Errno> {
         self.take_in_all(now);
         self.abort_delegations(now);
         self.end_all(now);
         self.poll_tx(now);
         self.channel.renew((tap, ring_fd), rx_path)?;
-        self.begin_anew(now, (metastate, statistics));
+        self.begin_anew(now, shared);
         Ok(())
     }
 
@@ -440,7 +463,7 @@ impl Core {
         &mut self,
         now: Instant,
         tap: BorrowedFd<'_>,
-        shown: (MetastateReader, StatisticsWriter),
+        shared: SharedMemory,
     ) -> Result<(), Errno> {
         // What has come by the old tap, and by rings to which no row leads any more.
         self.take_in_all(now);
@@ -449,14 +472,18 @@ impl Core {
         self.inboxes.cut_off();
         self.poll_tx(now);
         self.channel.carry_on(tap)?;
-        self.begin_anew(now, shown);
+        self.begin_anew(now, shared);
         Ok(())
     }
 
     fn begin_anew(
         &mut self,
         now: Instant,
-        (metastate, statistics): (MetastateReader, StatisticsWriter),
+        SharedMemory {
+            metastate,
+            statistics,
+            journal,
+        }: SharedMemory,
     ) {
         self.forget_tx_queues(now);
         self.channel.captures = Captures::default();
@@ -464,6 +491,7 @@ impl Core {
         self.metastate = metastate;
         self.routes = read_routes(&self.metastate).unwrap_or_default();
         self.statistics = statistics;
+        self.unregistered = Unregistered::new(journal);
         self.outbox.clear();
         // A sleeping leader polls descriptors that were replaced.
         self.additions += 1;
@@ -550,6 +578,9 @@ impl Core {
             if self.delegations.is_empty()
                 || !self.delegations.on_changed(&mut self.stack, (slot, events))
             {
+                if events.contains(Events::CLOSED) {
+                    self.unregistered.note_end(slot);
+                }
                 self.tell(slot, events);
             }
         }

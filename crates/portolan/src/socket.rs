@@ -4,6 +4,7 @@
 pub(crate) mod inboxes;
 pub(crate) mod near_end;
 pub(crate) mod options;
+pub(crate) mod pair;
 mod setup;
 pub(crate) mod stamps;
 pub(crate) mod state;
@@ -25,7 +26,7 @@ use rustix::io::Errno;
 
 use crate::descriptors::InternalFd;
 use crate::socket::options::Options;
-pub(crate) use crate::socket::setup::Setup;
+pub(crate) use crate::socket::setup::{Setup, Unregistered};
 use crate::socket::stamps::Stamps;
 use crate::socket::state::{PHASES, StateCell};
 pub(crate) use crate::socket::state::{SocketPhase, SocketState, UseHere};
@@ -59,6 +60,8 @@ pub(crate) struct Socket {
     is_async: AtomicBool,
     /// Other processes may have the descriptor.
     is_shared: AtomicBool,
+    /// An accepted connection that the server does not know yet.
+    is_unregistered: AtomicBool,
     /// Descriptors of this process that refer to it.
     references: AtomicU32,
     /// Entries of the descriptor table that are this socket's.
@@ -212,6 +215,7 @@ impl Socket {
             is_nonblocking: AtomicBool::new(false),
             is_async: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
+            is_unregistered: AtomicBool::new(setup.unregistered.is_some()),
             references: AtomicU32::new(1),
             numbers: AtomicU32::new(0),
             setup: Mutex::new(setup),
@@ -331,6 +335,15 @@ impl Socket {
             use_here: UseHere::Never,
         };
         self.state() == unused
+    }
+
+    /// Does the server not know its connection yet?
+    pub(crate) fn is_unregistered(&self) -> bool {
+        self.is_unregistered.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn note_registered(&self) {
+        self.is_unregistered.store(false, Ordering::Release);
     }
 
     /// Notes that other processes may have the descriptor.

@@ -100,8 +100,8 @@ pub enum RequestBody {
     StopListening { session: SessionId },
     /// Replaces the descriptor of a bound session; the packet carries the far and near end.
     ReplaceDescriptor { session: SessionId },
-    /// The process accepts a connection of a listener delegated to it: cached at `slot` from then on. The
-    /// packet carries the far and near end of its descriptor. Reply: `Bound` or `Error`.
+    /// Registers a connection that the process accepted of a listener delegated to it: cached at `slot` from then on.
+    /// The packet carries the far and near end of its descriptor. Reply: `Bound` or `Error`.
     RegisterAccepted {
         listener: SessionId,
         #[serde(with = "portolan_types::endpoint")]
@@ -128,6 +128,9 @@ pub enum RequestBody {
     },
     /// Hands a connection of such a listener that was not accepted yet to the server. No reply.
     ReturnPending { listener: SessionId, capsule: Blob },
+    /// Hands a connection of such a listener to the server that is not registered, and that its program has closed: the
+    /// server finishes it. No reply.
+    ReturnClosed { listener: SessionId, capsule: Blob },
     /// Reports a flood of SYNs to such a listener, which the packet filter should answer (ADR 22), or a change of
     /// its queue. No reply.
     Flooded {
@@ -483,8 +486,8 @@ pub struct ListPart {
 #[derive(Debug, Serialize, Deserialize)]
 pub enum ReplyBody {
     /// Fds, in this order: tap, receive ring map, doorbell map, metastate memfd (read-only),
-    /// statistics memfd (see [`crate::report::StatisticsRow`]), recall event and notifier (both sockets). Without the
-    /// maps if the process continues with those that it has.
+    /// statistics memfd (see [`crate::report::StatisticsRow`]), journal memfd (see [`crate::journal`]), recall event and
+    /// notifier (both sockets). Without the maps if the process continues with those that it has.
     Welcome {
         channel: ChannelId,
         /// The channel is that of the ring in `Hello`: connections whose rows lead there can be adopted.

@@ -5,3 +5,4 @@ pub(crate) mod floods;
 pub(crate) mod listen;
 pub(crate) mod passive;
 pub(crate) mod rx_throttle;
+pub(crate) mod unregistered;

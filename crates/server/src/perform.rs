@@ -115,6 +115,7 @@ impl Server {
                 Timer::Unanswered => self.give_up_on_unanswered(),
                 Timer::ChannelPool => self.shrink_channel_pool(),
                 Timer::Floods => self.look_at_floods(),
+                Timer::LostConnections => self.probe_lost_connections(),
                 Timer::LocalSessions => self.attend_locals(),
                 Timer::EndedPeers => self.tell_of_ended_peers(),
                 Timer::LeavingClasses => self.look_at_leaving_classes(),

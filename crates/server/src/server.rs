@@ -51,6 +51,7 @@ use crate::handles::{HandleTable, Shortage};
 use crate::instance::Instance;
 use crate::leaving::LeavingTaps;
 use crate::listeners::rx_throttle::RxThrottle;
+use crate::listeners::unregistered::LostConnections;
 use crate::local_ends::Locals;
 use crate::poll::{Poller, Ready, Token};
 use crate::qos::{PolicyError, Qos};
@@ -195,6 +196,7 @@ pub(crate) struct Server {
     pub(crate) next_client: u64,
     pub(crate) channels: HashMap<ChannelId, Channel>,
     pub(crate) leaving_taps: LeavingTaps,
+    pub(crate) lost_connections: LostConnections,
     pub(crate) channel_pool: ChannelPool,
     /// Sums of the counters of exited processes.
     pub(crate) ended: [u64; COUNTERS],
@@ -370,6 +372,7 @@ impl Server {
             next_client: 1,
             channels: HashMap::new(),
             leaving_taps,
+            lost_connections: LostConnections::default(),
             channel_pool,
             ended: [0; COUNTERS],
             buffer: Vec::new(),

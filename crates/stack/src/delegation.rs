@@ -1,6 +1,7 @@
 //! The handshakes of one listener, performed where its connections are used (ADR 15): segments of the
-//! port arrive here without rows of their own, and are distinguished by their flows. An accepted
-//! connection gets a row, and leaves; segments still in transit by the port's row are passed on to it.
+//! port arrive here without rows of their own, and are distinguished by their flows. So do those of accepted
+//! connections until they are registered (ADR 31): then a connection has a row, and segments still in transit by the
+//! port's row are passed on to it.
 
 mod flood;
 
@@ -44,6 +45,8 @@ pub enum DelegateInput {
     Done,
     /// Its connection was accepted, and has migrated since.
     Left,
+    /// It opens a new connection between the endpoints of the one at that slot, which is over, or in TIME-WAIT.
+    Reopened(Slot),
 }
 
 /// A connection that came by the port's row.
@@ -63,7 +66,7 @@ pub struct Delegation {
     clock: CookieClock,
     flood: FloodReports,
     flows: HashMap<FlowKey, Known>,
-    /// Accepted; until when their flows are known.
+    /// Registered; until when their flows are known.
     leaving: VecDeque<(Instant, FlowKey, Known)>,
     answers: Vec<(FlowKey, TcpHeader)>,
     reset_limit: ResetLimit,
@@ -115,6 +118,14 @@ impl Delegation {
         if let Some(&known) = self.flows.get(&flow)
             && !self.yields_to_cookie((stack, routes), now, known.slot, &segment)
         {
+            if let Some(isn) = reopens(stack, known.slot, now, &segment) {
+                self.flows.remove(&flow);
+                let step = self.judge(routes, |opens, terms| {
+                    opens.on_syn(now, &segment, isn, terms)
+                });
+                self.perform(stack, now, &segment, step);
+                return DelegateInput::Reopened(known.slot);
+            }
             self.hold_handshake(stack, known.slot);
             let met = deliver(stack, (known.slot, flow), now, record, frame);
             self.look_at_handshake(stack, known.slot);
@@ -123,10 +134,16 @@ impl Delegation {
             }
             // The connection is over; otherwise the frame would have arrived by its own row.
             self.flows.remove(&flow);
+            self.open(stack, routes, now, &segment);
+            return DelegateInput::Reopened(known.slot);
         }
-        let step = self.judge(routes, now, &segment);
-        self.perform(stack, now, &segment, step);
+        self.open(stack, routes, now, &segment);
         DelegateInput::Done
+    }
+
+    fn open(&mut self, stack: &mut Stack, routes: &Routes, now: Instant, segment: &Segment<'_>) {
+        let step = self.judge(routes, |opens, terms| opens.on_segment(now, segment, terms));
+        self.perform(stack, now, segment, step);
     }
 
     /// Ends a handshake whose peer has done another one, by a cookie: the filter answered the peer's second SYN while the
@@ -142,10 +159,8 @@ impl Delegation {
             .tcp(slot)
             .is_some_and(|session| session.connection.refuses_handshake(segment.header));
         let has_cookie = || {
-            matches!(
-                self.judge(routes, now, segment),
-                Step::Open(_, Origin::Cookie)
-            )
+            let step = self.judge(routes, |opens, terms| opens.on_segment(now, segment, terms));
+            matches!(step, Step::Open(_, Origin::Cookie))
         };
         if !is_refused || !self.opens.queue.is_handshake(slot) || !has_cookie() {
             return false;
@@ -155,7 +170,11 @@ impl Delegation {
         true
     }
 
-    fn judge(&self, routes: &Routes, now: Instant, segment: &Segment<'_>) -> Step {
+    fn judge(
+        &self,
+        routes: &Routes,
+        judge: impl FnOnce(&PassiveOpen<Slot>, &Terms<'_, Slot>) -> Step,
+    ) -> Step {
         let config = |flow: &FlowKey| {
             let path = routes.path(flow.remote.ip()).ok()?;
             Some(path_config(&self.rules.config, &path, flow, &self.secret))
@@ -175,7 +194,7 @@ impl Delegation {
             config: &config,
             is_unfinished: &|_| false,
         };
-        self.opens.on_segment(now, segment, &terms)
+        judge(&self.opens, &terms)
     }
 
     fn perform(&mut self, stack: &mut Stack, now: Instant, segment: &Segment<'_>, step: Step) {
@@ -312,19 +331,15 @@ impl Delegation {
         self.opens.queue.next_ready().is_some()
     }
 
-    /// Takes the connection that has waited longest, with its slot, which stays reserved for it.
+    /// Takes the connection that has waited longest, with its slot, which stays reserved for it. Its segments arrive here
+    /// until it is registered ([`Delegation::registered`]), or over ([`Delegation::forget_ended`]).
     pub fn accept(&mut self, stack: &mut Stack, now: Instant) -> Option<(Slot, Box<TcpSession>)> {
         let slot = self.opens.queue.note_offered()?;
         self.opens.queue.accepted(slot);
         self.admit_crowded_out();
         self.flood.note_queue(now, self.opens.queue.state());
         match stack.take(slot)? {
-            Session::Tcp(session) => {
-                let known = self.flows.get(&session.flow);
-                let known = known.map(|known| (now + FOLLOW_FOR, session.flow, *known));
-                self.leaving.extend(known);
-                Some((slot, session))
-            }
+            Session::Tcp(session) => Some((slot, session)),
             Session::Udp(_) => None,
         }
     }
@@ -335,11 +350,22 @@ impl Delegation {
         (stack, now): (&mut Stack, Instant),
         (slot, session): (Slot, Box<TcpSession>),
     ) {
-        let flow = session.flow;
-        self.leaving
-            .retain(|(_, left, known)| *left != flow || known.slot != slot);
         stack.insert_at(now, slot, Session::Tcp(session));
         self.opens.queue.return_first(slot);
+    }
+
+    /// An accepted connection has a row of its own from now on.
+    pub fn registered(&mut self, now: Instant, slot: Slot, flow: &FlowKey) {
+        let known = self.flows.get(flow).filter(|known| known.slot == slot);
+        let known = known.map(|known| (now + FOLLOW_FOR, *flow, *known));
+        self.leaving.extend(known);
+    }
+
+    /// An accepted connection is over.
+    pub fn forget_ended(&mut self, slot: Slot, flow: &FlowKey) {
+        if self.flows.get(flow).is_some_and(|known| known.slot == slot) {
+            self.flows.remove(flow);
+        }
     }
 
     fn forget_left(&mut self, now: Instant) {
@@ -413,6 +439,14 @@ impl Known {
     fn is_followed_by(&self, header: &TcpHeader) -> bool {
         header.seq != self.peer_isn && opens_connection(header)
     }
+}
+
+/// Returns the initial number of the connection that a SYN opens in place of one in TIME-WAIT (RFC 6191).
+fn reopens(stack: &mut Stack, slot: Slot, now: Instant, segment: &Segment<'_>) -> Option<SeqNum> {
+    let session = stack
+        .tcp(slot)
+        .filter(|session| session.flow == segment.flow)?;
+    session.connection.time_wait()?.reopens(now, segment.header)
 }
 
 /// Delivers a frame of a known connection to its present slot, if it is here.

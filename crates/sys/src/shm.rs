@@ -1,14 +1,17 @@
-//! Memory shared by library and server: metastate (written by the server), statistics (written by the library), rings
+//! Memory shared by library and server: metastate (written by the server), statistics and journal
+//! (written by the library), rings
 //! of local sessions (written by both ends), captures (written by the library, read by a command), and sealed blobs.
 //! Seals keep the other side from shrinking what is mapped here.
 
 mod blob;
 mod capsule;
 mod capture;
+mod journal;
 mod metastate;
 mod rings;
 mod statistics;
 mod unread;
+mod words;
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -20,6 +23,7 @@ use rustix::io::Errno;
 pub use blob::{BlobReadError, BlobWriteError, Bytes, pack, unpack, write_blob};
 pub use capsule::{Unread, pack_capsule, stretch, unpack_capsule};
 pub use capture::{BadRecord, CaptureReader, CaptureWriter, create_capture};
+pub use journal::{JournalReader, JournalWriter, RecordIndex};
 pub use metastate::{MetastateReader, MetastateWriter, PublishError};
 pub use rings::Rings;
 pub use statistics::{StatisticsReader, StatisticsWriter};

@@ -94,6 +94,11 @@ pub struct Slot(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
 pub struct Generation(pub u32);
 
+impl Generation {
+    /// Of a connection that its process opened itself: its row is the first of its flow.
+    pub const UNREGISTERED: Generation = Generation(0);
+}
+
 /// An IEEE 802 48-bit address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct MacAddr(pub [u8; 6]);

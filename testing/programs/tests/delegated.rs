@@ -10,7 +10,9 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
-use portolan_programs::{PYTHON, bed, client, counter, eventually, file, live_sessions};
+use portolan_programs::{
+    PYTHON, bed, client, counter, eventually, file, live_sessions, sessions_in,
+};
 use rustix::process::Signal;
 
 const SERVER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py");
@@ -88,7 +90,11 @@ fn programs_serve_whatever_their_way_of_waiting() {
             echo(&bed);
         }
         let accepted = 20 * (round as u64 + 1);
-        assert_eq!(served(&bed, "connections_claimed"), accepted, "{way}");
+        assert_eq!(
+            served(&bed, "connections_claimed"),
+            0,
+            "{way}: all ended early"
+        );
         let handshakes = || told(&bed, "delegated_handshakes");
         assert!(eventually(PROMPTLY, || handshakes() >= accepted), "{way}");
     }
@@ -103,7 +109,7 @@ fn connections_come_over_ipv6_and_from_portolan() {
     let endpoint = bed.endpoint(PORT).to_string();
     let arguments = ["ping", "tcp", &endpoint, "--count", "10"];
     client(&bed, Stack::Portolan, "portolan-traffic", &arguments);
-    assert_eq!(served(&bed, "connections_claimed"), 2);
+    assert!(eventually(PROMPTLY, || told(&bed, "delegated_handshakes") == 2));
 }
 
 #[test]
@@ -115,7 +121,7 @@ fn who_says_nothing_is_not_delegated_and_an_option_says_it() {
     let _server = start_with(&bed, "blocking", &[], &[("CHOICE", "1")]);
     assert!(is_delegated(&bed));
     echo(&bed);
-    assert_eq!(served(&bed, "connections_claimed"), 1);
+    assert!(eventually(PROMPTLY, || told(&bed, "delegated_handshakes") == 1));
 }
 
 #[test]
@@ -153,7 +159,10 @@ fn the_servers_configuration_has_the_last_word() {
     let _server = start_with(&wanting, "blocking", &[], &[]);
     echo(&wanting);
     assert!(is_delegated(&wanting));
-    assert_eq!(served(&wanting, "connections_claimed"), 1);
+    assert!(eventually(PROMPTLY, || told(
+        &wanting,
+        "delegated_handshakes"
+    ) == 1));
 }
 
 /// Opens three connections that wait to be accepted, and sends bytes on each.
@@ -183,7 +192,7 @@ fn a_busy_programs_connections_wait_with_their_bytes() {
     let streams = waiting(&bed);
     server.signal(Signal::USR1).expect("it runs");
     assert_served_late(streams);
-    assert_eq!(served(&bed, "connections_claimed"), 3);
+    assert!(eventually(PROMPTLY, || told(&bed, "delegated_handshakes") == 3));
 }
 
 #[test]
@@ -259,7 +268,7 @@ fn in_a_flood_of_syns_clients_get_in_by_cookies() {
     }
     assert!(eventually(PROMPTLY, || told(&bed, "syn_cookies_accepted") >= 10));
     assert_eq!(served(&bed, "syn_cookies_sent"), 0, "the server saw none");
-    assert_eq!(served(&bed, "connections_claimed"), 10);
+    assert_eq!(served(&bed, "passive_opens"), 0);
 }
 
 /// Far more clients at once than the listener's queues hold, while the program does not accept. As on Linux, each is
@@ -312,7 +321,9 @@ fn redis_and_nginx_serve_under_load() {
     let turns = ["-n", "4000", "-c", "20", "-k", "0", "-q"];
     let words = [&load[..], &turns[..]].concat();
     client(&bed, Stack::Kernel, "redis-benchmark", &words);
-    assert!(served(&bed, "connections_claimed") + served(&bed, "passive_opens") >= 8000);
+    let opened = || told(&bed, "delegated_handshakes");
+    assert!(eventually(PROMPTLY, || opened() >= 8000));
+    assert_eq!(served(&bed, "passive_opens"), 0);
     drop(redis);
 
     let page = file(&bed, "page", "a page".repeat(1000));
@@ -330,13 +341,107 @@ fn redis_and_nginx_serve_under_load() {
     let mut nginx = bed.command(Side::Server, Stack::Portolan, "/usr/sbin/nginx");
     nginx.env(DELEGATE.0, DELEGATE.1).args(["-c", &config]);
     nginx.stdout(Stdio::null());
-    // The server handles a SYN that ends a TIME-WAIT.
-    let accepted = || served(&bed, "connections_claimed") + served(&bed, "passive_opens");
+    // A counter of programs that have ended stays. SYNs for the connections of the program before are the server's.
+    let accepted = || opened() + served(&bed, "passive_opens");
     let before = accepted();
     let nginx = bed.serve_command(PORT, "nginx", &mut nginx);
     let _nginx = nginx.unwrap_or_else(|error| panic!("{error}"));
     let url = format!("http://{endpoint}/page");
     let words = ["-n", "2000", "-c", "10", &url];
     client(&bed, Stack::Kernel, "ab", &words);
-    assert!(accepted() - before >= 2000);
+    assert!(eventually(PROMPTLY, || accepted() - before >= 2000));
+}
+
+/// Starts a server that holds a connection, and does `then` with it when it gets a signal.
+fn held(bed: &Bed, then: &str) -> (Background, TcpStream) {
+    let path = bed.file("meeting").display().to_string();
+    let variables = [DELEGATE, ("THEN", then), ("MEETING", &path)];
+    let server = start_with(bed, "held", &[], &variables);
+    assert!(eventually(PROMPTLY, || is_delegated(bed)));
+    let mut stream = connect(bed, PORT);
+    let mut greeting = [0; 5];
+    stream.read_exact(&mut greeting).expect("a greeting");
+    assert_eq!(served(bed, "connections_claimed"), 0);
+    (server, stream)
+}
+
+fn established(bed: &Bed) -> usize {
+    sessions_in(bed, Side::Server, "ESTAB")
+}
+
+fn assert_served(mut stream: TcpStream) {
+    exchange(&mut stream, 4, 5000);
+    assert_ends_in_order(stream);
+}
+
+#[test]
+fn a_connection_that_lasts_is_registered() {
+    let bed = bed();
+    let (server, stream) = held(&bed, "serve");
+    assert!(eventually(PROMPTLY, || served(&bed, "connections_claimed") == 1));
+    assert_eq!(established(&bed), 1);
+    server.signal(Signal::USR1).expect("it runs");
+    assert_served(stream);
+    assert!(eventually(PROMPTLY, || established(&bed) == 0));
+}
+
+#[test]
+fn an_unregistered_connection_goes_wherever_its_descriptor_goes() {
+    for then in ["fork", "pass", "leave"] {
+        let bed = bed();
+        let path = bed.file("meeting").display().to_string();
+        let mut taker = bed.command(Side::Server, Stack::Portolan, PYTHON);
+        taker.args([SERVER, "taking"]).env("MEETING", &path);
+        let _taker = (then == "pass").then(|| Background::start(&mut taker).expect("it starts"));
+        let (server, stream) = held(&bed, then);
+        assert!(then != "pass" || eventually(PROMPTLY, || bed.file("meeting").exists()));
+        server.signal(Signal::USR1).expect("it runs");
+        assert_served(stream);
+        assert_eq!(served(&bed, "connections_claimed"), 1, "{then}");
+        assert!(eventually(PROMPTLY, || established(&bed) == 0), "{then}");
+    }
+}
+
+#[test]
+fn who_holds_an_unregistered_connection_hears_that_the_program_was_killed() {
+    for bed in [bed(), bed().over_ipv6()] {
+        let (server, stream) = held(&bed, "serve");
+        server.signal(Signal::KILL).expect("it runs");
+        // It sends nothing: it would not hear of it by a reset of its own segment.
+        assert_is_reset(stream);
+        assert_eq!(served(&bed, "unregistered_lost"), 1);
+        drop(server);
+        let _server = start(&bed, "blocking");
+        echo(&bed);
+    }
+}
+
+/// The peer does not read until the program has closed the connection, or ended.
+#[test]
+fn what_a_closed_connection_has_to_send_arrives() {
+    for then in ["exit", "close"] {
+        let bed = bed();
+        let (mut server, mut stream) = held(&bed, then);
+        server.signal(Signal::USR1).expect("it runs");
+        assert!(then != "exit" || server.wait(PROMPTLY));
+        // The server finishes what takes longer than two seconds.
+        let returned = || served(&bed, "unregistered_closed") + served(&bed, "connections_claimed");
+        assert!(eventually(2 * PROMPTLY, || returned() == 1), "{then}");
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes).expect("the end in order");
+        assert_eq!(bytes.len(), 1 << 20, "{then}");
+    }
+}
+
+/// The server closes first, so that it has the TIME-WAIT, and the client uses the same port again at once.
+#[test]
+fn a_port_of_the_peer_in_time_wait_opens_another_connection() {
+    const CLIENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/same_port.py");
+    let bed = bed();
+    let _server = start(&bed, "greeting");
+    let endpoint = bed.endpoint(PORT);
+    let words = [CLIENT, &endpoint.ip().to_string(), &PORT.to_string(), "200"];
+    client(&bed, Stack::Kernel, PYTHON, &words);
+    assert_eq!(served(&bed, "passive_opens"), 0);
+    assert_eq!(served(&bed, "connections_claimed"), 0);
 }

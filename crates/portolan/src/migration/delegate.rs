@@ -14,11 +14,12 @@ use rustix::io::Errno;
 
 use crate::descriptors::InternalFd;
 use crate::migration::arrival::{SlotReservation, install};
+use crate::migration::registration::{may_wait, register_all};
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
-use crate::socket::near_end::enter;
-use crate::socket::{Setup, Socket};
+use crate::socket::near_end::{enter, enter_prepared};
+use crate::socket::{Setup, Socket, Unregistered};
 
 /// The slot for a listener's segments, used if its handshakes are delegated.
 pub(crate) enum ListenerSlot<'a> {
@@ -105,13 +106,70 @@ pub(crate) fn accept(
 ) -> Outcome<Option<(RawFd, SocketAddr)>> {
     let id = listener.setup().session.ok_or(Errno::INVAL)?;
     process.lock().take_announcement(id);
-    let taken = accept_next(process, (listener, id), flags);
+    let taken = if may_wait(process, listener) {
+        accept_unregistered(process, (listener, id), flags)
+    } else {
+        accept_registered(process, (listener, id), flags)
+    };
     // Others may still wait, even if this one failed.
     process.lock().attend_delegations();
     taken
 }
 
-fn accept_next(
+/// Accepts a connection that the server need not know yet.
+fn accept_unregistered(
+    process: &'static Process,
+    (listener, id): (&Socket, SessionId),
+    flags: i32,
+) -> Outcome<Option<(RawFd, SocketAddr)>> {
+    let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
+    loop {
+        // Made before a connection is taken, since there may be no number.
+        let made = process.pairs().take().and_then(|mut pair| {
+            let near = pair.descriptor(is_nonblocking)?;
+            Ok((pair, near))
+        });
+        let Ok((pair, near)) = made else {
+            return accept_registered(process, (listener, id), flags);
+        };
+        let mut core = process.lock();
+        let now = clock::now();
+        let next = core.accept_delegated(now, id);
+        let Some((slot, session)) = next else {
+            drop(core);
+            process.pairs().put(pair);
+            return Ok(None);
+        };
+        if session.connection.is_closed() {
+            core.stack.remove(slot);
+            drop(core);
+            process.pairs().put(pair);
+            continue;
+        }
+        let flow = session.flow;
+        if !core.leave_unregistered(now, id, (slot, flow)) {
+            core.return_delegated(now, id, (slot, session));
+            drop(core);
+            process.pairs().put(pair);
+            return accept_registered(process, (listener, id), flags);
+        }
+        drop(core);
+        let setup = Setup {
+            local: Some(flow.local),
+            remote: Some(flow.remote),
+            unregistered: Some(Unregistered { listener: id, pair }),
+            ..Setup::default()
+        };
+        let socket = Arc::new(Socket::accepted(listener, setup));
+        let session = NewSession::Session(Session::Tcp(session));
+        install(process, &socket, slot, session);
+        let shown = listener.shown(flow.remote);
+        return Ok(Some((enter_prepared(near, socket, flags)?, shown)));
+    }
+}
+
+/// Accepts a connection, and registers it with the server.
+fn accept_registered(
     process: &'static Process,
     (listener, id): (&Socket, SessionId),
     flags: i32,
@@ -156,6 +214,10 @@ fn claim(
         )) => {
             session.id = id;
             session.generation = generation;
+            process
+                .lock()
+                .delegations
+                .registered(clock::now(), listening, (slot, session.flow));
             let setup = Setup {
                 session: Some(id),
                 local: Some(local),
@@ -189,12 +251,13 @@ fn claim(
 /// Returns a listener's handshakes to the server, if they are this process's: another process may
 /// have the descriptor from now on, or needs the port.
 pub(crate) fn end(process: &Process, listener: SessionId) {
-    let mut core = process.lock();
-    if !core.delegations.has(listener) {
+    if !process.lock().delegations.has(listener) {
         return;
     }
+    register_all(process, listener);
+    let mut core = process.lock();
     core.poll(clock::now());
-    let surrendered = core.surrender_delegation(listener);
+    let surrendered = core.surrender_delegation(clock::now(), listener);
     drop(core);
     let Some(waiting) = surrendered else {
         return;

@@ -12,7 +12,9 @@ use portolan_types::Protocol;
 use super::attach::describe_to_others;
 use super::lifecycle::settle_open;
 use crate::migration::fallback::become_kernels;
-use crate::migration::{Destination, delegate, give_back, make_relayed, relay_for_others};
+use crate::migration::{
+    Destination, delegate, give_back, make_relayed, registration, relay_for_others,
+};
 use crate::process::Process;
 use crate::process::inside;
 use crate::process::vfork::{own_memory, shares_memory};
@@ -87,6 +89,9 @@ pub fn before_exit() {
         && !inside::is_inside()
     {
         let _inside = inside::enter();
+        for listener in process.lock().delegations.ids() {
+            registration::register_all(process, listener);
+        }
         process.lock().abort_delegations(clock::now());
         for (fd, socket) in table::sockets() {
             settle_open(process, fd, &socket);
@@ -185,6 +190,9 @@ fn hand_out(fd: RawFd, socket: &Arc<Socket>) {
 }
 
 fn share_with_others(socket: &Socket) {
+    if let Some(process) = Process::running() {
+        registration::register_for_others(process, socket);
+    }
     socket.share();
     end_delegation_of(socket);
     describe_to_others(socket);

@@ -20,13 +20,13 @@ use crate::descriptors::{self, InternalFd};
 use crate::migration::active_open::complete_connect;
 use crate::migration::fallback::{leave_to_sharers, return_from_kernel_epolls};
 use crate::migration::finish::{finish, flush_local};
-use crate::migration::{Destination, give_back, is_standard_stream, make_relayed};
+use crate::migration::{Destination, give_back, is_standard_stream, make_relayed, registration};
 use crate::outcome::{CallError, Outcome};
 use crate::process::vfork::shares_memory;
 use crate::process::{Absent, Process};
 use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::table::{self, File};
-use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState};
+use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState, Unregistered};
 use crate::threads::sleep::{Sleep, deadline_after};
 use crate::threads::start::{for_new_socket, here};
 use crate::wait::epoll::Epoll;
@@ -139,6 +139,7 @@ fn stop_listening(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) ->
         return Err(Errno::NOTCONN.into());
     };
     let (near, far) = process.control.replacing_pair(PairKind::SeqPacket)?;
+    registration::register_all(process, session);
     process.lock().abort_delegation(clock::now(), session);
     let request = RequestBody::StopListening { session };
     let answer = process.control.call(request, &[far.as_fd(), near.as_fd()]);
@@ -224,6 +225,7 @@ fn begin_anew(socket: &Arc<Socket>, setup: &mut Setup) -> Result<(), Errno> {
     replace_fds(socket, unix::without_peer(kind)?)?;
     socket.note_deferred(false);
     socket.set_stands_in(false);
+    socket.note_registered();
     *setup = Setup::default();
     Ok(())
 }
@@ -340,7 +342,14 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
             SocketPhase::Listening => socket.setup().session,
             _ => None,
         };
+        if let Some(listener) = listener {
+            registration::register_all(process, listener);
+        }
+        let unregistered = registration::give_up(socket);
         leave_session(process, socket, SocketState::Closed, (listener, ending));
+        if let Some(Unregistered { pair, .. }) = unregistered {
+            process.pairs().put_used(pair, socket);
+        }
     }
     true
 }
@@ -417,7 +426,11 @@ fn leave_session(
     if let Some(Session::Tcp(session)) = core.stack.get_mut(slot) {
         end_stream(&mut session.connection, now, ending);
         core.stack.touch(slot);
+        let is_finished_here = core.finish_unregistered(now, slot);
         core.poll_tx(now);
+        if is_finished_here {
+            return;
+        }
     }
     let session = core.stack.take(slot);
     drop(core);

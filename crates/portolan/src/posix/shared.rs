@@ -22,6 +22,7 @@ use super::data::{by_phase, send};
 use super::find::{Transfer, find_to_use, retry_if_moved};
 use crate::channel::layers::{self, Layer};
 use crate::migration::active_open::complete_connect;
+use crate::migration::registration;
 use crate::outcome::Outcome;
 use crate::process::{Process, inside};
 use crate::runtime::Core;
@@ -236,6 +237,8 @@ fn take_stream(
         flags: 0,
         timeout: Options::receive_timeout,
     };
+    // Its frames come by its own row, which they can be lent by.
+    registration::register(process, socket)?;
     let mut core = call.lock_to_receive()?;
     let slot = socket.slot();
     let of_packets = if core.is_local(slot) {

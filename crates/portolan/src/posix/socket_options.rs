@@ -20,6 +20,7 @@ use super::listen::listen_anew;
 use super::tcp_info;
 use crate::migration::active_open::complete_connect;
 use crate::migration::fallback::{become_kernels, new_kernel_socket};
+use crate::migration::registration;
 use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::socket::options::{
@@ -92,6 +93,7 @@ pub fn set_option(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Outcome<()>
     }
     let priority = socket.options().priority();
     if priority != told_priority {
+        registration::register(process, &socket)?;
         let session = socket.setup().session;
         session.inspect(|session| process.prioritize(*session, priority));
     }

@@ -15,6 +15,10 @@ impl Process {
     pub(crate) fn publish(&self, core: &mut Core) {
         core.stack.observe_round_trips();
         for (slot, session) in core.stack.iter() {
+            // The server shows what it knows.
+            if core.unregistered.has(slot) {
+                continue;
+            }
             let spent = core.channel.accounts.spent(slot);
             core.statistics.publish(slot, &row(session, spent));
         }

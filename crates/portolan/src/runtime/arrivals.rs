@@ -9,6 +9,7 @@ use portolan_types::{FlowKey, Instant, Slot};
 
 use super::delegations::Delegations;
 use super::migrated_flows::MigratedFlows;
+use super::unregistered::Unregistered;
 use super::{Core, OUTBOX_MAX};
 use crate::channel::layers::{self, Layer};
 use crate::socket::inboxes::Inboxes;
@@ -22,6 +23,7 @@ pub(super) struct Claimants<'a> {
     pub(super) stack: &'a mut Stack,
     routes: &'a Routes,
     delegations: &'a mut Delegations,
+    unregistered: &'a mut Unregistered,
     migrated_flows: &'a MigratedFlows,
     inboxes: &'a mut Inboxes,
     outbox: &'a mut Vec<RequestBody>,
@@ -38,6 +40,7 @@ impl Core {
             stack: &mut self.stack,
             routes: &self.routes,
             delegations: &mut self.delegations,
+            unregistered: &mut self.unregistered,
             migrated_flows: &self.migrated_flows,
             inboxes: &mut self.inboxes,
             outbox: &mut self.outbox,
@@ -88,6 +91,9 @@ impl Claimants<'_> {
         if let Some(handshakes) = self.delegations.of(record) {
             let with = (&mut *self.stack, self.routes);
             let met = handshakes.input(with, self.now, record, frame);
+            if let DelegateInput::Reopened(slot) = met {
+                self.unregistered.reopened(self.stack, slot);
+            }
             return met == DelegateInput::Left;
         }
         let Input::Unclaimed(packet) = self.stack.input(self.now, record, frame) else {

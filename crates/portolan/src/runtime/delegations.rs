@@ -12,7 +12,7 @@ use portolan_stack::passive::Rules;
 use portolan_stack::{Delegation, FloodReport, Session, Stack, TcpSession};
 use portolan_sys::unix;
 use portolan_tcp::Events;
-use portolan_types::{Instant, SessionId, Slot};
+use portolan_types::{FlowKey, Instant, SessionId, Slot};
 
 use crate::descriptors::InternalFd;
 use crate::runtime::Core;
@@ -29,6 +29,8 @@ struct Delegated {
     far: InternalFd,
     /// The message is on the descriptor.
     is_announced: bool,
+    /// Accepted connections may stay unregistered.
+    may_leave_unregistered: bool,
     handshakes: Delegation,
 }
 
@@ -73,6 +75,37 @@ impl Delegations {
             .iter()
             .find(|known| known.id == id)
             .map(|known| known.slot)
+    }
+
+    pub(crate) fn may_leave_unregistered(&self, id: SessionId) -> bool {
+        let known = self.0.iter().find(|known| known.id == id);
+        known.is_some_and(|known| known.may_leave_unregistered)
+    }
+
+    /// From now on all accepted connections are registered.
+    pub(crate) fn leave_none_unregistered(&mut self, id: SessionId) {
+        if let Some(known) = self.named(id) {
+            known.may_leave_unregistered = false;
+        }
+    }
+
+    /// An accepted connection is registered from now on.
+    pub(crate) fn registered(
+        &mut self,
+        now: Instant,
+        id: SessionId,
+        (slot, flow): (Slot, FlowKey),
+    ) {
+        if let Some(known) = self.named(id) {
+            known.handshakes.registered(now, slot, &flow);
+        }
+    }
+
+    /// An accepted connection is over.
+    pub(crate) fn forget_ended(&mut self, id: SessionId, (slot, flow): (Slot, FlowKey)) {
+        if let Some(known) = self.named(id) {
+            known.handshakes.forget_ended(slot, &flow);
+        }
     }
 
     /// Returns the delegation that a frame is for, if it came by the port's row.
@@ -126,6 +159,7 @@ impl Core {
                 slot,
                 far,
                 is_announced: false,
+                may_leave_unregistered: true,
                 handshakes,
             });
             self.poll(now);
@@ -166,7 +200,12 @@ impl Core {
     }
 
     /// Ends a delegation. Returns the connections that were not accepted.
-    pub(crate) fn surrender_delegation(&mut self, listener: SessionId) -> Option<Vec<TcpSession>> {
+    pub(crate) fn surrender_delegation(
+        &mut self,
+        now: Instant,
+        listener: SessionId,
+    ) -> Option<Vec<TcpSession>> {
+        self.cut_off_unregistered(now, listener);
         let known = self.take_delegation(listener)?;
         Some(known.handshakes.surrender(&mut self.stack))
     }
@@ -181,6 +220,7 @@ impl Core {
 
     /// Ends the delegation of a closed listener, and aborts the connections that wait to be accepted.
     pub(crate) fn abort_delegation(&mut self, now: Instant, listener: SessionId) {
+        self.cut_off_unregistered(now, listener);
         let Some(known) = self.take_delegation(listener) else {
             return;
         };

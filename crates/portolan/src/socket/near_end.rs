@@ -13,14 +13,22 @@ use crate::socket::table::{self, File};
 
 /// Gives a socket its descriptor, with the flags of `socket` or `accept4`.
 pub(crate) fn enter(near: OwnedFd, socket: Arc<Socket>, flags: i32) -> Result<RawFd, Errno> {
-    let is_nonblocking = flags & libc::SOCK_NONBLOCK != 0;
-    if is_nonblocking {
+    if flags & libc::SOCK_NONBLOCK != 0 {
         descriptor::set_nonblocking(&near, true)?;
     }
+    enter_prepared(near, socket, flags)
+}
+
+/// As [`enter`], for a near end that is non-blocking if the flags say so.
+pub(crate) fn enter_prepared(
+    near: OwnedFd,
+    socket: Arc<Socket>,
+    flags: i32,
+) -> Result<RawFd, Errno> {
     if flags & libc::SOCK_CLOEXEC == 0 {
         descriptor::set_close_on_exec(&near, false)?;
     }
-    socket.set_nonblocking(is_nonblocking);
+    socket.set_nonblocking(flags & libc::SOCK_NONBLOCK != 0);
     let near = near.into_raw_fd();
     if !descriptors::can_hold(near) {
         descriptor::close(near);

@@ -5,12 +5,15 @@ use std::net::SocketAddr;
 use portolan_types::SessionId;
 
 use crate::descriptors::InternalFd;
+use crate::socket::pair::Pair;
 
 /// State for opening, binding and closing; locked across calls to the server.
 #[derive(Debug, Default)]
 pub(crate) struct Setup {
     /// Set once the server knows the socket.
     pub(crate) session: Option<SessionId>,
+    /// An accepted connection that the server does not know yet.
+    pub(crate) unregistered: Option<Unregistered>,
     /// Incarnation of the server under which it was opened; 0 if unknown.
     pub(crate) incarnation: u64,
     /// For a listener: a kernel socket on its port, to listen on while there is no server.
@@ -34,6 +37,14 @@ pub(crate) struct Setup {
     pub(crate) deferred: Option<SocketAddr>,
     /// Of the last `listen`.
     pub(crate) backlog: u32,
+}
+
+/// What an accepted connection needs when it is registered.
+#[derive(Debug)]
+pub(crate) struct Unregistered {
+    pub(crate) listener: SessionId,
+    /// Those of its descriptor.
+    pub(crate) pair: Pair,
 }
 
 impl Setup {

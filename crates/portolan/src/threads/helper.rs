@@ -18,7 +18,7 @@ use portolan_sys::{clock, thread, wait};
 use portolan_types::Instant;
 
 use crate::channel::ring_events::RingEvents;
-use crate::migration::yield_session;
+use crate::migration::{registration, yield_session};
 use crate::process::control::Control;
 use crate::process::inside;
 use crate::process::{CoreGuard, Process};
@@ -62,6 +62,7 @@ pub(crate) fn run(process: &'static Process, mut unattended: RingEvents) {
             process.publish(&mut process.lock());
         }
         process.take_outcomes();
+        registration::attend(process);
         process.check_for_unseen_waits(&mut schedule);
         let mut core = process.lock();
         let since = Since::of(seen, core.attended);
@@ -152,6 +153,7 @@ impl Process {
             let mut set = WatchSet::new(&waiter);
             core.watch_as_leader(&mut set, true, listens);
             let deadline = earliest(core.deadline(), schedule.deadline());
+            let deadline = earliest(deadline, core.unregistered.deadline());
             drop(core);
             let outcomes = self.sleep(&set, deadline);
             core = self.lock_in_turn();
@@ -166,6 +168,7 @@ impl Process {
                 core.locals.hear(clock::now(), WakeBy::Notifier);
             }
             drop(core);
+            registration::attend(self);
             self.check_for_unseen_waits(schedule);
             core = self.lock();
             let since = Since::of(seen, core.attended);

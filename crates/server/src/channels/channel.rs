@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use portolan_control::ClientId;
-use portolan_sys::shm::StatisticsReader;
+use portolan_sys::shm::{JournalReader, StatisticsReader};
 use portolan_sys::tap::Tap;
 use portolan_sys::wait::WakeSender;
 use portolan_types::{ChannelId, SessionId};
@@ -26,6 +26,7 @@ pub(crate) struct Ending {
 pub(crate) struct Channel {
     pub client: ClientId,
     pub statistics: StatisticsReader,
+    pub journal: JournalReader,
     /// Holds a copy of the tap's descriptor: if the process had the only one, its exit would destroy the device,
     /// which is slow, before its connections are closed.
     pub tap: Tap,
@@ -46,6 +47,7 @@ pub(crate) struct Channel {
 pub(crate) struct Ends {
     pub client: ClientId,
     pub statistics: StatisticsReader,
+    pub journal: JournalReader,
     pub recall_event: WakeSender,
     pub notifier: ProcessNotifier,
 }
@@ -55,6 +57,7 @@ impl Channel {
         Channel {
             client: ends.client,
             statistics: ends.statistics,
+            journal: ends.journal,
             tap,
             recall_event: ends.recall_event,
             notifier: ends.notifier,

@@ -8,7 +8,7 @@ use portolan_control::{Charge, ClientId, Errno, Input, SessionEntry, SessionPhas
 use portolan_proto::PROTOCOL;
 use portolan_proto::control::{Probed, ProbedState, ReplyBody};
 use portolan_sys::clock;
-use portolan_sys::shm::StatisticsReader;
+use portolan_sys::shm::{JournalReader, StatisticsReader};
 use portolan_sys::tap::Tap;
 use portolan_sys::unix::Credentials;
 use portolan_sys::wait::{wake_pair, wake_receiver};
@@ -198,6 +198,7 @@ impl Server {
     ) -> anyhow::Result<(Answer, Ends)> {
         self.sysctls.look(self.now);
         let statistics = StatisticsReader::create()?;
+        let journal = JournalReader::create()?;
         let (recall_receiver, recall_event) = wake_pair()?;
         let (wake_receiver, address) = wake_receiver(self.wake_directory.path())?;
         let notifier = ProcessNotifier::new(address)?;
@@ -207,6 +208,7 @@ impl Server {
         fds.extend([
             self.metastate.as_fd().try_clone_to_owned()?,
             statistics.as_fd().try_clone_to_owned()?,
+            journal.as_fd().try_clone_to_owned()?,
             recall_receiver.into(),
             wake_receiver.into(),
         ]);
@@ -223,6 +225,7 @@ impl Server {
         let ends = Ends {
             client,
             statistics,
+            journal,
             recall_event,
             notifier,
         };

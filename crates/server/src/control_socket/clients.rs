@@ -533,6 +533,9 @@ impl Server {
             RequestBody::ReturnPending { listener, capsule } => {
                 self.surrender(channel, listener, (capsule, fds.pop()))
             }
+            RequestBody::ReturnClosed { listener, capsule } => {
+                self.finish_unregistered(channel, listener, (capsule, fds.pop()))
+            }
             RequestBody::Flooded { listener, queue } => self.flooded(channel, listener, queue),
             RequestBody::ExemptFlows { listener, flows } => self.spare(channel, listener, &flows),
             RequestBody::EndDelegation { listener } => self.end_delegation(channel, listener),

@@ -12,7 +12,7 @@ use portolan_stack::TcpSession;
 use portolan_stack::passive::Rules;
 use portolan_tcp::StateName;
 use portolan_tcp::isn::Secret;
-use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, canonical, scope_of};
+use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, canonical, scope_of};
 use tracing::debug;
 
 use crate::random::{random_bytes, random_u64};
@@ -54,7 +54,8 @@ impl Server {
         policy.allow && spec.options.is_delegated.unwrap_or(by_policy)
     }
 
-    /// `RegisterAccepted`: a connection was accepted, and gets a row of its own.
+    /// `RegisterAccepted`: a connection was accepted, and gets a row of its own. Its frames came by the port's row until
+    /// now, so that there are none of another holder, and no generation tells them apart.
     pub(crate) fn claim(
         &mut self,
         channel: ChannelId,
@@ -82,13 +83,17 @@ impl Server {
             self.forget(id);
             return Err(errno);
         }
-        let generation = self.steer(id, Holder::Process(channel, claimed.slot));
+        let holder = Holder::Process(channel, claimed.slot);
+        self.control
+            .registry
+            .adopt(id, holder, Generation::UNREGISTERED);
+        self.renew_rows(id);
         self.note_migration(id);
         self.control.counters.claims += 1;
         Ok(ReplyBody::Bound {
             session: id,
             local: flow.local,
-            generation,
+            generation: Generation::UNREGISTERED,
         }
         .into())
     }
@@ -168,7 +173,7 @@ impl Server {
         })
     }
 
-    fn unpack_surrendered(
+    pub(crate) fn unpack_surrendered(
         &mut self,
         listener: SessionId,
         capsule: Blob,
@@ -203,6 +208,7 @@ impl Server {
     /// Returns the listener's handshakes to the server; those in progress may complete by the cookies
     /// that the process sent.
     pub(crate) fn take_handshakes(&mut self, id: SessionId) {
+        self.probe_unregistered(id);
         let claimed = self.claimed_cookies(id);
         if let Some(listener) = self.control.registry.listener_mut(id) {
             listener.delegate = None;

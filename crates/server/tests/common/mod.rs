@@ -286,6 +286,7 @@ pub(crate) struct Maps {
     pub doorbell: OwnedFd,
     pub metastate: OwnedFd,
     pub statistics: OwnedFd,
+    pub journal: OwnedFd,
 }
 
 pub(crate) struct Tap(pub TapIo<OwnedFd>);
@@ -322,9 +323,10 @@ impl Library {
             doorbell,
             metastate,
             statistics,
+            journal,
             recall_event,
             wake_receiver,
-        ] = <[OwnedFd; 7]>::try_from(fds).unwrap();
+        ] = <[OwnedFd; 8]>::try_from(fds).unwrap();
         Library {
             client,
             stack: Stack::new(clock::now()),
@@ -338,6 +340,7 @@ impl Library {
                 doorbell,
                 metastate,
                 statistics,
+                journal,
             },
             routes: Routes::default(),
         }

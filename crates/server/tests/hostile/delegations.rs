@@ -8,10 +8,13 @@ use portolan_proto::control::{
     AcceptQueue, Blob, HandshakeOptions, ReplyBody, RequestBody, Reuse, SessionRef,
 };
 use portolan_proto::extension::{Event, Extension, ExtensionReply, ExtensionRequest, Guard};
+use portolan_proto::journal::JournalRecord;
+use portolan_sys::shm::JournalWriter;
 use portolan_sys::unix::{PairKind, socket_pair};
-use portolan_types::{Protocol, SessionId, Slot};
+use portolan_types::{FlowKey, Protocol, SessionId, Slot};
 
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 
 use crate::common::{Library, Near, control_path, start_server, start_server_with};
 use crate::handlers::{CONSUME, always, ask, filter_counter};
@@ -188,6 +191,76 @@ fn forged_surrenders_are_refused_and_counted() {
 }
 
 #[test]
+fn forged_closed_connections_are_refused_and_counted() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let mut hostile = hostile_library(&path);
+    let (own, _near, _) = listen(&mut hostile, 4001, Some(Slot(3)));
+    let (plain, _plain_near, _) = listen(&mut hostile, 4002, None);
+    let (_, _session_near, slot, _peer) = crate::open_to_b(&bed, &mut hostile);
+    let Some(portolan_stack::Session::Tcp(session)) = hostile.stack.remove(slot) else {
+        panic!("a connection");
+    };
+    let foreign = session.to_capsule();
+    for (listener, errno) in [(own, PROTO), (plain, PERM), (SessionId(77), BADF)] {
+        let closed = RequestBody::ReturnClosed {
+            listener,
+            capsule: Blob::Inline(foreign.clone()),
+        };
+        assert_eq!(refused(&mut hostile, closed, &[]), errno);
+    }
+    assert_eq!(counter(&path, "server", "unregistered_closed"), 0);
+    assert_serves_others(&bed, &path);
+    meter.finish_but_for_starts();
+}
+
+/// Only connections on the process's own port are probed, whatever its journal says.
+#[test]
+fn a_hostile_journal_is_read_as_claims() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut owner = Library::start(&path);
+    let (others, _others_near, _) = listen(&mut owner, 4000, Some(Slot(3)));
+    let mut hostile = hostile_library(&path);
+    let (own, near, _) = listen(&mut hostile, 4001, Some(Slot(3)));
+    let flow = |local, remote| FlowKey {
+        protocol: Protocol::Tcp,
+        local,
+        remote,
+    };
+    let elsewhere: SocketAddr = "192.0.2.1:4001".parse().unwrap();
+    let mut journal = JournalWriter::map(&hostile.maps.journal).unwrap();
+    for record in [
+        JournalRecord::new(others, &flow(a(4000), b(1))),
+        JournalRecord::new(own, &flow(a(4000), b(1))),
+        JournalRecord::new(own, &flow(elsewhere, b(1))),
+        JournalRecord::new(own, &flow(a(4001), a(9))),
+        JournalRecord::new(own, &flow(a(4001), b(0))),
+        JournalRecord::new(SessionId(u64::MAX), &flow(a(4001), b(1))),
+        JournalRecord::new(own, &flow(a(4001), b(1))),
+    ] {
+        journal.enter(&record).unwrap();
+    }
+    let memory = std::fs::File::from(hostile.maps.journal.try_clone().unwrap());
+    // A count beyond the memory, and records of any bytes.
+    memory.write_all_at(&[0xff; 8], 0).unwrap();
+    memory.write_all_at(&[0xff; 4096], 1024).unwrap();
+    drop((hostile, near));
+    let lost = || counter(&path, "server", "unregistered_lost");
+    let until = std::time::Instant::now() + Duration::from_secs(3);
+    while lost() == 0 && std::time::Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
+    assert_eq!(lost(), 1);
+}
+
+#[test]
 fn who_performs_no_handshakes_has_nothing_to_say_of_floods() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
@@ -195,7 +268,7 @@ fn who_performs_no_handshakes_has_nothing_to_say_of_floods() {
     let meter = Meter::start(&bed);
     let mut hostile = hostile_library(&path);
     let (plain, _near, _) = listen(&mut hostile, 4002, None);
-    let flow = portolan_types::FlowKey {
+    let flow = FlowKey {
         protocol: Protocol::Tcp,
         local: a(4002),
         remote: b(9),

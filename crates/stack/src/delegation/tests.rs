@@ -142,7 +142,8 @@ impl Pair {
         }
         let changed: Vec<_> = self.own.changed().collect();
         for changed in changed {
-            assert!(self.delegation.on_changed(&mut self.own, changed));
+            // Events of accepted connections are their sockets'.
+            let _is_waiting = self.delegation.on_changed(&mut self.own, changed);
         }
     }
 
@@ -218,7 +219,9 @@ fn what_comes_by_the_ports_row_follows_an_accepted_connection() {
     let client = pair.open(1000);
     let (slot, mut session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
     session.generation = Generation(5);
+    let flow = session.flow;
     pair.own.insert_at(now(), slot, Session::Tcp(session));
+    pair.delegation.registered(now(), slot, &flow);
     pair.say(client, b"late");
     let mut wire = KeptFrames::default();
     pair.clients
@@ -249,10 +252,54 @@ fn what_comes_by_the_ports_row_follows_an_accepted_connection() {
 }
 
 #[test]
+fn what_comes_for_a_connection_without_a_row_arrives_until_it_is_over() {
+    let mut pair = Pair::new(8);
+    let client = pair.open(1000);
+    let (slot, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    let flow = session.flow;
+    pair.own.insert_at(now(), slot, Session::Tcp(session));
+    // However long it takes.
+    pair.delegation.forget_left(now() + 2 * FOLLOW_FOR);
+    pair.say(client, b"late");
+    pair.hear();
+    assert_eq!(pair.own.tcp(slot).unwrap().connection.readable(), 4);
+    pair.own.remove(slot);
+    pair.delegation.forget_ended(Slot(slot.0 + 1), &flow);
+    assert_eq!(pair.delegation.flows.len(), 1, "that is another one");
+    pair.delegation.forget_ended(slot, &flow);
+    assert!(pair.delegation.flows.is_empty());
+}
+
+#[test]
+fn a_syn_ends_a_time_wait() {
+    let mut pair = Pair::new(8);
+    let client = pair.open(1000);
+    let (slot, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    pair.own.insert_at(now(), slot, Session::Tcp(session));
+    pair.own.tcp(slot).unwrap().connection.close(now());
+    pair.own.touch(slot);
+    pair.answer();
+    pair.clients.tcp(client).unwrap().connection.close(now());
+    pair.clients.touch(client);
+    pair.hear();
+    let state = pair.own.tcp(slot).unwrap().connection.state();
+    assert_eq!(state, StateName::TimeWait);
+    pair.answer();
+    pair.clients.remove(client);
+    let second = pair.connect_by(1000, SeqNum(77_000));
+    pair.hear();
+    assert_eq!(pair.met, Some(DelegateInput::Reopened(slot)));
+    pair.answer();
+    pair.hear();
+    assert_eq!(pair.state(second), StateName::Established);
+}
+
+#[test]
 fn a_port_of_the_peer_that_is_used_again_soon_opens_another_connection() {
     let mut pair = Pair::new(8);
     let first = pair.open(1000);
-    let (slot, _) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    let (slot, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    pair.delegation.registered(now(), slot, &session.flow);
     pair.own.remove(slot);
     pair.clients.remove(first);
     pair.connect(1000);
@@ -265,6 +312,7 @@ fn a_port_of_the_peer_that_is_used_again_soon_opens_another_connection() {
 
     let second = pair.connect_by(1000, SeqNum(77_000));
     pair.hear();
+    assert_eq!(pair.met, Some(DelegateInput::Reopened(slot)));
     pair.answer();
     pair.hear();
     assert_eq!(pair.state(second), StateName::Established);

@@ -10,12 +10,11 @@ use portolan_proto::report::{
 };
 use portolan_types::Slot;
 use rustix::fs::SealFlags;
-use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use super::words::{WORD, read, write};
 use super::{CreateError, MapError, check_size, create, seal};
 use crate::mapping::Mapping;
 
-const WORD: usize = size_of::<u64>();
 const ROW: usize = size_of::<StatisticsRow>();
 const _: () = assert!(ROW.is_multiple_of(WORD));
 const _: () = assert!(size_of::<RawRow>().is_multiple_of(WORD));
@@ -38,24 +37,6 @@ fn raw_offset(row: usize) -> Option<usize> {
 fn threaded_offset(row: u8) -> Option<usize> {
     let row = usize::from(row);
     (row < THREADED_ROWS).then_some(THREADED_AT + row * size_of::<ThreadedRow>())
-}
-
-fn read<T: FromBytes + IntoBytes>(memory: &Mapping, offset: usize) -> T {
-    let mut value = T::new_zeroed();
-    for (index, chunk) in value.as_mut_bytes().chunks_mut(WORD).enumerate() {
-        let word = memory.u64_at(offset + index * WORD).load(Relaxed);
-        chunk.copy_from_slice(&word.to_ne_bytes());
-    }
-    value
-}
-
-fn write<T: IntoBytes + Immutable>(memory: &Mapping, offset: usize, value: &T) {
-    for (index, chunk) in value.as_bytes().chunks(WORD).enumerate() {
-        let mut word = [0; WORD];
-        word.copy_from_slice(chunk);
-        let place = memory.u64_at(offset + index * WORD);
-        place.store(u64::from_ne_bytes(word), Relaxed);
-    }
 }
 
 /// The server's side, which creates the memory.

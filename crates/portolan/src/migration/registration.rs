@@ -1,0 +1,138 @@
+//! Registration of accepted connections that the server does not know yet (ADR 31): before another process can have the
+//! descriptor, before a request about the connection, and at a certain age.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, RawFd};
+
+use portolan_proto::control::{Delivery, MappingChoice, ReplyBody, RequestBody};
+use portolan_stack::TcpSession;
+use portolan_sys::{clock, shm};
+use portolan_types::SessionId;
+use rustix::io::Errno;
+
+use crate::outcome::{Outcome, refusal};
+use crate::process::Process;
+use crate::runtime::unregistered::DueConnections;
+use crate::socket::table;
+use crate::socket::{Setup, Socket, SocketPhase, SocketState, Unregistered};
+
+/// May connections of this listener stay unregistered? Some choices take effect in the server.
+pub(crate) fn may_wait(process: &Process, listener: &Socket) -> bool {
+    let options = listener.options();
+    options.delivery().unwrap_or(process.delivery()) != Delivery::Server
+        && options.mapping().unwrap_or(process.mapping()) == MappingChoice::Shared
+        && options.priority() == 0
+        && !Socket::has_unseen_waits()
+}
+
+/// Registers the connection, unless the server knows it.
+pub(crate) fn register(process: &Process, socket: &Socket) -> Outcome<()> {
+    if !socket.is_unregistered() {
+        return Ok(());
+    }
+    // Whoever closes the socket waits for this lock.
+    let mut setup = socket.setup();
+    let (Some(own), SocketState::Cached { slot }) = (&setup.unregistered, socket.state()) else {
+        return Ok(());
+    };
+    if !process.lock().unregistered.has(slot) {
+        // It was cut off.
+        return Err(Errno::CONNRESET.into());
+    }
+    let (local, remote) = endpoints(&setup)?;
+    let request = RequestBody::RegisterAccepted {
+        listener: own.listener,
+        local,
+        remote,
+        slot,
+    };
+    let ends = [own.pair.far.as_fd(), own.pair.near.as_fd()];
+    match process.control.call(request, &ends) {
+        Ok((ReplyBody::Bound { session, .. }, _)) => {
+            setup.session = Some(session);
+            setup.unregistered = None;
+            process.lock().note_registered(clock::now(), slot, session);
+            socket.note_registered();
+            Ok(())
+        }
+        refused => Err(refusal(refused)),
+    }
+}
+
+fn endpoints(setup: &Setup) -> Result<(SocketAddr, SocketAddr), Errno> {
+    setup.local.zip(setup.remote).ok_or(Errno::NOTCONN)
+}
+
+/// As [`register`], for a connection that another process will have: without its session it ends.
+pub(crate) fn register_for_others(process: &Process, socket: &Socket) {
+    if register(process, socket).is_err() && !process.control.is_lost() {
+        let mut core = process.lock();
+        core.end_one(clock::now(), socket.slot());
+        core.poll_tx(clock::now());
+    }
+}
+
+/// The server knows all connections of the listener when this returns, and there will be no others that it does not know.
+pub(crate) fn register_all(process: &Process, listener: SessionId) {
+    let taken = process.lock().take_unregistered(listener);
+    for socket in &taken.to_register {
+        register_for_others(process, socket);
+    }
+    hand_over(process, taken.to_hand_over);
+}
+
+/// Registers connections that are old enough, and hands over closed ones that do not end. Called by the background
+/// thread.
+pub(crate) fn attend(process: &Process) {
+    let now = clock::now();
+    let is_due = |due| due <= now;
+    let DueConnections {
+        to_register,
+        to_hand_over,
+    } = {
+        let mut core = process.lock();
+        if !core.unregistered.deadline().is_some_and(is_due) {
+            return;
+        }
+        core.take_due_connections(now)
+    };
+    for socket in &to_register {
+        // If it fails, it is attempted again.
+        let _ = register(process, socket);
+    }
+    hand_over(process, to_hand_over);
+}
+
+/// The server finishes closed connections. Without a server they are lost.
+fn hand_over(process: &Process, closed: Vec<(SessionId, TcpSession)>) {
+    for (listener, session) in closed {
+        if let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) {
+            let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
+            let request = RequestBody::ReturnClosed { listener, capsule };
+            let _ = process.control.tell(request, &fds);
+        }
+    }
+}
+
+/// A request is about to name the socket of a descriptor: the server must know its connection, or all those of the
+/// listener.
+pub(crate) fn register_at(fd: RawFd) {
+    let (Some(process), Some(socket)) = (Process::running(), table::socket(fd)) else {
+        return;
+    };
+    if socket.phase() == SocketPhase::Listening {
+        let listener = socket.setup().session;
+        listener.inspect(|listener| register_all(process, *listener));
+    } else {
+        // Without its session the request is refused.
+        let _ = register(process, &socket);
+    }
+}
+
+/// Takes what a connection that is being closed was to be registered with, after a registration in progress.
+pub(crate) fn give_up(socket: &Socket) -> Option<Unregistered> {
+    if !socket.is_unregistered() {
+        return None;
+    }
+    socket.setup().unregistered.take()
+}

@@ -1,0 +1,321 @@
+//! Connections that this process has accepted and the server does not know (ADR 31). Most end before they would be
+//! registered: nothing of them needs a message. A closed one is finished here; if that takes long, by the server.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use portolan_proto::journal::JournalRecord;
+use portolan_stack::{Session, Stack, TcpSession};
+use portolan_sys::shm::{JournalWriter, RecordIndex};
+use portolan_tcp::StateName;
+use portolan_types::{FlowKey, Instant, SessionId, Slot};
+
+use crate::runtime::Core;
+use crate::socket::Socket;
+
+/// An open connection is registered at this age: from then on its own row saves the look-up by flow, and it survives a
+/// restart of the server.
+const REGISTER_AFTER: Duration = Duration::from_secs(1);
+
+/// A closed connection that has not reached TIME-WAIT by then goes to the server, which has limits for those whose peers
+/// do not answer.
+const FINISH_HERE: Duration = Duration::from_secs(2);
+
+/// Closed connections looked at to find one in TIME-WAIT that can give way.
+const LOOKED_AT: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct Unregistered {
+    journal: JournalWriter,
+    by_slot: HashMap<Slot, Connection>,
+    last_number: u64,
+    /// Open ones, the oldest first.
+    open: VecDeque<Known>,
+    /// Closed ones, and those of them that have been in TIME-WAIT; the oldest first.
+    closing: VecDeque<Known>,
+    time_wait: VecDeque<Known>,
+    /// Connections that have ended, whose last segments may not have been sent yet.
+    ended: Vec<Slot>,
+}
+
+#[derive(Debug)]
+struct Connection {
+    listener: SessionId,
+    flow: FlowKey,
+    record: RecordIndex,
+    /// Tells it from earlier ones at the slot.
+    number: u64,
+    is_closed: bool,
+}
+
+/// A connection in a queue, which it may have left.
+#[derive(Clone, Copy, Debug)]
+struct Known {
+    since: Instant,
+    slot: Slot,
+    number: u64,
+}
+
+/// What the background thread has to do.
+#[derive(Default)]
+pub(crate) struct DueConnections {
+    pub(crate) to_register: Vec<Arc<Socket>>,
+    /// With their listeners.
+    pub(crate) to_hand_over: Vec<(SessionId, TcpSession)>,
+}
+
+impl Unregistered {
+    pub(crate) fn new(journal: JournalWriter) -> Unregistered {
+        Unregistered {
+            journal,
+            by_slot: HashMap::new(),
+            last_number: 0,
+            open: VecDeque::new(),
+            closing: VecDeque::new(),
+            time_wait: VecDeque::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    pub(crate) fn has(&self, slot: Slot) -> bool {
+        self.by_slot.contains_key(&slot)
+    }
+
+    fn enter(&mut self, now: Instant, listener: SessionId, (slot, flow): (Slot, FlowKey)) -> bool {
+        let record = JournalRecord::new(listener, &flow);
+        let Some(record) = self.journal.enter(&record) else {
+            return false;
+        };
+        self.last_number += 1;
+        let number = self.last_number;
+        self.open.push_back(Known {
+            since: now,
+            slot,
+            number,
+        });
+        let connection = Connection {
+            listener,
+            flow,
+            record,
+            number,
+            is_closed: false,
+        };
+        self.by_slot.insert(slot, connection);
+        true
+    }
+
+    fn is(&self, known: &Known) -> bool {
+        let here = self.by_slot.get(&known.slot);
+        here.is_some_and(|connection| connection.number == known.number)
+    }
+
+    /// Its program has closed the connection at `slot`. Returns false if the server knows it.
+    fn close(&mut self, now: Instant, slot: Slot) -> bool {
+        let Some(connection) = self.by_slot.get_mut(&slot) else {
+            return false;
+        };
+        connection.is_closed = true;
+        self.closing.push_back(Known {
+            since: now,
+            slot,
+            number: connection.number,
+        });
+        true
+    }
+
+    /// The connection at `slot` has ended; if its program has closed it, it can be removed.
+    pub(crate) fn note_end(&mut self, slot: Slot) {
+        if self.by_slot.get(&slot).is_some_and(|it| it.is_closed) {
+            self.ended.push(slot);
+        }
+    }
+
+    /// Another connection between the endpoints of the one at `slot` is being opened.
+    pub(crate) fn reopened(&mut self, stack: &mut Stack, slot: Slot) {
+        if self.by_slot.get(&slot).is_some_and(|it| it.is_closed) {
+            stack.remove(slot);
+        }
+        self.remove(slot);
+    }
+
+    fn remove(&mut self, slot: Slot) -> Option<(SessionId, FlowKey)> {
+        let connection = self.by_slot.remove(&slot)?;
+        self.journal.erase(connection.record);
+        Some((connection.listener, connection.flow))
+    }
+
+    fn slots_of(&self, listener: SessionId) -> impl Iterator<Item = (Slot, bool)> + '_ {
+        let all = self.by_slot.iter();
+        all.filter(move |(_, it)| it.listener == listener)
+            .map(|(slot, it)| (*slot, it.is_closed))
+    }
+
+    /// Returns when a connection is to be registered, or to go to the server.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let register = self.open.front().map(|open| open.since + REGISTER_AFTER);
+        let hand_over = self.closing.front().map(|it| it.since + FINISH_HERE);
+        register.into_iter().chain(hand_over).min()
+    }
+
+    /// Takes those of `queue` that are as old as `age`.
+    fn take_due(
+        &mut self,
+        now: Instant,
+        (queue, age): (fn(&mut Unregistered) -> &mut VecDeque<Known>, Duration),
+    ) -> Vec<Known> {
+        let mut due = Vec::new();
+        while let Some(first) = queue(self).front().copied()
+            && first.since + age <= now
+        {
+            queue(self).pop_front();
+            if self.is(&first) {
+                due.push(first);
+            }
+        }
+        due
+    }
+}
+
+impl Core {
+    /// An accepted connection stays unregistered for now. Returns false if it must be registered at once.
+    pub(crate) fn leave_unregistered(
+        &mut self,
+        now: Instant,
+        listener: SessionId,
+        (slot, flow): (Slot, FlowKey),
+    ) -> bool {
+        self.delegations.may_leave_unregistered(listener)
+            && (self.unregistered.enter(now, listener, (slot, flow))
+                || (self.end_a_time_wait() && self.unregistered.enter(now, listener, (slot, flow))))
+    }
+
+    /// Ends the oldest TIME-WAIT that is found at once.
+    fn end_a_time_wait(&mut self) -> bool {
+        while let Some(known) = self.unregistered.time_wait.pop_front() {
+            if self.unregistered.is(&known) {
+                self.remove_unregistered(known.slot);
+                return true;
+            }
+        }
+        for _ in 0..LOOKED_AT {
+            let Some(known) = self.unregistered.closing.pop_front() else {
+                break;
+            };
+            if !self.unregistered.is(&known) {
+                continue;
+            }
+            if self.is_in_time_wait(known.slot) {
+                self.remove_unregistered(known.slot);
+                return true;
+            }
+            self.unregistered.closing.push_back(known);
+        }
+        false
+    }
+
+    fn is_in_time_wait(&mut self, slot: Slot) -> bool {
+        let session = self.stack.tcp(slot);
+        session.is_some_and(|it| it.connection.state() == StateName::TimeWait)
+    }
+
+    /// Finishes the connection at `slot`, which its program has closed, here. Returns false if the server knows it.
+    pub(crate) fn finish_unregistered(&mut self, now: Instant, slot: Slot) -> bool {
+        if !self.unregistered.close(now, slot) {
+            return false;
+        }
+        let session = self.stack.tcp(slot);
+        if session.is_none_or(|it| it.connection.is_closed()) {
+            self.unregistered.note_end(slot);
+        }
+        true
+    }
+
+    /// The connection at `slot` is registered from now on.
+    pub(crate) fn note_registered(&mut self, now: Instant, slot: Slot, id: SessionId) {
+        if let Some((listener, flow)) = self.unregistered.remove(slot) {
+            self.delegations.registered(now, listener, (slot, flow));
+        }
+        if let Some(session) = self.stack.tcp(slot) {
+            session.id = id;
+        }
+    }
+
+    /// Removes a closed connection.
+    fn remove_unregistered(&mut self, slot: Slot) -> Option<(SessionId, Box<TcpSession>)> {
+        let (listener, flow) = self.unregistered.remove(slot)?;
+        self.delegations.forget_ended(listener, (slot, flow));
+        match self.stack.remove(slot)? {
+            Session::Tcp(session) => Some((listener, session)),
+            Session::Udp(_) => None,
+        }
+    }
+
+    /// Removes connections that have ended, once their last segments are sent.
+    pub(super) fn remove_ended(&mut self) {
+        if self.unregistered.ended.is_empty() || self.stack.has_output() {
+            return;
+        }
+        for slot in std::mem::take(&mut self.unregistered.ended) {
+            self.remove_unregistered(slot);
+        }
+    }
+
+    /// Takes the connections that are to be registered, or handed to the server, by now.
+    pub(crate) fn take_due_connections(&mut self, now: Instant) -> DueConnections {
+        let mut taken = DueConnections::default();
+        let open = self
+            .unregistered
+            .take_due(now, (|it| &mut it.open, REGISTER_AFTER));
+        for known in open {
+            if let Some(socket) = self.socket_at(known.slot) {
+                taken.to_register.push(socket);
+                // In case it fails.
+                let again = Known {
+                    since: now,
+                    ..known
+                };
+                self.unregistered.open.push_back(again);
+            }
+        }
+        let closing = self
+            .unregistered
+            .take_due(now, (|it| &mut it.closing, FINISH_HERE));
+        for known in closing {
+            if self.is_in_time_wait(known.slot) {
+                self.unregistered.time_wait.push_back(known);
+            } else if let Some((listener, session)) = self.remove_unregistered(known.slot) {
+                taken.to_hand_over.push((listener, *session));
+            }
+        }
+        taken
+    }
+
+    /// From now on the server must know all connections of the listener: takes those that it does not know.
+    pub(crate) fn take_unregistered(&mut self, listener: SessionId) -> DueConnections {
+        self.delegations.leave_none_unregistered(listener);
+        let all: Vec<_> = self.unregistered.slots_of(listener).collect();
+        let mut taken = DueConnections::default();
+        for (slot, is_closed) in all {
+            if !is_closed {
+                taken.to_register.extend(self.socket_at(slot));
+            } else if let Some((listener, session)) = self.remove_unregistered(slot) {
+                taken.to_hand_over.push((listener, *session));
+            }
+        }
+        taken
+    }
+
+    /// Without the listener's delegation, no segments reach its unregistered connections.
+    pub(super) fn cut_off_unregistered(&mut self, now: Instant, listener: SessionId) {
+        let all: Vec<_> = self.unregistered.slots_of(listener).collect();
+        for (slot, is_closed) in all {
+            self.unregistered.remove(slot);
+            if is_closed {
+                self.stack.remove(slot);
+            } else {
+                self.end_one(now, slot);
+            }
+        }
+    }
+}
