@@ -33,7 +33,7 @@ use crate::timer::{Deadline, Timer};
 pub(crate) mod tests;
 
 /// How long the port of an aborted connection is held back from reuse: as long as TIME-WAIT.
-const HOLD_BACK: Duration = Duration::from_secs(60);
+pub(crate) const HOLD_BACK: Duration = Duration::from_secs(60);
 
 /// First wait for a peer's answer to the probe, doubled each time. Linux answers at most one segment outside the window
 /// each 500 ms.
@@ -226,6 +226,8 @@ pub struct Control {
     pub(crate) relays: Relays,
     pub(crate) floods: Floods,
     orphans: Orphans,
+    /// Number of ports under lease.
+    pub(crate) leased: usize,
     /// Sessions in TIME-WAIT, the oldest first.
     time_wait: BTreeSet<(Instant, SessionId)>,
     time_wait_max: usize,
@@ -243,6 +245,7 @@ impl Control {
             relays: Relays::new(limits.relay_memory),
             floods: Floods::default(),
             orphans: Orphans::new(&limits.orphans),
+            leased: 0,
             time_wait: BTreeSet::new(),
             time_wait_max: limits.time_wait,
         }
@@ -263,7 +266,10 @@ impl Control {
             Input::HungUp(id) => self.on_hangup(id, now, out),
             Input::Close(id) => self.close(id, out),
             Input::Abort(id) => self.abort(id, out),
-            Input::Forget(id) => self.forget(id, out),
+            Input::Forget(id) => {
+                self.end_lease(id, now, out);
+                self.forget(id, out);
+            }
             Input::OpenFailed(id) => self.on_open_failed(id, out),
             Input::StoppedListening(id) => self.on_stopped_listening(id, out),
             Input::Unsteer(id) => self.unsteer(id, out),
@@ -354,7 +360,7 @@ impl Control {
                 out.push(Effect::Forget(id));
             }
             (Life::Relayed(_), Protocol::Tcp) | (Life::Closing(_) | Life::Handshake { .. }, _) => {}
-            (Life::Bound | Life::Connecting { .. }, _)
+            (Life::Bound | Life::Leased | Life::Connecting { .. }, _)
             | (Life::Connected | Life::Relayed(_), Protocol::Udp) => out.push(Effect::Forget(id)),
         }
     }
@@ -593,7 +599,7 @@ impl Control {
         self.watch_ports();
     }
 
-    fn watch_ports(&mut self) {
+    pub(crate) fn watch_ports(&mut self) {
         if let Some(next) = self.ports.next_expiry() {
             self.timers.arm(Timer::Ports, next);
         }
@@ -621,8 +627,12 @@ impl Control {
         let flow = session.flow().filter(|_| !session.is_flow_reused);
         out.extend(flow.map(Effect::EndGuarantees));
         out.extend([Effect::EndExtensions(id), Effect::Release(id)]);
-        if let Life::Closing(Closing::TimeWait { since }) = session.life {
-            self.time_wait.remove(&(since, id));
+        match session.life {
+            Life::Closing(Closing::TimeWait { since }) => {
+                self.time_wait.remove(&(since, id));
+            }
+            Life::Leased => self.leased = self.leased.saturating_sub(1),
+            _ => {}
         }
         for deadline in Deadline::ALL {
             if session.armed & deadline.bit() != 0 {

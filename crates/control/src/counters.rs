@@ -60,12 +60,13 @@ counters! {
     opens = "active_opens",
     open_failures = "failed_opens",
     accepts = "passive_opens",
-    /// Delegated listeners, the connections that their processes accepted, and the connections returned unaccepted.
+    /// Delegated listeners, connections that processes registered, and those returned unaccepted.
     delegations = "listeners_delegated",
     claims = "connections_claimed",
     surrenders = "connections_surrendered",
-    /// Connections that a process had accepted, and not registered: closed and handed to the server, and lost with the
-    /// process, so that their peers were probed.
+    /// Ports leased to processes; connections that a process had opened or accepted, and not registered: closed and handed
+    /// to the server, and lost with the process, so that their peers were probed.
+    leases = "ports_leased",
     closed_unregistered = "unregistered_closed",
     lost_unregistered = "unregistered_lost",
     kernel_accepts = "kernel_accepts",

@@ -21,11 +21,13 @@ pub enum Command {
     Group,
     /// Actions of the process that performs a listener's handshakes.
     Serve,
+    /// A process hands over a connection that it has opened itself.
+    Register,
     StopListening,
 }
 
 impl Command {
-    pub const ALL: [Command; 12] = [
+    pub const ALL: [Command; 13] = [
         Command::Bind,
         Command::Connect,
         Command::Listen,
@@ -37,6 +39,7 @@ impl Command {
         Command::KernelSocket,
         Command::Group,
         Command::Serve,
+        Command::Register,
         Command::StopListening,
     ];
 
@@ -57,9 +60,8 @@ impl Command {
             RequestBody::Disconnect { .. } => Command::Disconnect,
             RequestBody::KernelSocket { .. } => Command::KernelSocket,
             RequestBody::Group { .. } => Command::Group,
-            RequestBody::RegisterAccepted { .. }
-            | RequestBody::ReturnPending { .. }
-            | RequestBody::ReturnClosed { .. }
+            RequestBody::Register { .. } | RequestBody::ReturnClosed { .. } => Command::Register,
+            RequestBody::ReturnPending { .. }
             | RequestBody::Flooded { .. }
             | RequestBody::ExemptFlows { .. }
             | RequestBody::EndDelegation { .. } => Command::Serve,
@@ -75,6 +77,8 @@ pub enum SessionPhase {
     New,
     /// Has a local endpoint and no peer.
     Bound,
+    /// A port from which its process opens connections itself.
+    Leased,
     Listening,
     /// The server performs an active open.
     Connecting,
@@ -93,9 +97,10 @@ pub enum SessionPhase {
 }
 
 impl SessionPhase {
-    pub const ALL: [SessionPhase; 10] = [
+    pub const ALL: [SessionPhase; 11] = [
         SessionPhase::New,
         SessionPhase::Bound,
+        SessionPhase::Leased,
         SessionPhase::Listening,
         SessionPhase::Connecting,
         SessionPhase::Handshake,
@@ -115,6 +120,11 @@ pub fn check(command: Command, protocol: Protocol, phase: SessionPhase) -> Resul
     match (command, protocol, phase) {
         // No process may refer to these.
         (_, _, P::Handshake | P::Closing) => Err(Errno::BADF),
+
+        // Only the port is there, for connections of their own.
+        (C::Register, Tcp, P::Leased | P::Listening) => Ok(()),
+        (C::Register, _, _) => Err(Errno::INVAL),
+        (_, _, P::Leased) => Err(Errno::INVAL),
 
         // A session that has a port already is refused where the port is checked.
         (C::Bind, _, P::New) | (C::Bind, Tcp, P::Bound) => Ok(()),
@@ -169,7 +179,7 @@ mod tests {
     #[test]
     fn the_table_for_tcp_reads_as_written() {
         use SessionPhase as P;
-        let expected: [(Command, &[SessionPhase]); 11] = [
+        let expected: [(Command, &[SessionPhase]); 12] = [
             (Command::Bind, &[P::New, P::Bound]),
             (Command::Connect, &[P::New, P::Bound]),
             (Command::Listen, &[P::New, P::Bound, P::Listening]),
@@ -193,6 +203,7 @@ mod tests {
             (Command::KernelSocket, &[]),
             (Command::Group, &[]),
             (Command::Serve, &[P::Listening]),
+            (Command::Register, &[P::Leased, P::Listening]),
             (Command::StopListening, &[P::Listening]),
         ];
         for (command, phases) in expected {

@@ -11,6 +11,7 @@ pub mod counters;
 pub mod errno;
 pub mod extensions;
 mod flooding;
+mod leasing;
 pub mod legality;
 pub mod listener;
 mod listener_table;

@@ -7,6 +7,8 @@ use portolan_tcp::isn::Secret;
 use portolan_types::{ChannelId, Instant, SessionId, Slot};
 
 use crate::control::{Control, Effect, Effects};
+use crate::errno::Errno;
+use crate::legality::Command;
 use crate::listener::Delegate;
 use crate::listener_table::Endpoint;
 use crate::timer::Deadline;
@@ -85,6 +87,16 @@ impl Control {
     /// Returns the delegate of the listener, if any.
     pub fn delegate_of(&self, id: SessionId) -> Option<Delegate> {
         self.registry.listener(id)?.delegate
+    }
+
+    /// Checks whether the process may hand over connections that it has opened on this port.
+    pub fn admit_opener(&self, channel: ChannelId, port: SessionId) -> Result<(), Errno> {
+        self.registry.admit(channel, Command::Register, port)?;
+        if self.is_lease(port) || self.is_delegate(port, channel) {
+            Ok(())
+        } else {
+            Err(Errno::PERM)
+        }
     }
 
     pub fn is_delegate(&self, id: SessionId, channel: ChannelId) -> bool {

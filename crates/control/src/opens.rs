@@ -11,6 +11,7 @@ use portolan_types::{
 
 use crate::control::{Control, Effect, Effects};
 use crate::errno::Errno;
+use crate::legality::SessionPhase;
 use crate::ports::{ClaimError, ClaimId, PortClaim};
 use crate::session::{Holder, Life, Opening, SessionEntry};
 use crate::sharing::any_of;
@@ -172,7 +173,7 @@ impl Control {
         entered.inspect_err(|_| claims.for_each(|claim| self.ports.release(claim)))
     }
 
-    /// Enters the session of a connection that a listener opens: on its port, and charged to its user.
+    /// Enters the session of a connection on the port of a listener or of a lease, which is charged to its user.
     pub fn enter_for(
         &mut self,
         listener: SessionId,
@@ -182,12 +183,13 @@ impl Control {
     ) -> Result<SessionId, Errno> {
         let parent = self.registry.session(listener);
         let parent = parent.ok_or(Errno::CONNREFUSED)?;
+        let is_accepted = parent.phase() == SessionPhase::Listening;
         let mut opening = Opening {
             life,
             remote: Some(flow.remote),
             reuse: parent.reuse,
             v6_only: parent.v6_only,
-            listener: Some(listener),
+            listener: is_accepted.then_some(listener),
             ..Opening::new(Protocol::Tcp, flow.local, parent.uid)
         };
         let claim = PortClaim {

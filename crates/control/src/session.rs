@@ -29,6 +29,8 @@ pub enum Holder {
 pub enum Life {
     /// Has a local endpoint and no peer.
     Bound,
+    /// A port from which its process opens connections itself.
+    Leased,
     Listening(Box<Listener>),
     /// Given to that process when its handshake is done.
     Connecting {
@@ -60,6 +62,7 @@ impl Life {
     pub fn phase(&self) -> SessionPhase {
         match self {
             Life::Bound => SessionPhase::Bound,
+            Life::Leased => SessionPhase::Leased,
             Life::Listening(_) => SessionPhase::Listening,
             Life::Connecting { .. } => SessionPhase::Connecting,
             Life::Handshake { .. } => SessionPhase::Handshake,
@@ -274,7 +277,7 @@ impl SessionEntry {
             // A process that has shown the descriptor may have it recalled.
             Life::Connected if command == Command::Cache => self.users.contains(&channel),
             Life::Bound => self.protocol == Protocol::Tcp || self.users.contains(&channel),
-            Life::Connected => self.is_held_by(channel),
+            Life::Connected | Life::Leased => self.is_held_by(channel),
             Life::Connecting { .. } => self.users.contains(&channel),
             Life::Handshake { .. } | Life::Closing(_) => false,
         }

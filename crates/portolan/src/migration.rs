@@ -7,6 +7,7 @@ pub(crate) mod capsule;
 pub(crate) mod delegate;
 pub(crate) mod fallback;
 pub(crate) mod finish;
+pub(crate) mod own_open;
 pub(crate) mod registration;
 pub(crate) mod reopen;
 

@@ -2,6 +2,7 @@
 
 mod arrivals;
 pub(crate) mod delegations;
+pub(crate) mod leases;
 pub(crate) mod lending;
 pub(crate) mod locals;
 pub(crate) mod migrated_flows;
@@ -31,14 +32,15 @@ use crate::channel::captures::Captures;
 use crate::channel::layers::{self, Layer};
 use crate::channel::rings::OwnRing;
 use crate::runtime::delegations::Delegations;
+use crate::runtime::leases::Leases;
 use crate::runtime::lending::Lending;
 use crate::runtime::locals::Locals;
 use crate::runtime::migrated_flows::MigratedFlows;
 use crate::runtime::openings::{Openings, Taker};
 use crate::runtime::tx_queues::TxQueueMap;
 use crate::runtime::unregistered::Unregistered;
-use crate::socket::Socket;
 use crate::socket::inboxes::Inboxes;
+use crate::socket::{Socket, SocketPhase};
 use crate::wait::spin::Spread;
 use crate::wait::waiter::Waiter;
 use crate::wait::watch::{Leader, Needs, Role, SleepsOn, Watch};
@@ -60,6 +62,7 @@ pub(crate) struct Core {
     pub(crate) inboxes: Inboxes,
     pub(crate) delegations: Delegations,
     pub(crate) unregistered: Unregistered,
+    pub(crate) leases: Leases,
     pub(crate) lending: Lending,
     pub(crate) routes: Routes,
     metastate: MetastateReader,
@@ -147,6 +150,7 @@ impl Core {
             inboxes: Inboxes::default(),
             delegations: Delegations::default(),
             unregistered: Unregistered::new(journal),
+            leases: Leases::default(),
             lending: Lending::default(),
             routes,
             metastate,
@@ -301,6 +305,7 @@ impl Core {
         if !self.delegations.is_empty() {
             self.attend_delegations();
         }
+        self.answer_strays();
         self.pass_stamps(now);
         self.remove_closed_orphans();
         self.remove_ended();
@@ -410,9 +415,8 @@ impl Core {
 
     /// Ends all connections as if the peers had reset them, because packets no longer reach them.
     pub(crate) fn end_all(&mut self, now: Instant) {
-        for listener in self.delegations.ids() {
-            self.cut_off_unregistered(now, listener);
-        }
+        self.cut_off_all_unregistered(now);
+        self.forget_leases();
         self.delegations = Delegations::default();
         for slot in 0..self.sockets.len() {
             self.end_one(now, Slot(slot as u32));
@@ -469,6 +473,8 @@ impl Core {
         self.take_in_all(now);
         self.abort_delegations(now);
         self.delegations = Delegations::default();
+        self.cut_off_all_unregistered(now);
+        self.forget_leases();
         self.inboxes.cut_off();
         self.poll_tx(now);
         self.channel.carry_on(tap)?;
@@ -591,6 +597,14 @@ impl Core {
         if events != Events::NONE
             && let Some(Some(socket)) = self.sockets.get(slot.0 as usize)
         {
+            if socket.phase() == SocketPhase::Connecting {
+                let socket = Arc::clone(socket);
+                if self.note_open(slot, &socket, events) {
+                    self.notify_seq += 1;
+                    socket.notify(events | Events::WRITABLE);
+                }
+                return;
+            }
             self.notify_seq += 1;
             self.spread.note(slot);
             socket.notify(events);

@@ -60,7 +60,7 @@ pub(crate) struct Socket {
     is_async: AtomicBool,
     /// Other processes may have the descriptor.
     is_shared: AtomicBool,
-    /// An accepted connection that the server does not know yet.
+    /// It has a connection that the server does not know yet, or had one.
     is_unregistered: AtomicBool,
     /// Descriptors of this process that refer to it.
     references: AtomicU32,
@@ -344,6 +344,10 @@ impl Socket {
 
     pub(crate) fn note_registered(&self) {
         self.is_unregistered.store(false, Ordering::Release);
+    }
+
+    pub(crate) fn note_unregistered(&self) {
+        self.is_unregistered.store(true, Ordering::Release);
     }
 
     /// Notes that other processes may have the descriptor.

@@ -32,6 +32,14 @@ pub struct Reply {
     pub body: ReplyBody,
 }
 
+/// A port from which a process opens connections itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeasedPort {
+    /// Names it in requests.
+    pub id: SessionId,
+    pub number: u16,
+}
+
 /// How a request names its session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum SessionRef {
@@ -100,10 +108,11 @@ pub enum RequestBody {
     StopListening { session: SessionId },
     /// Replaces the descriptor of a bound session; the packet carries the far and near end.
     ReplaceDescriptor { session: SessionId },
-    /// Registers a connection that the process accepted of a listener delegated to it: cached at `slot` from then on.
-    /// The packet carries the far and near end of its descriptor. Reply: `Bound` or `Error`.
-    RegisterAccepted {
-        listener: SessionId,
+    /// Registers a connection that the process has opened itself: cached at `slot` from then on. `port` is the listener
+    /// delegated to it, or the leased port. The packet carries the far and near end of its descriptor. Reply: `Bound` or
+    /// `Error`.
+    Register {
+        port: SessionId,
         #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
         #[serde(with = "portolan_types::endpoint")]
@@ -128,9 +137,18 @@ pub enum RequestBody {
     },
     /// Hands a connection of such a listener that was not accepted yet to the server. No reply.
     ReturnPending { listener: SessionId, capsule: Blob },
-    /// Hands a connection of such a listener to the server that is not registered, and that its program has closed: the
-    /// server finishes it. No reply.
-    ReturnClosed { listener: SessionId, capsule: Blob },
+    /// Hands a connection of such a listener or of a leased port to the server that is not registered, and that its
+    /// program has closed: the server finishes it. No reply.
+    ReturnClosed { port: SessionId, capsule: Blob },
+    /// Requests ephemeral ports of an address of this host, from which the process opens connections itself, with their
+    /// segments delivered to `slot`. Reply: `Leased`, with at most that many, or `Error`.
+    LeasePorts {
+        local: IpAddr,
+        slot: Slot,
+        most: u32,
+    },
+    /// The process no longer opens connections from these ports, and has no unregistered ones on them. No reply.
+    ReturnPorts { ports: Vec<SessionId> },
     /// Reports a flood of SYNs to such a listener, which the packet filter should answer (ADR 22), or a change of
     /// its queue. No reply.
     Flooded {
@@ -517,6 +535,11 @@ pub enum ReplyBody {
     },
     /// The packet carries the socket.
     PortToken,
+    Leased {
+        ports: Vec<LeasedPort>,
+        /// How connections are opened (`portolan_stack::passive::OpenRules`, encoded).
+        rules: Vec<u8>,
+    },
     Connecting {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]

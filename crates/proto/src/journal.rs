@@ -21,8 +21,8 @@ pub const JOURNAL_SIZE: usize = JOURNAL_RECORDS_AT + JOURNAL_RECORDS * size_of::
 )]
 #[repr(C)]
 pub struct JournalRecord {
-    /// Number of the listener whose port it is on; 0: the record is free.
-    listener: u64,
+    /// Number of the listener or of the lease whose port it is on; 0: the record is free.
+    port: u64,
     /// IPv4 addresses as IPv4-mapped IPv6.
     local: [u8; 16],
     remote: [u8; 16],
@@ -33,9 +33,9 @@ pub struct JournalRecord {
 }
 
 impl JournalRecord {
-    pub fn new(listener: SessionId, flow: &FlowKey) -> JournalRecord {
+    pub fn new(port: SessionId, flow: &FlowKey) -> JournalRecord {
         JournalRecord {
-            listener: listener.0,
+            port: port.0,
             local: octets(flow.local),
             remote: octets(flow.remote),
             local_port: flow.local.port(),
@@ -44,8 +44,8 @@ impl JournalRecord {
         }
     }
 
-    pub fn listener(&self) -> Option<SessionId> {
-        (self.listener != 0).then_some(SessionId(self.listener))
+    pub fn port(&self) -> Option<SessionId> {
+        (self.port != 0).then_some(SessionId(self.port))
     }
 
     pub fn flow(&self) -> FlowKey {
@@ -81,16 +81,16 @@ mod tests {
     }
 
     #[test]
-    fn a_record_names_its_flow_and_its_listener() {
+    fn a_record_names_its_flow_and_its_port() {
         for flow in [
             flow("10.0.0.1:80", "10.0.0.2:40000"),
             flow("[2001:db8::1]:80", "[2001:db8::2]:40000"),
             flow("[fe80::1%3]:80", "[fe80::2%3]:40000"),
         ] {
             let record = JournalRecord::new(SessionId(7), &flow);
-            assert_eq!(record.listener(), Some(SessionId(7)));
+            assert_eq!(record.port(), Some(SessionId(7)));
             assert_eq!(record.flow(), flow);
         }
-        assert_eq!(JournalRecord::default().listener(), None);
+        assert_eq!(JournalRecord::default().port(), None);
     }
 }

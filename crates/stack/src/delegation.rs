@@ -5,19 +5,16 @@
 
 mod flood;
 
-use std::collections::{HashMap, VecDeque};
-
-use core::time::Duration;
-
 use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::CookieCounts;
 use portolan_tcp::isn::Secret;
-use portolan_tcp::{Connection, Events, StateName, opens_connection};
+use portolan_tcp::{Connection, Events, StateName};
 use portolan_types::{FlowKey, Generation, Instant, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::TcpHeader;
 
 use crate::counters::Fate;
+use crate::flow_table::{FlowTable, Known};
 use crate::frame::Wire;
 use crate::packet::{Drop, Packet};
 use crate::passive::{
@@ -32,11 +29,8 @@ use crate::stack::{Input, Stack, send_segment};
 pub use flood::FloodReport;
 use flood::FloodReports;
 
-/// How long segments may arrive by the port's row for a connection that has its own row.
-const FOLLOW_FOR: Duration = Duration::from_secs(2);
-
 /// Limit of the answers waiting to be sent; further ones are dropped, like packets.
-const ANSWERS_MAX: usize = 1024;
+pub(crate) const ANSWERS_MAX: usize = 1024;
 
 /// The result for a frame of the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,14 +43,6 @@ pub enum DelegateInput {
     Reopened(Slot),
 }
 
-/// A connection that came by the port's row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Known {
-    slot: Slot,
-    /// Initial sequence number of the peer: a SYN with another one belongs to another connection.
-    peer_isn: SeqNum,
-}
-
 /// A listener's connections before they are accepted.
 #[derive(Debug)]
 pub struct Delegation {
@@ -65,9 +51,7 @@ pub struct Delegation {
     opens: PassiveOpen<Slot>,
     clock: CookieClock,
     flood: FloodReports,
-    flows: HashMap<FlowKey, Known>,
-    /// Registered; until when their flows are known.
-    leaving: VecDeque<(Instant, FlowKey, Known)>,
+    flows: FlowTable,
     answers: Vec<(FlowKey, TcpHeader)>,
     reset_limit: ResetLimit,
 }
@@ -80,8 +64,7 @@ impl Delegation {
             opens: PassiveOpen::new(options, backlog),
             clock: CookieClock::default(),
             flood: FloodReports::default(),
-            flows: HashMap::new(),
-            leaving: VecDeque::new(),
+            flows: FlowTable::default(),
             answers: Vec::new(),
             reset_limit: ResetLimit::default(),
         }
@@ -103,7 +86,7 @@ impl Delegation {
         record: &RecordHeader,
         frame: &[u8],
     ) -> DelegateInput {
-        self.forget_left(now);
+        self.flows.forget_left(now);
         let packet = match Packet::parse(frame, record) {
             Ok(packet) => packet,
             Err(reason) => {
@@ -115,7 +98,7 @@ impl Delegation {
             return DelegateInput::Done;
         };
         let flow = segment.flow;
-        if let Some(&known) = self.flows.get(&flow)
+        if let Some(known) = self.flows.get(&flow)
             && !self.yields_to_cookie((stack, routes), now, known.slot, &segment)
         {
             if let Some(isn) = reopens(stack, known.slot, now, &segment) {
@@ -249,7 +232,7 @@ impl Delegation {
         let detector = &mut self.opens.flood_detector;
         detector.note(now);
         if self.rules.cookies != CookieUse::Never && detector.is_flood(now) {
-            let known = self.flows.keys().copied();
+            let known = self.flows.flows();
             self.flood.note_flood(now, self.opens.queue.state(), known);
         }
     }
@@ -356,28 +339,12 @@ impl Delegation {
 
     /// An accepted connection has a row of its own from now on.
     pub fn registered(&mut self, now: Instant, slot: Slot, flow: &FlowKey) {
-        let known = self.flows.get(flow).filter(|known| known.slot == slot);
-        let known = known.map(|known| (now + FOLLOW_FOR, *flow, *known));
-        self.leaving.extend(known);
+        self.flows.registered(now, slot, flow);
     }
 
     /// An accepted connection is over.
     pub fn forget_ended(&mut self, slot: Slot, flow: &FlowKey) {
-        if self.flows.get(flow).is_some_and(|known| known.slot == slot) {
-            self.flows.remove(flow);
-        }
-    }
-
-    fn forget_left(&mut self, now: Instant) {
-        while let Some((until, flow, known)) = self.leaving.front()
-            && *until <= now
-        {
-            // The flow may belong to another connection by now.
-            if self.flows.get(flow) == Some(known) {
-                self.flows.remove(flow);
-            }
-            self.leaving.pop_front();
-        }
+        self.flows.forget_ended(slot, flow);
     }
 
     /// Ends the delegation: takes out all connections that nobody has accepted.
@@ -434,13 +401,6 @@ fn fate_of(why: Unanswered) -> Option<Fate> {
     }
 }
 
-impl Known {
-    /// Whether the segment opens another connection between the same endpoints.
-    fn is_followed_by(&self, header: &TcpHeader) -> bool {
-        header.seq != self.peer_isn && opens_connection(header)
-    }
-}
-
 /// Returns the initial number of the connection that a SYN opens in place of one in TIME-WAIT (RFC 6191).
 fn reopens(stack: &mut Stack, slot: Slot, now: Instant, segment: &Segment<'_>) -> Option<SeqNum> {
     let session = stack
@@ -450,7 +410,7 @@ fn reopens(stack: &mut Stack, slot: Slot, now: Instant, segment: &Segment<'_>) -
 }
 
 /// Delivers a frame of a known connection to its present slot, if it is here.
-fn deliver(
+pub(crate) fn deliver(
     stack: &mut Stack,
     (slot, flow): (Slot, FlowKey),
     now: Instant,

@@ -25,7 +25,7 @@ pub use cookies::{COOKIE_LIFETIME, CookieClock, clamp_for_cookie};
 use cookies::{Request, open_by_cookie};
 pub use fast_open::{FastOpenOutcome, FastOpenUse};
 pub use parameters::{flood, path_config, tune_config, tune_connection};
-pub use rules::{CookieUse, Rules};
+pub use rules::{CookieUse, OpenRules, Rules};
 
 /// A segment to a listener that belongs to no connection.
 #[derive(Clone, Copy)]

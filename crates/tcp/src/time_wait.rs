@@ -61,6 +61,15 @@ impl TimeWait {
         self.until
     }
 
+    /// When it began, or was restarted.
+    pub fn since(&self) -> Instant {
+        Instant::from_nanos(
+            self.until
+                .as_nanos()
+                .saturating_sub(TIME_WAIT_LEN.as_nanos() as u64),
+        )
+    }
+
     /// Restarts the wait.
     fn restart(&mut self, now: Instant) {
         self.until = now + TIME_WAIT_LEN;

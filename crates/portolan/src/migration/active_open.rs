@@ -8,9 +8,9 @@ use portolan_proto::MAX_MESSAGE;
 use portolan_proto::control::DescriptorEvent;
 use portolan_proto::local::Side;
 use portolan_stack::Session;
-use portolan_sys::descriptor;
 use portolan_sys::unix::{self, ReceiveError};
 use portolan_sys::wait::{pollfd, ppoll};
+use portolan_sys::{clock, descriptor};
 use portolan_tcp::Events;
 use portolan_types::{Instant, SessionId};
 use rustix::io::Errno;
@@ -22,7 +22,7 @@ use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::runtime::locals;
 use crate::socket::table;
-use crate::socket::{Socket, SocketPhase, SocketState};
+use crate::socket::{Setup, Socket, SocketPhase, SocketState};
 
 thread_local! {
     /// Buffer for the outcome of an open; as long as the longest message.
@@ -36,6 +36,9 @@ impl Process {
             return;
         }
         let openings = self.lock().openings.poll_list();
+        if openings.is_empty() {
+            return;
+        }
         let mut fds: Vec<_> = openings
             .iter()
             .map(|(_, fd)| pollfd(*fd, libc::POLLIN))
@@ -61,6 +64,9 @@ impl Process {
 
 /// Receives the outcome of an active open from the descriptor, if it has arrived.
 pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
+    if socket.is_unregistered() {
+        return complete_own_open(process, socket);
+    }
     if socket.phase() != SocketPhase::Connecting {
         return;
     }
@@ -94,6 +100,25 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
             }
             socket.notify(Events::ERROR);
         }
+    }
+}
+
+/// Takes the outcome of an open from a leased port, if there is one.
+fn complete_own_open(process: &Process, socket: &Socket) {
+    if socket.phase() == SocketPhase::Connecting {
+        process.lock().poll(clock::now());
+    }
+    if socket.phase() == SocketPhase::Idle {
+        note_failure(&mut socket.setup(), socket);
+    }
+}
+
+/// The open from a leased port has failed: the socket has neither a port nor a session.
+pub(crate) fn note_failure(setup: &mut Setup, socket: &Socket) {
+    if socket.phase() == SocketPhase::Idle && setup.unregistered.take().is_some() {
+        setup.remote = None;
+        setup.give_up_unchosen_port();
+        socket.note_registered();
     }
 }
 

@@ -157,7 +157,7 @@ fn accept_unregistered(
         let setup = Setup {
             local: Some(flow.local),
             remote: Some(flow.remote),
-            unregistered: Some(Unregistered { listener: id, pair }),
+            unregistered: Some(Unregistered { port: id, pair }),
             ..Setup::default()
         };
         let socket = Arc::new(Socket::accepted(listener, setup));
@@ -197,8 +197,8 @@ fn claim(
     flags: i32,
 ) -> Outcome<(RawFd, SocketAddr)> {
     let (local, remote) = (session.flow.local, session.flow.remote);
-    let request = RequestBody::RegisterAccepted {
-        listener: listening,
+    let request = RequestBody::Register {
+        port: listening,
         local,
         remote,
         slot,

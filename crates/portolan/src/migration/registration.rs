@@ -1,4 +1,4 @@
-//! Registration of accepted connections that the server does not know yet (ADR 31): before another process can have the
+//! Registration of connections that the server does not know yet (ADR 31): before another process can have the
 //! descriptor, before a request about the connection, and at a certain age.
 
 use std::net::SocketAddr;
@@ -12,13 +12,13 @@ use rustix::io::Errno;
 
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
-use crate::runtime::unregistered::DueConnections;
+use crate::runtime::unregistered::Closed;
 use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState, Unregistered};
 
-/// May connections of this listener stay unregistered? Some choices take effect in the server.
-pub(crate) fn may_wait(process: &Process, listener: &Socket) -> bool {
-    let options = listener.options();
+/// May the connection of this socket, or those of this listener, stay unregistered? Some choices take effect in the server.
+pub(crate) fn may_wait(process: &Process, socket: &Socket) -> bool {
+    let options = socket.options();
     options.delivery().unwrap_or(process.delivery()) != Delivery::Server
         && options.mapping().unwrap_or(process.mapping()) == MappingChoice::Shared
         && options.priority() == 0
@@ -40,8 +40,8 @@ pub(crate) fn register(process: &Process, socket: &Socket) -> Outcome<()> {
         return Err(Errno::CONNRESET.into());
     }
     let (local, remote) = endpoints(&setup)?;
-    let request = RequestBody::RegisterAccepted {
-        listener: own.listener,
+    let request = RequestBody::Register {
+        port: own.port,
         local,
         remote,
         slot,
@@ -81,34 +81,44 @@ pub(crate) fn register_all(process: &Process, listener: SessionId) {
     hand_over(process, taken.to_hand_over);
 }
 
-/// Registers connections that are old enough, and hands over closed ones that do not end. Called by the background
-/// thread.
+/// The server knows all open connections when this returns, and the closed ones, if this process ends.
+pub(crate) fn register_all_of(process: &Process, closed: Closed) {
+    let taken = process.lock().take_all_unregistered(closed);
+    for socket in &taken.to_register {
+        register_for_others(process, socket);
+    }
+    hand_over(process, taken.to_hand_over);
+}
+
+/// Registers connections that are old enough, hands over closed ones that do not end, and returns ports that nobody uses.
+/// Called by the background thread.
 pub(crate) fn attend(process: &Process) {
     let now = clock::now();
-    let is_due = |due| due <= now;
-    let DueConnections {
-        to_register,
-        to_hand_over,
-    } = {
-        let mut core = process.lock();
-        if !core.unregistered.deadline().is_some_and(is_due) {
-            return;
-        }
-        core.take_due_connections(now)
-    };
-    for socket in &to_register {
+    let mut core = process.lock();
+    if core.next_registration().is_none_or(|due| due > now) {
+        return;
+    }
+    let taken = core.take_due_connections(now);
+    let ports = core.take_unused_ports(now);
+    drop(core);
+    for socket in &taken.to_register {
         // If it fails, it is attempted again.
         let _ = register(process, socket);
     }
-    hand_over(process, to_hand_over);
+    hand_over(process, taken.to_hand_over);
+    if !ports.is_empty() {
+        let _ = process
+            .control
+            .tell(RequestBody::ReturnPorts { ports }, &[]);
+    }
 }
 
 /// The server finishes closed connections. Without a server they are lost.
 fn hand_over(process: &Process, closed: Vec<(SessionId, TcpSession)>) {
-    for (listener, session) in closed {
+    for (port, session) in closed {
         if let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) {
             let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
-            let request = RequestBody::ReturnClosed { listener, capsule };
+            let request = RequestBody::ReturnClosed { port, capsule };
             let _ = process.control.tell(request, &fds);
         }
     }

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use super::asking::{UDP_RECEIVE_BUFFER, ask};
 use super::find::find;
 use super::groups::join_early_groups;
+use crate::migration::active_open::note_failure;
 use crate::migration::arrival::{SlotReservation, install};
 use crate::migration::fallback::fall_back;
 use crate::outcome::{CallError, Outcome};
@@ -83,6 +84,7 @@ fn bind_session(
     local: SocketAddr,
 ) -> Outcome<()> {
     let mut setup = socket.setup();
+    note_failure(&mut setup, socket);
     if socket.phase() != SocketPhase::Idle || setup.has_port() {
         return Err(if socket.phase() == SocketPhase::Relayed {
             CallError::NotOurs

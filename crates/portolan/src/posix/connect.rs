@@ -17,6 +17,7 @@ use super::lifecycle::{carry_bytes, reset_to_idle};
 use super::watching::Watching;
 use crate::migration::active_open::complete_connect;
 use crate::migration::arrival::{SlotReservation, install, retarget};
+use crate::migration::own_open::open_here;
 use crate::outcome::{CallError, Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
@@ -246,6 +247,13 @@ fn start_connect<'a>(
     carry_bytes(process, socket, &mut setup)?;
     let mut options = socket.options().handshake();
     options.delivery = options.delivery.or(Some(process.delivery()));
+    if early == FastOpenMode::No && open_here(process, fd, socket, (&mut setup, remote), &options)?
+    {
+        let taking = (taker == Taker::Caller).then_some(TakesOutcome { process, socket });
+        // The program may never ask for the outcome.
+        process.ensure_helper();
+        return Ok(Opening::Started { early: 0, taking });
+    }
     let reservation = SlotReservation::at(process);
     let reply = ask(process, fd, socket, (&setup, PairKind::Stream), |session| {
         RequestBody::Connect {

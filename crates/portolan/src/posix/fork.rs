@@ -18,6 +18,7 @@ use crate::migration::{
 use crate::process::Process;
 use crate::process::inside;
 use crate::process::vfork::{own_memory, shares_memory};
+use crate::runtime::unregistered::Closed;
 use crate::socket::table;
 use crate::socket::{Socket, SocketPhase, SocketState, UseHere};
 use crate::threads::start::{self, here};
@@ -25,21 +26,23 @@ use crate::threads::successor;
 
 /// Called before another process gets the descriptors.
 pub fn before_fork() {
-    end_delegations();
+    end_delegations(Closed::Kept);
     let _inside = inside::enter();
     for (_, socket) in table::sockets() {
         socket.share();
     }
 }
 
-/// Connections that wait to be accepted are in this process's memory, where no other process could accept them.
-fn end_delegations() {
+/// Connections that wait to be accepted are in this process's memory, where no other process could accept them, as are
+/// those that the server does not know.
+fn end_delegations(closed: Closed) {
     if let Some(process) = Process::running()
         && !shares_memory()
         && !inside::is_inside()
     {
         let _inside = inside::enter();
         delegate::end_all(process);
+        registration::register_all_of(process, closed);
     }
 }
 
@@ -92,6 +95,7 @@ pub fn before_exit() {
         for listener in process.lock().delegations.ids() {
             registration::register_all(process, listener);
         }
+        registration::register_all_of(process, Closed::HandedOver);
         process.lock().abort_delegations(clock::now());
         for (fd, socket) in table::sockets() {
             settle_open(process, fd, &socket);
@@ -124,7 +128,7 @@ pub fn before_exec() -> bool {
     if shares_memory() {
         return before_exec_of_borrower();
     }
-    end_delegations();
+    end_delegations(Closed::HandedOver);
     let (inherited, closed): (Vec<_>, Vec<_>) = table::sockets()
         .into_iter()
         .partition(|(fd, _)| is_inherited(*fd));

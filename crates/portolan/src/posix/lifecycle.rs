@@ -287,7 +287,7 @@ pub fn forget(fd: RawFd) {
 /// abandoned. The server cancels an open that has none; if it cancels nothing, the outcome is on the descriptor.
 pub(super) fn settle_open(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) {
     complete_connect(process, fd, socket);
-    if socket.phase() != SocketPhase::Connecting || socket.is_shared() {
+    if socket.phase() != SocketPhase::Connecting || socket.is_shared() || socket.is_unregistered() {
         return;
     }
     if table::numbers_of(socket) != [fd] {
@@ -409,7 +409,9 @@ fn leave_session(
     let slot = match (socket.change(next), listener) {
         (Ok(SocketState::Cached { slot }), _) => slot,
         (Ok(SocketState::Connecting { slot }), _) => {
-            core.stack.remove(slot);
+            if !core.abandon_open(slot) {
+                core.stack.remove(slot);
+            }
             return;
         }
         (Ok(SocketState::Listening), Some(listener)) => {

@@ -17,6 +17,7 @@ use super::attach::notice_listening;
 use super::bind::bind_implicitly;
 use super::find::find;
 use super::watching::Watching;
+use crate::migration::active_open::complete_connect;
 use crate::migration::arrival::{fetch, install};
 use crate::migration::delegate::ListenerSlot;
 use crate::migration::fallback::{accept_kernel, hand_to_kernel_epolls, wake_sleepers};
@@ -37,6 +38,7 @@ pub fn listen(fd: RawFd, backlog: i32) -> Outcome<()> {
     if socket.protocol != Protocol::Tcp {
         return Err(Errno::OPNOTSUPP.into());
     }
+    complete_connect(process, fd, &socket);
     // As on Linux, a negative backlog means the largest.
     let backlog = u32::try_from(backlog).unwrap_or(u32::MAX);
     let session = socket.setup().session;

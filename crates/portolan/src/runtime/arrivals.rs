@@ -8,6 +8,7 @@ use portolan_sys::probes;
 use portolan_types::{FlowKey, Instant, Slot};
 
 use super::delegations::Delegations;
+use super::leases::Leases;
 use super::migrated_flows::MigratedFlows;
 use super::unregistered::Unregistered;
 use super::{Core, OUTBOX_MAX};
@@ -24,6 +25,7 @@ pub(super) struct Claimants<'a> {
     routes: &'a Routes,
     delegations: &'a mut Delegations,
     unregistered: &'a mut Unregistered,
+    leases: &'a mut Leases,
     migrated_flows: &'a MigratedFlows,
     inboxes: &'a mut Inboxes,
     outbox: &'a mut Vec<RequestBody>,
@@ -41,6 +43,7 @@ impl Core {
             routes: &self.routes,
             delegations: &mut self.delegations,
             unregistered: &mut self.unregistered,
+            leases: &mut self.leases,
             migrated_flows: &self.migrated_flows,
             inboxes: &mut self.inboxes,
             outbox: &mut self.outbox,
@@ -94,6 +97,10 @@ impl Claimants<'_> {
             if let DelegateInput::Reopened(slot) = met {
                 self.unregistered.reopened(self.stack, slot);
             }
+            return met == DelegateInput::Left;
+        }
+        if let Some(opened) = self.leases.of(record) {
+            let met = opened.input(self.stack, self.now, record, frame);
             return met == DelegateInput::Left;
         }
         let Input::Unclaimed(packet) = self.stack.input(self.now, record, frame) else {

@@ -1,7 +1,7 @@
-//! Connections that this process has accepted and the server does not know (ADR 31). Most end before they would be
+//! Connections that this process has accepted or opened and the server does not know (ADR 31). Most end before they would be
 //! registered: nothing of them needs a message. A closed one is finished here; if that takes long, by the server.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,6 +22,9 @@ const REGISTER_AFTER: Duration = Duration::from_secs(1);
 /// do not answer.
 const FINISH_HERE: Duration = Duration::from_secs(2);
 
+/// Connections that are due within that time are attended to together.
+const TOGETHER: Duration = Duration::from_millis(100);
+
 /// Closed connections looked at to find one in TIME-WAIT that can give way.
 const LOOKED_AT: usize = 16;
 
@@ -41,7 +44,8 @@ pub(crate) struct Unregistered {
 
 #[derive(Debug)]
 struct Connection {
-    listener: SessionId,
+    /// The listener, or the leased port.
+    port: SessionId,
     flow: FlowKey,
     record: RecordIndex,
     /// Tells it from earlier ones at the slot.
@@ -57,11 +61,18 @@ struct Known {
     number: u64,
 }
 
-/// What the background thread has to do.
+/// What becomes of connections that are closed and unfinished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closed {
+    Kept,
+    HandedOver,
+}
+
+/// Connections that the server has to know.
 #[derive(Default)]
 pub(crate) struct DueConnections {
     pub(crate) to_register: Vec<Arc<Socket>>,
-    /// With their listeners.
+    /// With their ports.
     pub(crate) to_hand_over: Vec<(SessionId, TcpSession)>,
 }
 
@@ -78,12 +89,22 @@ impl Unregistered {
         }
     }
 
+    /// Returns the ports that unregistered connections are on.
+    pub(super) fn used_ports(&self) -> HashSet<SessionId> {
+        self.by_slot.values().map(|it| it.port).collect()
+    }
+
+    /// Has its program closed the unregistered connection at `slot`?
+    pub(super) fn is_closed(&self, slot: Slot) -> bool {
+        self.by_slot.get(&slot).is_some_and(|it| it.is_closed)
+    }
+
     pub(crate) fn has(&self, slot: Slot) -> bool {
         self.by_slot.contains_key(&slot)
     }
 
-    fn enter(&mut self, now: Instant, listener: SessionId, (slot, flow): (Slot, FlowKey)) -> bool {
-        let record = JournalRecord::new(listener, &flow);
+    fn enter(&mut self, now: Instant, port: SessionId, (slot, flow): (Slot, FlowKey)) -> bool {
+        let record = JournalRecord::new(port, &flow);
         let Some(record) = self.journal.enter(&record) else {
             return false;
         };
@@ -95,7 +116,7 @@ impl Unregistered {
             number,
         });
         let connection = Connection {
-            listener,
+            port,
             flow,
             record,
             number,
@@ -126,14 +147,14 @@ impl Unregistered {
 
     /// The connection at `slot` has ended; if its program has closed it, it can be removed.
     pub(crate) fn note_end(&mut self, slot: Slot) {
-        if self.by_slot.get(&slot).is_some_and(|it| it.is_closed) {
+        if self.is_closed(slot) {
             self.ended.push(slot);
         }
     }
 
     /// Another connection between the endpoints of the one at `slot` is being opened.
     pub(crate) fn reopened(&mut self, stack: &mut Stack, slot: Slot) {
-        if self.by_slot.get(&slot).is_some_and(|it| it.is_closed) {
+        if self.is_closed(slot) {
             stack.remove(slot);
         }
         self.remove(slot);
@@ -142,20 +163,33 @@ impl Unregistered {
     fn remove(&mut self, slot: Slot) -> Option<(SessionId, FlowKey)> {
         let connection = self.by_slot.remove(&slot)?;
         self.journal.erase(connection.record);
-        Some((connection.listener, connection.flow))
+        Some((connection.port, connection.flow))
     }
 
-    fn slots_of(&self, listener: SessionId) -> impl Iterator<Item = (Slot, bool)> + '_ {
+    fn slots_of(&self, port: SessionId) -> impl Iterator<Item = (Slot, bool)> + '_ {
         let all = self.by_slot.iter();
-        all.filter(move |(_, it)| it.listener == listener)
+        all.filter(move |(_, it)| it.port == port)
             .map(|(slot, it)| (*slot, it.is_closed))
     }
 
-    /// Returns when a connection is to be registered, or to go to the server.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        let register = self.open.front().map(|open| open.since + REGISTER_AFTER);
-        let hand_over = self.closing.front().map(|it| it.since + FINISH_HERE);
-        register.into_iter().chain(hand_over).min()
+    /// Returns when a connection is to be registered, or to go to the server. Most have ended before.
+    fn deadline(&mut self) -> Option<Instant> {
+        let register = self.first(|it| &mut it.open).map(|it| it + REGISTER_AFTER);
+        let hand_over = self.first(|it| &mut it.closing).map(|it| it + FINISH_HERE);
+        let first = register.into_iter().chain(hand_over).min()?;
+        let step = TOGETHER.as_nanos() as u64;
+        Some(Instant::from_nanos(first.as_nanos().next_multiple_of(step)))
+    }
+
+    /// Returns since when the first of `queue` is there.
+    fn first(&mut self, queue: fn(&mut Unregistered) -> &mut VecDeque<Known>) -> Option<Instant> {
+        while let Some(first) = queue(self).front().copied() {
+            if self.is(&first) {
+                return Some(first.since);
+            }
+            queue(self).pop_front();
+        }
+        None
     }
 
     /// Takes those of `queue` that are as old as `age`.
@@ -186,8 +220,17 @@ impl Core {
         (slot, flow): (Slot, FlowKey),
     ) -> bool {
         self.delegations.may_leave_unregistered(listener)
-            && (self.unregistered.enter(now, listener, (slot, flow))
-                || (self.end_a_time_wait() && self.unregistered.enter(now, listener, (slot, flow))))
+            && self.enter_unregistered(now, listener, (slot, flow))
+    }
+
+    pub(super) fn enter_unregistered(
+        &mut self,
+        now: Instant,
+        port: SessionId,
+        (slot, flow): (Slot, FlowKey),
+    ) -> bool {
+        self.unregistered.enter(now, port, (slot, flow))
+            || (self.end_a_time_wait() && self.unregistered.enter(now, port, (slot, flow)))
     }
 
     /// Ends the oldest TIME-WAIT that is found at once.
@@ -233,8 +276,9 @@ impl Core {
 
     /// The connection at `slot` is registered from now on.
     pub(crate) fn note_registered(&mut self, now: Instant, slot: Slot, id: SessionId) {
-        if let Some((listener, flow)) = self.unregistered.remove(slot) {
-            self.delegations.registered(now, listener, (slot, flow));
+        if let Some((port, flow)) = self.unregistered.remove(slot) {
+            self.delegations.registered(now, port, (slot, flow));
+            self.leases.flows.registered(now, slot, &flow);
         }
         if let Some(session) = self.stack.tcp(slot) {
             session.id = id;
@@ -243,12 +287,18 @@ impl Core {
 
     /// Removes a closed connection.
     fn remove_unregistered(&mut self, slot: Slot) -> Option<(SessionId, Box<TcpSession>)> {
-        let (listener, flow) = self.unregistered.remove(slot)?;
-        self.delegations.forget_ended(listener, (slot, flow));
+        let (port, flow) = self.unregistered.remove(slot)?;
+        self.delegations.forget_ended(port, (slot, flow));
+        self.leases.flows.forget_ended(slot, &flow);
         match self.stack.remove(slot)? {
-            Session::Tcp(session) => Some((listener, session)),
+            Session::Tcp(session) => Some((port, session)),
             Session::Udp(_) => None,
         }
+    }
+
+    /// Removes the connection at `slot` as it is. Returns false if the server knows it.
+    pub(super) fn drop_unregistered(&mut self, slot: Slot) -> bool {
+        self.remove_unregistered(slot).is_some()
     }
 
     /// Removes connections that have ended, once their last segments are sent.
@@ -259,6 +309,12 @@ impl Core {
         for slot in std::mem::take(&mut self.unregistered.ended) {
             self.remove_unregistered(slot);
         }
+    }
+
+    /// Returns when a connection is to be registered or handed to the server, or ports may be returned.
+    pub(crate) fn next_registration(&mut self) -> Option<Instant> {
+        let deadlines = [self.unregistered.deadline(), self.leases.deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     /// Takes the connections that are to be registered, or handed to the server, by now.
@@ -291,6 +347,24 @@ impl Core {
         taken
     }
 
+    /// Another process, or none, will have the descriptors: takes all open connections, and, if this process ends, the closed
+    /// ones.
+    pub(crate) fn take_all_unregistered(&mut self, closed: Closed) -> DueConnections {
+        let all = self.unregistered.by_slot.iter();
+        let all: Vec<_> = all.map(|(slot, it)| (*slot, it.is_closed)).collect();
+        let mut taken = DueConnections::default();
+        for (slot, is_closed) in all {
+            if !is_closed {
+                taken.to_register.extend(self.socket_at(slot));
+            } else if closed == Closed::HandedOver
+                && let Some((port, session)) = self.remove_unregistered(slot)
+            {
+                taken.to_hand_over.push((port, *session));
+            }
+        }
+        taken
+    }
+
     /// From now on the server must know all connections of the listener: takes those that it does not know.
     pub(crate) fn take_unregistered(&mut self, listener: SessionId) -> DueConnections {
         self.delegations.leave_none_unregistered(listener);
@@ -309,6 +383,17 @@ impl Core {
     /// Without the listener's delegation, no segments reach its unregistered connections.
     pub(super) fn cut_off_unregistered(&mut self, now: Instant, listener: SessionId) {
         let all: Vec<_> = self.unregistered.slots_of(listener).collect();
+        self.cut_off(now, all);
+    }
+
+    /// Likewise without a server, for all.
+    pub(super) fn cut_off_all_unregistered(&mut self, now: Instant) {
+        let all = self.unregistered.by_slot.iter();
+        let all: Vec<_> = all.map(|(slot, it)| (*slot, it.is_closed)).collect();
+        self.cut_off(now, all);
+    }
+
+    fn cut_off(&mut self, now: Instant, all: Vec<(Slot, bool)>) {
         for (slot, is_closed) in all {
             self.unregistered.remove(slot);
             if is_closed {

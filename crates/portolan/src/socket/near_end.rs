@@ -62,6 +62,18 @@ pub(crate) fn replace_first_fds(
     put_at(near, table::numbers(socket, fd))
 }
 
+/// As [`replace_first_fds`], for a near end that is non-blocking if the socket is.
+pub(crate) fn replace_by_prepared(
+    socket: &Arc<Socket>,
+    fd: RawFd,
+    near: impl AsFd,
+) -> Result<(), Errno> {
+    if Socket::has_owner() {
+        return replace_fds(socket, near);
+    }
+    put_at(near, table::numbers(socket, fd))
+}
+
 fn put_at(near: impl AsFd, numbers: Vec<RawFd>) -> Result<(), Errno> {
     let near = near.as_fd();
     for number in numbers {

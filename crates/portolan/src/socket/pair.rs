@@ -32,11 +32,16 @@ impl Pair {
 
     /// Returns a descriptor for the program, with the lowest free number.
     pub(crate) fn descriptor(&mut self, is_nonblocking: bool) -> Result<OwnedFd, Errno> {
+        self.prepare(is_nonblocking)?;
+        rustix::io::fcntl_dupfd_cloexec(&self.near, 0)
+    }
+
+    pub(crate) fn prepare(&mut self, is_nonblocking: bool) -> Result<(), Errno> {
         if self.is_nonblocking != is_nonblocking {
             descriptor::set_nonblocking(&self.near, is_nonblocking)?;
             self.is_nonblocking = is_nonblocking;
         }
-        rustix::io::fcntl_dupfd_cloexec(&self.near, 0)
+        Ok(())
     }
 }
 

@@ -12,7 +12,7 @@ use crate::socket::pair::Pair;
 pub(crate) struct Setup {
     /// Set once the server knows the socket.
     pub(crate) session: Option<SessionId>,
-    /// An accepted connection that the server does not know yet.
+    /// Of a connection that the server does not know yet.
     pub(crate) unregistered: Option<Unregistered>,
     /// Incarnation of the server under which it was opened; 0 if unknown.
     pub(crate) incarnation: u64,
@@ -39,10 +39,11 @@ pub(crate) struct Setup {
     pub(crate) backlog: u32,
 }
 
-/// What an accepted connection needs when it is registered.
+/// What a connection needs when it is registered.
 #[derive(Debug)]
 pub(crate) struct Unregistered {
-    pub(crate) listener: SessionId,
+    /// The listener, or the leased port.
+    pub(crate) port: SessionId,
     /// Those of its descriptor.
     pub(crate) pair: Pair,
 }

@@ -153,7 +153,7 @@ impl Process {
             let mut set = WatchSet::new(&waiter);
             core.watch_as_leader(&mut set, true, listens);
             let deadline = earliest(core.deadline(), schedule.deadline());
-            let deadline = earliest(deadline, core.unregistered.deadline());
+            let deadline = earliest(deadline, core.next_registration());
             drop(core);
             let outcomes = self.sleep(&set, deadline);
             core = self.lock_in_turn();

@@ -237,6 +237,7 @@ impl Server {
         if let Some(process) = self.control.registry.process(channel) {
             debug!(pid = process.pid, program = process.program, "process gone");
         }
+        self.probe_unregistered(channel, |_| true);
         self.end_delegations_of(channel);
         self.end_extensions_of_channel(channel);
         let sessions = self.control.registry.held_by(channel);

@@ -487,8 +487,8 @@ impl Server {
             RequestBody::StopListening { session } => {
                 self.stop_listening(channel, session, &mut fds)
             }
-            RequestBody::RegisterAccepted {
-                listener,
+            RequestBody::Register {
+                port,
                 local,
                 remote,
                 slot,
@@ -498,7 +498,7 @@ impl Server {
                     remote,
                     slot,
                 };
-                self.claim(channel, listener, claimed, &mut fds)
+                self.claim(channel, port, claimed, &mut fds)
             }
             RequestBody::Adopt {
                 session,
@@ -533,9 +533,13 @@ impl Server {
             RequestBody::ReturnPending { listener, capsule } => {
                 self.surrender(channel, listener, (capsule, fds.pop()))
             }
-            RequestBody::ReturnClosed { listener, capsule } => {
-                self.finish_unregistered(channel, listener, (capsule, fds.pop()))
+            RequestBody::ReturnClosed { port, capsule } => {
+                self.finish_unregistered(channel, port, (capsule, fds.pop()))
             }
+            RequestBody::LeasePorts { local, slot, most } => {
+                self.lease_ports((channel, slot), local, most)
+            }
+            RequestBody::ReturnPorts { ports } => Ok(self.end_leases(channel, ports)),
             RequestBody::Flooded { listener, queue } => self.flooded(channel, listener, queue),
             RequestBody::ExemptFlows { listener, flows } => self.spare(channel, listener, &flows),
             RequestBody::EndDelegation { listener } => self.end_delegation(channel, listener),
@@ -726,7 +730,7 @@ fn takes_descriptors(body: &RequestBody) -> bool {
         RequestBody::Listen { .. }
         | RequestBody::Adopt { .. }
         | RequestBody::PortToken { .. }
-        | RequestBody::RegisterAccepted { .. } => true,
+        | RequestBody::Register { .. } => true,
         _ => false,
     }
 }

@@ -5,7 +5,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 
-use portolan_control::{Command, Errno, Holder, Input, Life};
+use portolan_control::{Command, Errno, Holder, Input, Life, SessionPhase};
 use portolan_proto::control::{Blob, ReplyBody};
 use portolan_proto::encode;
 use portolan_stack::TcpSession;
@@ -54,30 +54,26 @@ impl Server {
         policy.allow && spec.options.is_delegated.unwrap_or(by_policy)
     }
 
-    /// `RegisterAccepted`: a connection was accepted, and gets a row of its own. Its frames came by the port's row until
+    /// `Register`: a connection that the process has opened or accepted gets a row of its own. Its frames came by the port's row until
     /// now, so that there are none of another holder, and no generation tells them apart.
     pub(crate) fn claim(
         &mut self,
         channel: ChannelId,
-        listener: SessionId,
+        port: SessionId,
         claimed: Claimed,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        self.control
-            .registry
-            .admit(channel, Command::Serve, listener)?;
-        if !self.control.is_delegate(listener, channel) {
-            return Err(Errno::PERM);
-        }
-        let flow = self.flow_of(listener, claimed.local, claimed.remote)?;
+        self.control.admit_opener(channel, port)?;
+        let flow = self.flow_of(port, claimed.local, claimed.remote)?;
         self.control.registry.has_room(channel)?;
         let descriptor = self.take_new_descriptor(fds)?;
+        let is_accepted = !self.control.is_lease(port);
         let life = Life::Connected;
-        let id = self.control.enter_for(listener, &flow, life, random_u64)?;
+        let id = self.control.enter_for(port, &flow, life, random_u64)?;
         self.control.registry.replace_cookie(id, descriptor.cookie);
         self.control.registry.entitle(id, channel);
         if let Some(session) = self.control.registry.session_mut(id) {
-            session.acceptor = Some(channel);
+            session.acceptor = is_accepted.then_some(channel);
         }
         if let Err(errno) = self.watch_peer_end(id, descriptor.far) {
             self.forget(id);
@@ -98,27 +94,30 @@ impl Server {
         .into())
     }
 
-    /// Returns the flow that a library names: to the listener's own endpoint, and not in use.
+    /// Returns the flow that a library names: on the listener's or the lease's own endpoint, and not in use.
     pub(crate) fn flow_of(
         &self,
-        listener: SessionId,
+        port: SessionId,
         local: SocketAddr,
         remote: SocketAddr,
     ) -> Result<FlowKey, Errno> {
-        let session = self.control.registry.session(listener).ok_or(Errno::BADF)?;
+        let session = self.control.registry.session(port).ok_or(Errno::BADF)?;
         let flow = FlowKey {
             protocol: Protocol::Tcp,
             local: canonical(local),
             remote: canonical(remote),
         };
         let own = self.routes.serves(flow.local.ip()) == Some(true);
-        let is_to_it = own && self.listener_for(&flow) == Some(listener);
+        let is_on_it = match session.phase() {
+            SessionPhase::Leased => flow.local == session.local,
+            _ => self.listener_for(&flow) == Some(port),
+        };
         let is_scope_right = scope_of(session.local) == 0 || session.local == flow.local;
         let is_peer = flow.remote.port() != 0
             && flow.local.is_ipv4() == flow.remote.is_ipv4()
             && !is_nobody(flow.remote.ip())
             && self.routes.serves(flow.remote.ip()).is_none();
-        if !is_to_it || !is_scope_right || !is_peer {
+        if !(own && is_on_it) || !is_scope_right || !is_peer {
             return Err(Errno::INVAL);
         }
         if self.control.registry.by_flow(&flow).is_some() {
@@ -208,7 +207,7 @@ impl Server {
     /// Returns the listener's handshakes to the server; those in progress may complete by the cookies
     /// that the process sent.
     pub(crate) fn take_handshakes(&mut self, id: SessionId) {
-        self.probe_unregistered(id);
+        self.probe_unregistered_of(id);
         let claimed = self.claimed_cookies(id);
         if let Some(listener) = self.control.registry.listener_mut(id) {
             listener.delegate = None;

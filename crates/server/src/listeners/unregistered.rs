@@ -1,11 +1,11 @@
-//! Connections of delegated listeners that are not registered (ADR 31): their processes hand over those that they have
+//! Connections that processes have opened or accepted and not registered (ADR 31): they hand over those that they have
 //! closed, and leave a journal of all.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use portolan_control::{Command, Errno, Input, Life, Timer};
+use portolan_control::{Errno, Input, Life, Timer};
 use portolan_proto::control::Blob;
 use portolan_stack::TcpSession;
 use portolan_types::{ChannelId, FlowKey, Instant, SessionId};
@@ -85,47 +85,50 @@ impl Server {
     pub(crate) fn finish_unregistered(
         &mut self,
         channel: ChannelId,
-        listener: SessionId,
+        port: SessionId,
         (capsule, fd): (Blob, Option<OwnedFd>),
     ) -> Result<Answer, Errno> {
-        self.control
-            .registry
-            .admit(channel, Command::Serve, listener)?;
-        if !self.control.is_delegate(listener, channel) {
-            return Err(Errno::PERM);
-        }
-        let Some((flow, session)) = self.unpack_surrendered(listener, capsule, fd) else {
+        self.control.admit_opener(channel, port)?;
+        let Some((flow, session)) = self.unpack_surrendered(port, capsule, fd) else {
             self.control.counters.bad_capsules += 1;
             return Err(Errno::PROTO);
         };
         let life = || Life::Connected;
-        let id = self
-            .control
-            .enter_for(listener, &flow, life(), random_u64)?;
+        let id = self.control.enter_for(port, &flow, life(), random_u64)?;
         self.control.counters.closed_unregistered += 1;
         self.hold(TcpSession { id, ..session }, life());
         self.input(Input::Close(id));
         Ok(Answer::Silence)
     }
 
-    /// Nobody has a listener's unregistered connections any more: the peers hear of it.
-    pub(crate) fn probe_unregistered(&mut self, listener: SessionId) {
-        let delegate = self.control.registry.listener(listener);
-        let Some(delegate) = delegate.and_then(|listener| listener.delegate) else {
+    /// The listener is no longer delegated, or gone, and nobody has its unregistered connections.
+    pub(crate) fn probe_unregistered_of(&mut self, listener: SessionId) {
+        if let Some(delegate) = self.control.delegate_of(listener) {
+            self.probe_unregistered(delegate.channel, |port| port == listener);
+        }
+    }
+
+    /// Has the peers of a process's unregistered connections on those ports hear that nobody has them any more.
+    pub(crate) fn probe_unregistered(
+        &mut self,
+        channel: ChannelId,
+        is_concerned: impl Fn(SessionId) -> bool,
+    ) {
+        let Some(process) = self.channels.get(&channel) else {
             return;
         };
-        let Some(channel) = self.channels.get(&delegate.channel) else {
-            return;
-        };
-        let flows: Vec<FlowKey> = channel
+        let claimed: Vec<(SessionId, FlowKey)> = process
             .journal
             .records()
-            .filter(|record| record.listener() == Some(listener))
-            .map(|record| record.flow())
+            .filter_map(|record| Some((record.port()?, record.flow())))
+            .filter(|(port, _)| is_concerned(*port))
             .collect();
-        for flow in flows {
+        for (port, flow) in claimed {
+            if self.control.admit_opener(channel, port).is_err() {
+                continue;
+            }
             // What is not on the port, or registered by now, is no such connection.
-            if let Ok(flow) = self.flow_of(listener, flow.local, flow.remote) {
+            if let Ok(flow) = self.flow_of(port, flow.local, flow.remote) {
                 self.control.counters.lost_unregistered += 1;
                 self.lost_connections.add(self.now, flow);
                 self.control.timers.defer(Timer::LostConnections);

@@ -97,7 +97,7 @@ impl Server {
             (_, SessionPhase::Offered | SessionPhase::Listening) => self.read_all_clients(),
             _ => {}
         }
-        self.probe_unregistered(id);
+        self.probe_unregistered_of(id);
         self.drop_far(id);
         self.input(Input::HungUp(id));
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use portolan_control::{Limit, Timer};
+use portolan_control::{Limit, SessionPhase, Timer};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::report::SessionReport;
 use portolan_sys::clock;
@@ -96,6 +96,10 @@ impl Server {
     /// Session numbers grant access, so they are shown to root and to their owner only.
     fn report_to(&mut self, uid: u32, id: SessionId) -> Option<SessionReport> {
         let session = self.control.registry.session(id)?;
+        // A port, and no socket.
+        if session.phase() == SessionPhase::Leased {
+            return None;
+        }
         let is_shown = uid == 0 || uid == session.uid;
         let mut report = self.report(session);
         if !is_shown {

@@ -62,8 +62,8 @@ fn listen_again(library: &mut Library, session: SessionId, slot: Option<Slot>) -
 }
 
 pub(crate) fn claim(listener: SessionId, local: SocketAddr, remote: SocketAddr) -> RequestBody {
-    RequestBody::RegisterAccepted {
-        listener,
+    RequestBody::Register {
+        port: listener,
         local,
         remote,
         slot: Slot(5),
@@ -206,7 +206,7 @@ fn forged_closed_connections_are_refused_and_counted() {
     let foreign = session.to_capsule();
     for (listener, errno) in [(own, PROTO), (plain, PERM), (SessionId(77), BADF)] {
         let closed = RequestBody::ReturnClosed {
-            listener,
+            port: listener,
             capsule: Blob::Inline(foreign.clone()),
         };
         assert_eq!(refused(&mut hostile, closed, &[]), errno);

@@ -7,7 +7,10 @@ use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route,
 use portolan_tcp::Config;
 use portolan_types::{MacAddr, Protocol, SeqNum};
 
+use core::time::Duration;
+
 use super::*;
+use crate::flow_table::FOLLOW_FOR;
 use crate::frame::Frame;
 
 const LISTENER: Slot = Slot(99);
@@ -259,15 +262,19 @@ fn what_comes_for_a_connection_without_a_row_arrives_until_it_is_over() {
     let flow = session.flow;
     pair.own.insert_at(now(), slot, Session::Tcp(session));
     // However long it takes.
-    pair.delegation.forget_left(now() + 2 * FOLLOW_FOR);
+    pair.delegation.flows.forget_left(now() + 2 * FOLLOW_FOR);
     pair.say(client, b"late");
     pair.hear();
     assert_eq!(pair.own.tcp(slot).unwrap().connection.readable(), 4);
     pair.own.remove(slot);
     pair.delegation.forget_ended(Slot(slot.0 + 1), &flow);
-    assert_eq!(pair.delegation.flows.len(), 1, "that is another one");
+    assert_eq!(
+        pair.delegation.flows.flows().count(),
+        1,
+        "that is another one"
+    );
     pair.delegation.forget_ended(slot, &flow);
-    assert!(pair.delegation.flows.is_empty());
+    assert_eq!(pair.delegation.flows.flows().count(), 0);
 }
 
 #[test]
@@ -319,8 +326,8 @@ fn a_port_of_the_peer_that_is_used_again_soon_opens_another_connection() {
     let later = now() + FOLLOW_FOR / 2;
     assert!(pair.delegation.accept(&mut pair.own, later).is_some());
     // The first one's time has expired, but not the second's.
-    pair.delegation.forget_left(now() + FOLLOW_FOR);
-    assert_eq!(pair.delegation.flows.len(), 1);
+    pair.delegation.flows.forget_left(now() + FOLLOW_FOR);
+    assert_eq!(pair.delegation.flows.flows().count(), 1);
 }
 
 #[test]

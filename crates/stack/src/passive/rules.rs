@@ -1,4 +1,4 @@
-//! What the server tells a library that performs handshakes. The number of the protocol stands for it, too.
+//! What the server tells a library that performs handshakes or opens connections. The number of the protocol stands for it, too.
 
 use portolan_tcp::Config;
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,17 @@ pub struct Rules {
     pub cookies: CookieUse,
     pub syn_ack_retries: u8,
     /// For cookies and initial numbers of the port. The server knows it, and goes on with it.
+    pub secret: [u8; 16],
+}
+
+/// What holds for connections that a library opens itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OpenRules {
+    /// Of connections before their path and the application's options are known.
+    pub config: Config,
+    pub syn_retries: u8,
+    /// For initial numbers and the offsets of timestamps: the same for all processes of a user, so that they do not go
+    /// back when another process has a port.
     pub secret: [u8; 16],
 }
 

@@ -46,7 +46,7 @@ impl JournalReader {
                 return None;
             }
             let record: JournalRecord = read(&self.memory, at);
-            record.listener().is_some().then_some(record)
+            record.port().is_some().then_some(record)
         })
     }
 }

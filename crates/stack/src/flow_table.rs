@@ -1,0 +1,77 @@
+//! Connections whose segments arrive by the row of their port, and are distinguished by their flows.
+
+use core::time::Duration;
+use std::collections::{HashMap, VecDeque};
+
+use portolan_types::{FlowKey, Instant, SeqNum, Slot};
+use portolan_wire::tcp::TcpHeader;
+
+/// How long segments may arrive by the port's row for a connection that has its own row.
+pub(crate) const FOLLOW_FOR: Duration = Duration::from_secs(2);
+
+/// A connection on the port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Known {
+    pub(crate) slot: Slot,
+    /// Initial sequence number of the peer, if the peer opened it: a SYN with another one belongs to another connection.
+    pub(crate) peer_isn: SeqNum,
+}
+
+impl Known {
+    /// Whether the segment opens another connection between the same endpoints.
+    pub(crate) fn is_followed_by(&self, header: &TcpHeader) -> bool {
+        header.seq != self.peer_isn && portolan_tcp::opens_connection(header)
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct FlowTable {
+    flows: HashMap<FlowKey, Known>,
+    /// Registered; until when their flows are known.
+    leaving: VecDeque<(Instant, FlowKey, Known)>,
+}
+
+impl FlowTable {
+    pub(crate) fn get(&self, flow: &FlowKey) -> Option<Known> {
+        self.flows.get(flow).copied()
+    }
+
+    pub(crate) fn flows(&self) -> impl Iterator<Item = FlowKey> + '_ {
+        self.flows.keys().copied()
+    }
+
+    pub(crate) fn insert(&mut self, flow: FlowKey, known: Known) {
+        self.flows.insert(flow, known);
+    }
+
+    pub(crate) fn remove(&mut self, flow: &FlowKey) {
+        self.flows.remove(flow);
+    }
+
+    /// A connection has a row of its own from now on.
+    pub(crate) fn registered(&mut self, now: Instant, slot: Slot, flow: &FlowKey) {
+        let known = self.get(flow).filter(|known| known.slot == slot);
+        let known = known.map(|known| (now + FOLLOW_FOR, *flow, known));
+        self.leaving.extend(known);
+    }
+
+    /// The connection at `slot` is over. Another one may have the flow by now.
+    pub(crate) fn forget_ended(&mut self, slot: Slot, flow: &FlowKey) {
+        if self.get(flow).is_some_and(|known| known.slot == slot) {
+            self.flows.remove(flow);
+        }
+    }
+
+    /// Forgets registered connections after their time.
+    pub(crate) fn forget_left(&mut self, now: Instant) {
+        while let Some((until, flow, known)) = self.leaving.front()
+            && *until <= now
+        {
+            // The flow may belong to another connection by now.
+            if self.flows.get(flow) == Some(known) {
+                self.flows.remove(flow);
+            }
+            self.leaving.pop_front();
+        }
+    }
+}
