@@ -106,3 +106,6 @@ impl Control {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -434,4 +434,4 @@ pub(crate) fn deliver(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

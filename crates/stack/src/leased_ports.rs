@@ -94,3 +94,6 @@ impl LeasedPorts {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

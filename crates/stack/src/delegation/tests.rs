@@ -18,7 +18,7 @@ const SERVER: &str = "10.0.0.1:80";
 const VNET: usize = 10;
 
 #[derive(Default)]
-struct KeptFrames(Vec<Vec<u8>>);
+pub(crate) struct KeptFrames(pub(crate) Vec<Vec<u8>>);
 
 impl Wire for KeptFrames {
     fn transmit(&mut self, frame: &Frame<'_>) {
@@ -35,11 +35,11 @@ fn at(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-fn now() -> Instant {
+pub(crate) fn now() -> Instant {
     Instant::from_millis(1_000)
 }
 
-fn routes(own: &str, peer: &str) -> Routes {
+pub(crate) fn routes(own: &str, peer: &str) -> Routes {
     let (own, peer) = (own.parse().unwrap(), peer.parse().unwrap());
     let interface = Interface {
         index: 2,
