@@ -117,7 +117,7 @@ impl Server {
             && flow.local.is_ipv4() == flow.remote.is_ipv4()
             && !is_nobody(flow.remote.ip())
             && self.routes.serves(flow.remote.ip()).is_none();
-        if !(own && is_on_it) || !is_scope_right || !is_peer {
+        if !(own && is_on_it && is_scope_right && is_peer) {
             return Err(Errno::INVAL);
         }
         if self.control.registry.by_flow(&flow).is_some() {
