@@ -395,14 +395,15 @@ impl Bed {
         self.serve_command(port, program, &mut command)
     }
 
-    /// As [`Bed::serve`] on Portolan, by a program that performs the handshakes of its port itself.
+    /// As [`Bed::serve`], on Portolan by a program that performs the handshakes of its port itself.
     pub fn serve_delegated(
         &self,
+        stack: Stack,
         port: u16,
         program: &str,
         arguments: &[&str],
     ) -> Result<Background, ServeError> {
-        let mut command = self.command(Side::Server, Stack::Portolan, program);
+        let mut command = self.command(Side::Server, stack, program);
         command.args(arguments).stdout(Stdio::null());
         command.env("PORTOLAN_DELEGATE", "1");
         self.serve_command(port, program, &mut command)

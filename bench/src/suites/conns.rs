@@ -41,14 +41,15 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     if effort.quick {
         return cases;
     }
-    cases.push(Case::of_portolan(
+    cases.push(Case::new(
         "connect-close-delegated",
         "conn/s",
         Better::Higher,
-        move |bed| {
+        move |bed, stack| {
             let endpoint = bed.endpoint(PORT).to_string();
-            let _server = bed.serve_delegated(PORT, "portolan-traffic", &["greet", &endpoint])?;
-            connect(bed, Stack::Portolan, seconds, "per_second")
+            let words = ["greet", &endpoint];
+            let _server = bed.serve_delegated(stack, PORT, "portolan-traffic", &words)?;
+            connect(bed, stack, seconds, "per_second")
         },
     ));
     cases.push(Case::new(

@@ -15,32 +15,60 @@ const PAGE: usize = 612;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let seconds = effort.scaled(2.0);
-    let mut cases = vec![case("wrk-c64", seconds, "64", &[])];
+    let load = |connections, options| Load {
+        seconds,
+        connections,
+        options,
+    };
+    let mut cases = vec![case("wrk-c64", load("64", &[]), Handshakes::ByServer)];
     if !effort.quick {
-        let close = &["-H", "Connection: close"];
-        cases.push(case("wrk-close", seconds, "64", close));
-        cases.push(case("wrk-c1", seconds, "1", &[]));
-        cases.push(case("wrk-c4", seconds, "4", &[]));
+        let close = load("64", &["-H", "Connection: close"]);
+        cases.push(case("wrk-close", close, Handshakes::ByServer));
+        cases.push(case("wrk-close-delegated", close, Handshakes::ByNginx));
+        cases.push(case("wrk-c1", load("1", &[]), Handshakes::ByServer));
+        cases.push(case("wrk-c4", load("4", &[]), Handshakes::ByServer));
     }
     cases
 }
 
-fn case(
-    name: &str,
+/// What wrk does.
+#[derive(Clone, Copy)]
+struct Load {
     seconds: f64,
     connections: &'static str,
     options: &'static [&'static str],
-) -> Case {
+}
+
+/// Who performs the handshakes of nginx's port, on Portolan.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Handshakes {
+    ByServer,
+    ByNginx,
+}
+
+fn case(name: &str, load: Load, handshakes: Handshakes) -> Case {
     // wrk accepts whole seconds only.
-    let duration = format!("{}s", seconds.ceil());
+    let duration = format!("{}s", load.seconds.ceil());
     Case::new(name, "req/s", Better::Higher, move |bed, stack| {
         let config = configure(bed)?;
-        let _server = bed.serve(stack, PORT, "nginx", &["-c", &config])?;
+        let words = ["-c", config.as_str()];
+        let _server = match handshakes {
+            Handshakes::ByServer => bed.serve(stack, PORT, "nginx", &words)?,
+            Handshakes::ByNginx => bed.serve_delegated(stack, PORT, "nginx", &words)?,
+        };
         let url = format!("http://{}/", bed.endpoint(PORT));
         let output = run(bed
             .command(Side::Client, stack, "wrk")
-            .args(["-t", "1", "-c", connections, "-d", &duration, "--latency"])
-            .args(options)
+            .args([
+                "-t",
+                "1",
+                "-c",
+                load.connections,
+                "-d",
+                &duration,
+                "--latency",
+            ])
+            .args(load.options)
             .arg(&url))?;
         sample(&output).ok_or(MeasureError::Output {
             program: "wrk",

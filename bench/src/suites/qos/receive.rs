@@ -270,8 +270,12 @@ fn flooded_in_budget(effort: Effort, kind: Flood) -> Case {
 fn flooded_delegate(effort: Effort) -> Case {
     let measure = move |bed: &Bed| {
         let endpoint = bed.endpoint(FLOODED_PORT).to_string();
-        let victim =
-            bed.serve_delegated(FLOODED_PORT, "portolan-traffic", &["greet", &endpoint])?;
+        let victim = bed.serve_delegated(
+            Stack::Portolan,
+            FLOODED_PORT,
+            "portolan-traffic",
+            &["greet", &endpoint],
+        )?;
         flood_ratio_beside(bed, Stack::Portolan, Flood::Syn, victim, effort)
     };
     Case::of_portolan("flood-syn-delegated-p99-ratio", "", Better::Lower, measure).with_bar(1.2)
