@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use portolan_proto::filter::{FilterChannel, FilterKey, FlowRow};
+use portolan_proto::filter::{BindingKey, FilterChannel, FilterKey, FlowRow};
 use portolan_types::{ChannelId, Protocol};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -16,6 +16,8 @@ use crate::table::Table;
 pub struct Inheritance {
     pub channels: HashMap<ChannelId, InheritedChannel>,
     pub flows: HashMap<FilterKey, FlowRow>,
+    /// Ports from which processes may send by themselves, with the connections that only they know.
+    pub ports: HashMap<BindingKey, FlowRow>,
 }
 
 /// A channel that the dead server had given to a process.
@@ -37,7 +39,15 @@ impl Filter {
         let mut inheritance = Inheritance {
             channels: self.inherited_channels()?,
             flows: HashMap::new(),
+            ports: HashMap::new(),
         };
+        for key in self.bindings.keys() {
+            let row = self.bindings.read(&key).filter(|row| {
+                row.flags & FlowRow::LEASED != 0
+                    && inheritance.channels.contains_key(&ChannelId(row.channel))
+            });
+            inheritance.ports.extend(row.map(|row| (key, row)));
+        }
         for tap in self.taps.keys() {
             let channel = self.taps.read(&tap).map(|row| ChannelId(row.channel));
             match channel.and_then(|channel| inheritance.channels.get_mut(&channel)) {
@@ -74,10 +84,23 @@ impl Filter {
         remove_where(&self.shares, is_servers)
     }
 
-    /// The programs are attached: from now on nothing is received by endpoints of before.
-    pub fn forget_endpoints(&self) -> Result<(), TableError> {
-        remove_where(&self.bindings, |_| true)?;
+    /// The programs are attached: from now on nothing is received by endpoints of before, except ports with connections
+    /// that only their processes know.
+    pub fn forget_endpoints(&self, ports: &HashMap<BindingKey, FlowRow>) -> Result<(), TableError> {
+        for key in self.bindings.keys() {
+            if !ports.contains_key(&key) {
+                self.bindings.remove(&key)?;
+            }
+        }
         remove_where(&self.shares, |_| true)
+    }
+
+    /// Ends what is left of such a port, unless another endpoint has its row by now.
+    pub fn forget_port(&self, key: &BindingKey, row: &FlowRow) -> Result<(), TableError> {
+        match self.bindings.read(key) {
+            Some(present) if present == *row => self.bindings.remove(key),
+            _ => Ok(()),
+        }
     }
 
     fn inherited_channels(&self) -> Result<HashMap<ChannelId, InheritedChannel>, TableError> {

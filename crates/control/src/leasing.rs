@@ -16,8 +16,8 @@ use portolan_proto::filter::BindingKey;
 const MOST: usize = 512;
 
 impl Control {
-    /// Leases at most `wanted` ports of an address to a process. There may be none: half of the ephemeral ports are not
-    /// for leases.
+    /// Leases at most `wanted` ports of an address to a process. There may be none: half of the ephemeral ports are neither
+    /// for leases nor held back after them.
     pub fn lease_ports(
         &mut self,
         (channel, slot): (ChannelId, Slot),
@@ -28,7 +28,8 @@ impl Control {
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
         let uid = process.uid;
         let own = self.leases_of(channel).len();
-        let left = (self.ports.ephemeral() / 2).saturating_sub(self.leased);
+        let taken = self.leased + self.ports.held_back();
+        let left = (self.ports.ephemeral() / 2).saturating_sub(taken);
         let most = wanted.min(MOST.saturating_sub(own)).min(left);
         let mut ports = Vec::with_capacity(most);
         while ports.len() < most {

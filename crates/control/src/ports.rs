@@ -312,6 +312,11 @@ impl PortTable {
         true
     }
 
+    /// Returns the number of claims that are held back.
+    pub fn held_back(&self) -> usize {
+        self.held.len()
+    }
+
     /// Returns the size of the ephemeral range.
     pub fn ephemeral(&self) -> usize {
         self.ephemeral.len()
@@ -423,6 +428,8 @@ fn may_share(new: &PortClaim, old: &ClaimEntry, listening: bool) -> bool {
         return true;
     }
     match old.usage {
+        // What lingers after a lease is the user's own.
+        Use::HeldBack { remote: None, .. } if new.uid == old.claim.uid => true,
         Use::HeldBack { .. } => new.reuse.address || listening,
         Use::Adopted(_) => new.reuse.address || listening || new.uid == old.claim.uid,
         Use::Listening if new.protocol == Protocol::Tcp => false,

@@ -1,12 +1,14 @@
 //! The sessions of this process and the channel that feeds them, behind one lock.
 
 mod arrivals;
+pub(crate) mod busy_listeners;
 pub(crate) mod delegations;
 pub(crate) mod leases;
 pub(crate) mod lending;
 pub(crate) mod locals;
 pub(crate) mod migrated_flows;
 pub(crate) mod openings;
+mod own_opens;
 mod readiness;
 mod tx_queues;
 pub(crate) mod unregistered;
@@ -31,6 +33,7 @@ use crate::channel::Channel;
 use crate::channel::captures::Captures;
 use crate::channel::layers::{self, Layer};
 use crate::channel::rings::OwnRing;
+use crate::runtime::busy_listeners::BusyListeners;
 use crate::runtime::delegations::Delegations;
 use crate::runtime::leases::Leases;
 use crate::runtime::lending::Lending;
@@ -61,6 +64,7 @@ pub(crate) struct Core {
     pub(crate) locals: Locals,
     pub(crate) inboxes: Inboxes,
     pub(crate) delegations: Delegations,
+    pub(crate) busy_listeners: BusyListeners,
     pub(crate) unregistered: Unregistered,
     pub(crate) leases: Leases,
     pub(crate) lending: Lending,
@@ -149,6 +153,7 @@ impl Core {
             locals,
             inboxes: Inboxes::default(),
             delegations: Delegations::default(),
+            busy_listeners: BusyListeners::default(),
             unregistered: Unregistered::new(journal),
             leases: Leases::default(),
             lending: Lending::default(),
@@ -309,6 +314,7 @@ impl Core {
         self.pass_stamps(now);
         self.remove_closed_orphans();
         self.remove_ended();
+        self.pass_on_urgent();
         if self.tx_queues.change() {
             self.close_tx_queues();
         }
@@ -473,8 +479,7 @@ impl Core {
         self.take_in_all(now);
         self.abort_delegations(now);
         self.delegations = Delegations::default();
-        self.cut_off_all_unregistered(now);
-        self.forget_leases();
+        self.keep_opened(now);
         self.inboxes.cut_off();
         self.poll_tx(now);
         self.channel.carry_on(tap)?;
@@ -498,6 +503,7 @@ impl Core {
         self.routes = read_routes(&self.metastate).unwrap_or_default();
         self.statistics = statistics;
         self.unregistered = Unregistered::new(journal);
+        self.busy_listeners = BusyListeners::default();
         self.outbox.clear();
         // A sleeping leader polls descriptors that were replaced.
         self.additions += 1;
@@ -599,11 +605,7 @@ impl Core {
         {
             if socket.phase() == SocketPhase::Connecting {
                 let socket = Arc::clone(socket);
-                if self.note_open(slot, &socket, events) {
-                    self.notify_seq += 1;
-                    socket.notify(events | Events::WRITABLE);
-                }
-                return;
+                return self.note_open(slot, &socket, events);
             }
             self.notify_seq += 1;
             self.spread.note(slot);

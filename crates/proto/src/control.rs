@@ -120,8 +120,9 @@ pub enum RequestBody {
         slot: Slot,
     },
     /// The process, which continues with its channel of an earlier server, holds a connection of that time: cached at
-    /// `slot`, under its old number, as the row of the flow says. The packet carries the far and near end of its new
-    /// descriptor. Reply: `Done` or `Error`.
+    /// `slot`, under its old number, as the row of the flow says, or without a number (0), if it had not registered the
+    /// connection and the row of the port entitles it. The packet carries the far and near end of its new descriptor.
+    /// Reply: `Bound` or `Error`.
     Adopt {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]

@@ -57,6 +57,8 @@ impl FlowRow {
     pub const RAW: u16 = 64;
     /// May be delivered before the kernel makes a buffer of the frame, if a device has that hook (XDP).
     pub const IN_DRIVER: u16 = 128;
+    /// Besides `DELEGATED`: the port is under lease, and no listener's. The filters do not ask.
+    pub const LEASED: u16 = 256;
 }
 
 /// Rows of the table of budgets; row 0 means no budget.

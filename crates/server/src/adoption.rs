@@ -5,15 +5,16 @@
 mod serve;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use portolan_bpf::{
     Filter, InheritError, Inheritance as Left, InheritedChannel, Limits, LoadError, Predecessor,
     TableError,
 };
-use portolan_proto::filter::{FilterKey, FilterSettings, FlowRow};
+use portolan_proto::filter::{BindingKey, FilterKey, FilterSettings, FlowRow};
 use portolan_sys::device;
-use portolan_types::{ChannelId, FlowKey, Generation, Instant, Slot};
+use portolan_types::{ChannelId, FlowKey, Generation, Instant, Protocol, Slot};
 use tracing::{info, warn};
 
 use crate::supervisor;
@@ -28,6 +29,8 @@ pub(crate) struct Inheritance {
     /// Channels that their processes have.
     claimed: BTreeSet<ChannelId>,
     flows: HashMap<FilterKey, FlowRow>,
+    /// Ports with connections that only their processes know.
+    ports: HashMap<BindingKey, FlowRow>,
     /// To be reset.
     abandoned: VecDeque<(FilterKey, FlowRow)>,
     until: Option<Instant>,
@@ -53,6 +56,7 @@ impl Inheritance {
             channels: left.channels,
             claimed: BTreeSet::new(),
             flows,
+            ports: left.ports,
             abandoned: abandoned.into_iter().collect(),
         }
     }
@@ -74,6 +78,16 @@ impl Inheritance {
         if let Some(channel) = channel {
             self.claimed.remove(&channel);
         }
+    }
+
+    /// Was the process entitled to open connections on the port?
+    fn entitles(&self, channel: ChannelId, local: SocketAddr) -> bool {
+        let row = self.ports.get(&BindingKey::new(Protocol::Tcp, local));
+        row.is_some_and(|row| row.channel == channel.0)
+    }
+
+    pub(crate) fn ports(&self) -> &HashMap<BindingKey, FlowRow> {
+        &self.ports
     }
 
     /// Does the row of the flow say that the connection is there?

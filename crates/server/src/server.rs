@@ -2,7 +2,7 @@
 //! Server`.
 
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
@@ -440,7 +440,7 @@ impl Server {
         for ifindex in server.managed.clone() {
             server.filter_device(ifindex)?;
         }
-        if let Err(failure) = server.filter.forget_endpoints() {
+        if let Err(failure) = server.filter.forget_endpoints(server.inheritance.ports()) {
             warn!(%failure, "endpoints of the previous server stay");
         }
         if let Err(refused) = server.apply_policies() {
@@ -628,8 +628,11 @@ impl Server {
         // A process that accepts must find the server gone when its listener hangs up.
         let mut listeners = Vec::new();
         let mut left = 0;
+        let used_ports = self.used_leases();
+        let is_left =
+            |server: &Server, id| server.is_left_to_successor(id) || used_ports.contains(&id);
         for id in held {
-            if departure == Departure::ForSuccessor && self.is_left_to_successor(id) {
+            if departure == Departure::ForSuccessor && is_left(&self, id) {
                 left += 1;
                 continue;
             }
@@ -657,7 +660,7 @@ impl Server {
         }
         self.stop_links();
         if departure == Departure::ForSuccessor && (left > 0 || self.inheritance.has_flows()) {
-            self.leave_connections();
+            self.leave_connections(&used_ports);
             drop(listeners);
             info!(
                 connections = left,
@@ -681,10 +684,10 @@ impl Server {
     }
 
     /// Leaves everything to the next server except what it cannot continue with.
-    fn leave_connections(&mut self) {
+    fn leave_connections(&mut self, used_ports: &HashSet<SessionId>) {
         let sessions = self.control.registry.sessions().map(|session| session.id);
         let lost: Vec<SessionId> = sessions
-            .filter(|id| !self.is_left_to_successor(*id))
+            .filter(|id| !self.is_left_to_successor(*id) && !used_ports.contains(id))
             .collect();
         for id in lost {
             self.forget(id);

@@ -39,6 +39,8 @@ pub enum DelegateInput {
     Done,
     /// Its connection was accepted, and has migrated since.
     Left,
+    /// It was processed by the connection at that slot, for which registration pays by now.
+    Busy(Slot),
     /// It opens a new connection between the endpoints of the one at that slot, which is over, or in TIME-WAIT.
     Reopened(Slot),
 }
@@ -52,6 +54,8 @@ pub struct Delegation {
     clock: CookieClock,
     flood: FloodReports,
     flows: FlowTable,
+    /// Connections whose handshake is done, until the caller takes them.
+    done: Vec<(Slot, FlowKey)>,
     answers: Vec<(FlowKey, TcpHeader)>,
     reset_limit: ResetLimit,
 }
@@ -65,6 +69,7 @@ impl Delegation {
             clock: CookieClock::default(),
             flood: FloodReports::default(),
             flows: FlowTable::default(),
+            done: Vec::new(),
             answers: Vec::new(),
             reset_limit: ResetLimit::default(),
         }
@@ -112,6 +117,9 @@ impl Delegation {
             self.hold_handshake(stack, known.slot);
             let met = deliver(stack, (known.slot, flow), now, record, frame);
             self.look_at_handshake(stack, known.slot);
+            if met == DelegateInput::Done && self.flows.note_segment(&flow) {
+                return DelegateInput::Busy(known.slot);
+            }
             if met == DelegateInput::Done || !known.is_followed_by(segment.header) {
                 return met;
             }
@@ -209,6 +217,7 @@ impl Delegation {
                 self.opens.cookies.accepted += 1;
                 let slot = self.enter(stack, now, (flow, segment.header.seq - 1), connection);
                 self.opens.queue.handshake_done(slot);
+                self.done.push((slot, flow));
                 self.flood.note_opened(now, flow, self.opens.queue.state());
             }
             Step::Refuse { reset, is_forgery } => {
@@ -249,7 +258,7 @@ impl Delegation {
             ..TcpSession::new(SessionId(0), flow, connection)
         };
         let slot = stack.insert(now, Session::Tcp(Box::new(session)));
-        self.flows.insert(flow, Known { slot, peer_isn });
+        self.flows.insert(flow, Known::new(slot, peer_isn));
         slot
     }
 
@@ -271,6 +280,7 @@ impl Delegation {
             && Handshake::of(&session.connection) != Handshake::Undone
         {
             self.opens.queue.handshake_done(slot);
+            self.done.push((slot, session.flow));
         }
     }
 
@@ -303,6 +313,13 @@ impl Delegation {
 
     pub fn cookies(&self) -> CookieCounts {
         self.opens.cookies
+    }
+
+    /// Takes the connections whose handshake is done since the last call, unless they are accepted by now: their peers rely
+    /// on them.
+    pub fn take_done(&mut self) -> impl Iterator<Item = (Slot, FlowKey)> + '_ {
+        let queue = &self.opens.queue;
+        self.done.drain(..).filter(|(slot, _)| queue.has(*slot))
     }
 
     /// Number of connections not accepted yet.
@@ -425,6 +442,8 @@ pub(crate) fn deliver(
     let record = RecordHeader {
         slot: slot.0,
         generation: generation.0,
+        // As if it had come by a row of its own.
+        flags: record.flags & !RecordHeader::BINDING,
         ..*record
     };
     match stack.input(now, &record, frame) {

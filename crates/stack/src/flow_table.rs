@@ -9,15 +9,33 @@ use portolan_wire::tcp::TcpHeader;
 /// How long segments may arrive by the port's row for a connection that has its own row.
 pub(crate) const FOLLOW_FOR: Duration = Duration::from_secs(2);
 
+/// Segments from which on a row of its own pays for a connection: it saves the look-up by flow.
+const MANY: u8 = 64;
+
 /// A connection on the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Known {
     pub(crate) slot: Slot,
     /// Initial sequence number of the peer, if the peer opened it: a SYN with another one belongs to another connection.
     pub(crate) peer_isn: SeqNum,
+    /// Number of segments so far, up to [`MANY`].
+    segments: u8,
 }
 
 impl Known {
+    pub(crate) fn new(slot: Slot, peer_isn: SeqNum) -> Known {
+        Known {
+            slot,
+            peer_isn,
+            segments: 0,
+        }
+    }
+
+    /// Is it the same connection?
+    fn is(&self, other: &Known) -> bool {
+        (self.slot, self.peer_isn) == (other.slot, other.peer_isn)
+    }
+
     /// Whether the segment opens another connection between the same endpoints.
     pub(crate) fn is_followed_by(&self, header: &TcpHeader) -> bool {
         header.seq != self.peer_isn && portolan_tcp::opens_connection(header)
@@ -34,6 +52,16 @@ pub(crate) struct FlowTable {
 impl FlowTable {
     pub(crate) fn get(&self, flow: &FlowKey) -> Option<Known> {
         self.flows.get(flow).copied()
+    }
+
+    /// Counts a segment of the flow. Returns true for the one with which a row of its own pays.
+    pub(crate) fn note_segment(&mut self, flow: &FlowKey) -> bool {
+        let Some(known) = self.flows.get_mut(flow) else {
+            return false;
+        };
+        let is_new = known.segments < MANY;
+        known.segments = (known.segments + 1).min(MANY);
+        is_new && known.segments == MANY
     }
 
     pub(crate) fn flows(&self) -> impl Iterator<Item = FlowKey> + '_ {
@@ -68,7 +96,7 @@ impl FlowTable {
             && *until <= now
         {
             // The flow may belong to another connection by now.
-            if self.flows.get(flow) == Some(known) {
+            if self.get(flow).is_some_and(|it| it.is(known)) {
                 self.flows.remove(flow);
             }
             self.leaving.pop_front();

@@ -33,8 +33,7 @@ impl LeasedPorts {
 
     /// A connection is being opened at `slot`.
     pub fn opened(&mut self, slot: Slot, flow: FlowKey) {
-        let peer_isn = SeqNum(0);
-        self.flows.insert(flow, Known { slot, peer_isn });
+        self.flows.insert(flow, Known::new(slot, SeqNum(0)));
     }
 
     /// A connection has a row of its own from now on.

@@ -125,6 +125,31 @@ fn who_says_nothing_is_not_delegated_and_an_option_says_it() {
 }
 
 #[test]
+fn a_busy_listener_is_delegated_unless_something_else_was_chosen() {
+    for (variables, expected) in [(&[][..], true), (&[("PORTOLAN_DELEGATE", "0")], false)] {
+        let bed = bed();
+        let endpoint = bed.endpoint(PORT).to_string();
+        let mut server = bed.command(Side::Server, Stack::Portolan, "portolan-traffic");
+        server
+            .envs(variables.iter().copied())
+            .args(["greet", &endpoint]);
+        let _server = bed
+            .serve_command(PORT, "portolan-traffic", &mut server)
+            .unwrap_or_else(|error| panic!("{error}"));
+        assert!(!is_delegated(&bed));
+        let load = ["connect", &endpoint, "--seconds", "1"];
+        client(&bed, Stack::Kernel, "portolan-traffic", &load);
+        assert_eq!(is_delegated(&bed), expected, "{variables:?}");
+        let opened = || told(&bed, "delegated_handshakes");
+        assert_eq!(
+            eventually(PROMPTLY, || opened() > 0),
+            expected,
+            "{variables:?}"
+        );
+    }
+}
+
+#[test]
 fn an_option_goes_before_the_command_line() {
     let bed = bed();
     let _server = start_with(&bed, "blocking", &[], &[DELEGATE, ("CHOICE", "0")]);
@@ -236,13 +261,9 @@ fn who_waits_is_reset_when_the_listener_closes() {
 fn who_waits_hears_that_the_program_was_killed_and_the_port_is_free() {
     let bed = bed();
     let server = start(&bed, "idle");
-    let mut streams = waiting(&bed);
+    let streams = waiting(&bed);
     server.signal(Signal::KILL).expect("it runs");
     assert!(eventually(PROMPTLY, || live_sessions(&bed, Side::Server) == 0));
-    for stream in &mut streams {
-        // The connection has no state any more: the kernel answers the next segment with a reset.
-        stream.write_all(b"anybody there?").expect("it takes bytes");
-    }
     streams.into_iter().for_each(assert_is_reset);
     drop(server);
     let _server = start(&bed, "blocking");

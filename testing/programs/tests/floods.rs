@@ -192,7 +192,6 @@ fn a_program_that_performs_its_handshakes_takes_the_filters_cookies() {
     for bed in [bed(), bed().over_ipv6()] {
         assert_clients_get_in_by_cookies(&bed, By::Program);
         assert_eq!(served(&bed, "syn_cookies_sent"), 0, "the server saw none");
-        assert_eq!(served(&bed, "connections_claimed"), 11);
     }
 }
 

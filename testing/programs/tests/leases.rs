@@ -87,6 +87,14 @@ fn opens_at_once_get_a_port_each() {
 }
 
 #[test]
+fn threads_get_a_port_each() {
+    let bed = bed();
+    let _server = start_server(&bed, Stack::Kernel);
+    open(&bed, "threads", 60);
+    assert_nothing_is_left(&bed);
+}
+
+#[test]
 fn abandoned_opens_leave_nothing_behind() {
     let bed = bed();
     let _server = start_server(&bed, Stack::Kernel);
@@ -210,5 +218,24 @@ fn what_a_closed_connection_has_to_send_arrives() {
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes).expect("the end in order");
         assert_eq!(bytes.len(), 1 << 20, "{then}");
+    }
+}
+
+/// The program registers the connection with the next server.
+#[test]
+fn an_unregistered_connection_survives_a_restart_of_the_server() {
+    for end in [Signal::TERM, Signal::KILL] {
+        let mut bed = bed();
+        let Held { client, stream, .. } = held(&bed, "serve");
+        let mut daemon = bed.daemon(Side::Client).take().expect("it runs");
+        daemon.signal(end).expect("it runs");
+        assert!(daemon.wait(PROMPTLY), "the server does not end");
+        bed.start_daemon(Side::Client)
+            .unwrap_or_else(|error| panic!("{error}"));
+        let adopted = || of_server(&bed, "connections_adopted");
+        assert!(eventually(PROMPTLY, || adopted() == 1), "{end:?}");
+        client.signal(Signal::USR1).expect("it runs");
+        assert_served(stream);
+        assert_nothing_is_left(&bed);
     }
 }

@@ -29,6 +29,8 @@ const RESTARTS: usize = 20;
 /// Every so many servers are of the other build.
 const OTHERS: usize = 20;
 const SOON: Duration = Duration::from_secs(10);
+/// Until a program has reported what it has counted.
+const REPORT: Duration = Duration::from_millis(300);
 /// How long after the start of a server a new connection may take until it is Portolan's; occasionally more if the
 /// machine is busy.
 const AT_ONCE: Duration = Duration::from_millis(500);
@@ -81,22 +83,27 @@ fn ask(bed: &Bed, port: u16, line: &str) -> std::io::Result<String> {
     })
 }
 
+/// Returns the number of connections that the server or programs have accepted; programs report periodically.
 fn accepted(bed: &Bed) -> u64 {
-    let counts = ["passive_opens", "connections_claimed"];
+    let counts = [
+        ("server", "passive_opens"),
+        ("stack", "delegated_handshakes"),
+    ];
     counts
-        .map(|name| counter(bed, Side::Server, "server", name))
+        .map(|(group, name)| counter(bed, Side::Server, group, name))
         .iter()
         .sum()
 }
 
 /// Asks until an answer arrives by Portolan, and returns the time that took.
 fn until_portolans(bed: &Bed, (port, line, answer): (u16, &str, &str)) -> Duration {
-    let before = accepted(bed);
     let start = Instant::now();
     loop {
+        let before = accepted(bed);
         let said = ask(bed, port, line);
         let took = start.elapsed();
-        if said.as_ref().is_ok_and(|said| said.contains(answer)) && accepted(bed) > before {
+        let is_portolans = || eventually(REPORT, || accepted(bed) > before);
+        if said.as_ref().is_ok_and(|said| said.contains(answer)) && is_portolans() {
             return took;
         }
         assert!(

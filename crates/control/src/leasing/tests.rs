@@ -6,7 +6,7 @@ use portolan_types::FlowKey;
 
 use super::*;
 use crate::control::Input;
-use crate::control::tests::{Bed, SLOT, claim_of};
+use crate::control::tests::{Bed, SLOT, USER, claim_of};
 
 const OWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
@@ -29,25 +29,31 @@ fn forget(bed: &mut Bed, id: SessionId) -> Effects {
 }
 
 #[test]
-fn nobody_else_has_a_leased_port_and_it_is_held_back_for_a_minute() {
+fn nobody_else_has_a_leased_port_and_it_is_held_back_from_other_users_for_a_minute() {
     let mut bed = Bed::new();
     let ports = lease(&mut bed, 8);
     assert_eq!(ports.len(), 8);
     let first = ports[0];
     let at = SocketAddr::new(OWN, first.number);
-    let is_free = |bed: &mut Bed| {
-        let taken = bed.control.ports.bind(claim_of(at), 0);
+    let is_free_for = |bed: &mut Bed, uid| {
+        let claim = PortClaim {
+            uid,
+            ..claim_of(at)
+        };
+        let taken = bed.control.ports.bind(claim, 0);
         taken.map(|(id, _)| bed.control.ports.release(id)).is_ok()
     };
-    assert!(!is_free(&mut bed));
+    assert!(!is_free_for(&mut bed, USER));
     let effects = forget(&mut bed, first.id);
     let row = BindingKey::new(Protocol::Tcp, at);
     assert!(effects.contains(&Effect::CloseRows(vec![row])));
-    assert!(!is_free(&mut bed), "its connections may linger");
+    let other = USER + 1;
+    assert!(!is_free_for(&mut bed, other), "its connections may linger");
+    assert!(is_free_for(&mut bed, USER), "they are its own");
     bed.now = bed.now + HOLD_BACK + Duration::from_millis(1);
     let now = bed.now;
     bed.control.expire_ports(now);
-    assert!(is_free(&mut bed));
+    assert!(is_free_for(&mut bed, other));
 }
 
 #[test]
@@ -92,4 +98,20 @@ fn a_process_has_a_limited_number_and_half_of_the_ports_are_for_others() {
         forget(&mut bed, id);
     }
     assert_eq!(bed.control.leased, 0);
+}
+
+#[test]
+fn who_comes_and_goes_leaves_half_of_the_ports_to_others() {
+    let mut bed = Bed::new();
+    let most = bed.control.ports.ephemeral() / 2;
+    for _ in 0..most {
+        let ports = lease(&mut bed, 50);
+        for port in &ports {
+            forget(&mut bed, port.id);
+        }
+        if ports.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(bed.control.ports.held_back(), most);
 }

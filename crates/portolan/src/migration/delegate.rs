@@ -19,7 +19,7 @@ use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::socket::near_end::{enter, enter_prepared};
-use crate::socket::{Setup, Socket, Unregistered};
+use crate::socket::{Setup, Socket, SocketPhase, Unregistered};
 
 /// The slot for a listener's segments, used if its handshakes are delegated.
 pub(crate) enum ListenerSlot<'a> {
@@ -58,7 +58,11 @@ pub(crate) fn request(
 ) -> RequestBody {
     let mut options = socket.options().handshake();
     options.delivery = options.delivery.or(Some(process.delivery()));
-    options.is_delegated = options.is_delegated.or(process.wants_delegation());
+    let is_delegated = matches!(place, ListenerSlot::Known(_)).then_some(true);
+    options.is_delegated = options
+        .is_delegated
+        .or(process.wants_delegation())
+        .or(is_delegated);
     // Other processes that share the descriptor could not accept connections that are held here.
     let slot = place.slot().filter(|_| !socket.is_shared());
     RequestBody::Listen {
@@ -95,6 +99,27 @@ pub(crate) fn heed(
         }
         (None, Some(_)) if is_known => end(process, id),
         _ => {}
+    }
+}
+
+/// The listener has accepted a connection that the server opened. If it accepts many, their handshakes are performed here
+/// from now on, unless something else was chosen.
+pub(crate) fn note_accept(process: &'static Process, listener: &Socket) {
+    let setup = listener.setup();
+    let Some(id) = setup.session else { return };
+    let is_busy = process.lock().busy_listeners.note_accept(clock::now(), id);
+    if !is_busy || listener.phase() != SocketPhase::Listening || listener.stands_in() {
+        return;
+    }
+    let place = ListenerSlot::new(process);
+    let known = SessionRef::Known(id);
+    let mut request = request(process, listener, known, setup.backlog, &place);
+    if let RequestBody::Listen { options, .. } = &mut request {
+        options.is_delegated = options.is_delegated.or(Some(true));
+    }
+    if let Ok((ReplyBody::Listening { rules, .. }, mut fds)) = process.control.call(request, &[]) {
+        let whose = (id, setup.backlog);
+        heed(process, listener, whose, (place, fds.pop()), rules);
     }
 }
 

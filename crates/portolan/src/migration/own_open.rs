@@ -14,6 +14,7 @@ use crate::migration::registration::may_wait;
 use crate::process::Process;
 use crate::runtime::leases::{OwnOpen, Way};
 use crate::socket::near_end::replace_by_prepared;
+use crate::socket::pair::Pair;
 use crate::socket::{Setup, Socket, Unregistered};
 
 /// Sends the SYN of a connection from an ephemeral port, if this process has one for it. Returns false if the server must
@@ -24,18 +25,17 @@ pub(crate) fn open_here(
     socket: &Arc<Socket>,
     (setup, remote): (&mut Setup, SocketAddr),
     options: &HandshakeOptions,
-) -> Result<bool, Errno> {
+) -> bool {
     if !may_open_here(process, socket, setup) {
-        return Ok(false);
+        return false;
     }
     let Some(open) = way_to(process, canonical(remote)) else {
-        return Ok(false);
+        return false;
     };
-    let Ok(mut pair) = process.pairs().take() else {
-        return Ok(false);
+    let Ok(pair) = give_pair(process, fd, socket) else {
+        process.lock().give_up_open(&open);
+        return false;
     };
-    pair.prepare(socket.is_nonblocking())?;
-    replace_by_prepared(socket, fd, &pair.near)?;
     socket.note_unregistered();
     socket.expect_news();
     socket.note_server(process.incarnation());
@@ -46,17 +46,25 @@ pub(crate) fn open_here(
     if !is_open {
         socket.note_registered();
         socket.take_news();
-        return Ok(false);
+        return false;
     }
     setup.unregistered = Some(Unregistered {
-        port: open.port(),
+        port: open.port,
         pair,
     });
     setup.set_local(open.flow.local);
     setup.remote = Some(remote);
     setup.deferred = None;
     socket.note_deferred(false);
-    Ok(true)
+    true
+}
+
+/// Makes the near end of a pair the socket's descriptor. If that fails, the server may have descriptors.
+fn give_pair(process: &Process, fd: RawFd, socket: &Arc<Socket>) -> Result<Pair, Errno> {
+    let mut pair = process.pairs().take()?;
+    pair.prepare(socket.is_nonblocking())?;
+    replace_by_prepared(socket, fd, &pair.near)?;
+    Ok(pair)
 }
 
 /// Has nothing been chosen that takes effect in the server?
@@ -68,7 +76,8 @@ fn may_open_here(process: &Process, socket: &Socket, setup: &Setup) -> bool {
         && !socket.is_shared();
     let chooses_port = || {
         let options = socket.options();
-        options.port_range().is_some() || options.reuse().port
+        let reuse = options.reuse();
+        options.port_range().is_some() || reuse.port || reuse.address
     };
     is_new && may_wait(process, socket) && !chooses_port() && !Socket::has_owner()
 }

@@ -74,7 +74,7 @@ pub(crate) fn register_for_others(process: &Process, socket: &Socket) {
 
 /// The server knows all connections of the listener when this returns, and there will be no others that it does not know.
 pub(crate) fn register_all(process: &Process, listener: SessionId) {
-    let taken = process.lock().take_unregistered(listener);
+    let taken = process.lock().take_unregistered(clock::now(), listener);
     for socket in &taken.to_register {
         register_for_others(process, socket);
     }
@@ -83,11 +83,24 @@ pub(crate) fn register_all(process: &Process, listener: SessionId) {
 
 /// The server knows all open connections when this returns, and the closed ones, if this process ends.
 pub(crate) fn register_all_of(process: &Process, closed: Closed) {
-    let taken = process.lock().take_all_unregistered(closed);
+    let taken = process.lock().take_all_unregistered(clock::now(), closed);
     for socket in &taken.to_register {
         register_for_others(process, socket);
     }
     hand_over(process, taken.to_hand_over);
+}
+
+/// The program is about to bind the port: it ceases to be under lease.
+pub(crate) fn give_up_lease(process: &Process, port: u16) {
+    let ports = process.lock().leases.take_port(port);
+    for port in &ports {
+        register_all(process, *port);
+    }
+    if !ports.is_empty() {
+        let _ = process
+            .control
+            .tell(RequestBody::ReturnPorts { ports }, &[]);
+    }
 }
 
 /// Registers connections that are old enough, hands over closed ones that do not end, and returns ports that nobody uses.

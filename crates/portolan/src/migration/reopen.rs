@@ -376,7 +376,9 @@ fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
         priority,
     };
     match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
-        Ok((ReplyBody::Done, _)) => {}
+        Ok((ReplyBody::Bound { session, .. }, _)) => {
+            note_adopted(process, socket, &mut setup, session)
+        }
         Ok((ReplyBody::Error { errno }, _)) if is_shortage(errno) => {
             return Err(Errno::from_raw_os_error(errno).into());
         }
@@ -397,6 +399,16 @@ fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     // Closed meanwhile: its end must reach the server before the hang-up.
     setup.kept = Some(InternalFd::new(near));
     Ok(())
+}
+
+/// The connection may have been unregistered until now.
+fn note_adopted(process: &Process, socket: &Socket, setup: &mut Setup, session: SessionId) {
+    setup.session = Some(session);
+    if setup.unregistered.take().is_some() {
+        let mut core = process.lock();
+        core.note_registered(clock::now(), socket.slot(), session);
+        socket.note_registered();
+    }
 }
 
 /// Are descriptors lacking, here or in the server, of which there may be some soon?

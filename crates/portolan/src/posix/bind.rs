@@ -18,6 +18,7 @@ use super::groups::join_early_groups;
 use crate::migration::active_open::note_failure;
 use crate::migration::arrival::{SlotReservation, install};
 use crate::migration::fallback::fall_back;
+use crate::migration::registration::give_up_lease;
 use crate::outcome::{CallError, Outcome};
 use crate::process::Process;
 use crate::runtime::NewSession;
@@ -97,6 +98,9 @@ fn bind_session(
         (options.reuse(), options.v6_only(), options.binds_freely())
     };
     let protocol = socket.protocol;
+    if protocol == Protocol::Tcp && local.port() != 0 {
+        give_up_lease(process, local.port());
+    }
     let is_new = setup.session.is_none();
     let reservation = SlotReservation::at(process);
     let request = |session| RequestBody::Bind {

@@ -247,8 +247,7 @@ fn start_connect<'a>(
     carry_bytes(process, socket, &mut setup)?;
     let mut options = socket.options().handshake();
     options.delivery = options.delivery.or(Some(process.delivery()));
-    if early == FastOpenMode::No && open_here(process, fd, socket, (&mut setup, remote), &options)?
-    {
+    if early == FastOpenMode::No && open_here(process, fd, socket, (&mut setup, remote), &options) {
         let taking = (taker == Taker::Caller).then_some(TakesOutcome { process, socket });
         // The program may never ask for the outcome.
         process.ensure_helper();

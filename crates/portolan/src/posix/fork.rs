@@ -92,7 +92,8 @@ pub fn before_exit() {
         && !inside::is_inside()
     {
         let _inside = inside::enter();
-        for listener in process.lock().delegations.ids() {
+        let listeners = process.lock().delegations.ids();
+        for listener in listeners {
             registration::register_all(process, listener);
         }
         registration::register_all_of(process, Closed::HandedOver);

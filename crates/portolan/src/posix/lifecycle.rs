@@ -344,6 +344,7 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
         };
         if let Some(listener) = listener {
             registration::register_all(process, listener);
+            process.lock().busy_listeners.forget(listener);
         }
         let unregistered = registration::give_up(socket);
         leave_session(process, socket, SocketState::Closed, (listener, ending));

@@ -337,6 +337,7 @@ fn accept_from(
                 match taken {
                     Ok(socket) => {
                         let fd = enter(descriptor, Arc::clone(&socket), flags)?;
+                        delegate::note_accept(process, listener);
                         return Ok(Next::Connection((fd, listener.shown(remote))));
                     }
                     Err(CallError::Errno(Errno::CONNABORTED | Errno::NOENT)) => {}

@@ -94,14 +94,11 @@ impl Claimants<'_> {
         if let Some(handshakes) = self.delegations.of(record) {
             let with = (&mut *self.stack, self.routes);
             let met = handshakes.input(with, self.now, record, frame);
-            if let DelegateInput::Reopened(slot) = met {
-                self.unregistered.reopened(self.stack, slot);
-            }
-            return met == DelegateInput::Left;
+            return self.is_left(met);
         }
         if let Some(opened) = self.leases.of(record) {
             let met = opened.input(self.stack, self.now, record, frame);
-            return met == DelegateInput::Left;
+            return self.is_left(met);
         }
         let Input::Unclaimed(packet) = self.stack.input(self.now, record, frame) else {
             return false;
@@ -114,6 +111,17 @@ impl Claimants<'_> {
                 Input::Unclaimed(_)
             )
         })
+    }
+
+    /// Notes what a frame that came by the row of a port has led to. Returns true if its connection has left.
+    fn is_left(&mut self, met: DelegateInput) -> bool {
+        match met {
+            DelegateInput::Done => {}
+            DelegateInput::Busy(slot) => self.unregistered.hurry(slot),
+            DelegateInput::Reopened(slot) => self.unregistered.reopened(self.stack, slot),
+            DelegateInput::Left => return true,
+        }
+        false
     }
 
     /// Readdresses the record of a frame that was sent to a session before it left, now that it is back.

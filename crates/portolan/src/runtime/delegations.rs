@@ -173,7 +173,9 @@ impl Core {
         listener: SessionId,
     ) -> Option<(Slot, Box<TcpSession>)> {
         let known = self.delegations.named(listener)?;
-        known.handshakes.accept(&mut self.stack, now)
+        let accepted = known.handshakes.accept(&mut self.stack, now)?;
+        self.unregistered.forget_waiting(accepted.0);
+        Some(accepted)
     }
 
     /// Puts back a connection that could not be accepted after all.
@@ -186,7 +188,9 @@ impl Core {
         match self.delegations.named(listener) {
             Some(known) => {
                 let with = (&mut self.stack, now);
+                let flow = session.flow;
                 known.handshakes.return_accepted(with, (slot, session));
+                self.unregistered.note_waiting(listener, (slot, flow));
             }
             None => self.keep_orphan(now, slot, Session::Tcp(session)),
         }
@@ -214,6 +218,7 @@ impl Core {
         let delegations = &mut self.delegations.0;
         let at = delegations.iter().position(|known| known.id == listener)?;
         let known = delegations.swap_remove(at);
+        self.unregistered.forget_waiting_for(listener);
         self.stack.remove(known.slot);
         Some(known)
     }
@@ -241,6 +246,9 @@ impl Core {
             known.handshakes.answer(&self.routes, &mut self.channel);
             known.announce();
             let listener = known.id;
+            for (slot, flow) in known.handshakes.take_done() {
+                self.unregistered.note_waiting(listener, (slot, flow));
+            }
             let reports = known.handshakes.flood_reports().into_iter();
             self.outbox.extend(reports.map(|report| match report {
                 FloodReport::ExemptFlows(flows) => RequestBody::ExemptFlows { listener, flows },

@@ -12,7 +12,7 @@ use portolan_tcp::StateName;
 use portolan_types::{FlowKey, Instant, SessionId, Slot};
 
 use crate::runtime::Core;
-use crate::socket::Socket;
+use crate::socket::{Socket, SocketPhase};
 
 /// An open connection is registered at this age: from then on its own row saves the look-up by flow, and it survives a
 /// restart of the server.
@@ -32,12 +32,16 @@ const LOOKED_AT: usize = 16;
 pub(crate) struct Unregistered {
     journal: JournalWriter,
     by_slot: HashMap<Slot, Connection>,
+    /// Connections that wait to be accepted, with their listeners.
+    waiting: HashMap<Slot, (SessionId, RecordIndex)>,
     last_number: u64,
     /// Open ones, the oldest first.
     open: VecDeque<Known>,
     /// Closed ones, and those of them that have been in TIME-WAIT; the oldest first.
     closing: VecDeque<Known>,
     time_wait: VecDeque<Known>,
+    /// A connection is to be registered at once.
+    is_urgent: bool,
     /// Connections that have ended, whose last segments may not have been sent yet.
     ended: Vec<Slot>,
 }
@@ -81,10 +85,12 @@ impl Unregistered {
         Unregistered {
             journal,
             by_slot: HashMap::new(),
+            waiting: HashMap::new(),
             last_number: 0,
             open: VecDeque::new(),
             closing: VecDeque::new(),
             time_wait: VecDeque::new(),
+            is_urgent: false,
             ended: Vec::new(),
         }
     }
@@ -124,6 +130,40 @@ impl Unregistered {
         };
         self.by_slot.insert(slot, connection);
         true
+    }
+
+    /// A connection waits to be accepted. If the journal is full, its peer will hear late if this process is killed.
+    pub(super) fn note_waiting(&mut self, listener: SessionId, (slot, flow): (Slot, FlowKey)) {
+        self.forget_waiting(slot);
+        if let Some(record) = self.journal.enter(&JournalRecord::new(listener, &flow)) {
+            self.waiting.insert(slot, (listener, record));
+        }
+    }
+
+    /// The connection at `slot` waits no longer.
+    pub(super) fn forget_waiting(&mut self, slot: Slot) {
+        if let Some((_, record)) = self.waiting.remove(&slot) {
+            self.journal.erase(record);
+        }
+    }
+
+    pub(super) fn forget_waiting_for(&mut self, listener: SessionId) {
+        let ended = self.waiting.extract_if(|_, (its, _)| *its == listener);
+        for (_, (_, record)) in ended {
+            self.journal.erase(record);
+        }
+    }
+
+    /// Registering the connection at `slot` pays already.
+    pub(super) fn hurry(&mut self, slot: Slot) {
+        if let Some(connection) = self.by_slot.get(&slot).filter(|it| !it.is_closed) {
+            self.open.push_front(Known {
+                since: Instant::ZERO,
+                slot,
+                number: connection.number,
+            });
+            self.is_urgent = true;
+        }
     }
 
     fn is(&self, known: &Known) -> bool {
@@ -278,10 +318,11 @@ impl Core {
     pub(crate) fn note_registered(&mut self, now: Instant, slot: Slot, id: SessionId) {
         if let Some((port, flow)) = self.unregistered.remove(slot) {
             self.delegations.registered(now, port, (slot, flow));
-            self.leases.flows.registered(now, slot, &flow);
+            self.leases.spend(now, port);
         }
         if let Some(session) = self.stack.tcp(slot) {
             session.id = id;
+            self.leases.flows.registered(now, slot, &session.flow);
         }
     }
 
@@ -296,9 +337,23 @@ impl Core {
         }
     }
 
+    /// Removes a closed connection, for the server to finish.
+    fn return_closed(&mut self, now: Instant, slot: Slot) -> Option<(SessionId, TcpSession)> {
+        let (port, session) = self.remove_unregistered(slot)?;
+        self.leases.spend(now, port);
+        Some((port, *session))
+    }
+
     /// Removes the connection at `slot` as it is. Returns false if the server knows it.
     pub(super) fn drop_unregistered(&mut self, slot: Slot) -> bool {
         self.remove_unregistered(slot).is_some()
+    }
+
+    /// Has the background thread register connections that are busy.
+    pub(super) fn pass_on_urgent(&mut self) {
+        if std::mem::take(&mut self.unregistered.is_urgent) {
+            self.call_helper();
+        }
     }
 
     /// Removes connections that have ended, once their last segments are sent.
@@ -340,8 +395,10 @@ impl Core {
         for known in closing {
             if self.is_in_time_wait(known.slot) {
                 self.unregistered.time_wait.push_back(known);
-            } else if let Some((listener, session)) = self.remove_unregistered(known.slot) {
-                taken.to_hand_over.push((listener, *session));
+            } else {
+                taken
+                    .to_hand_over
+                    .extend(self.return_closed(now, known.slot));
             }
         }
         taken
@@ -349,32 +406,30 @@ impl Core {
 
     /// Another process, or none, will have the descriptors: takes all open connections, and, if this process ends, the closed
     /// ones.
-    pub(crate) fn take_all_unregistered(&mut self, closed: Closed) -> DueConnections {
+    pub(crate) fn take_all_unregistered(&mut self, now: Instant, closed: Closed) -> DueConnections {
         let all = self.unregistered.by_slot.iter();
         let all: Vec<_> = all.map(|(slot, it)| (*slot, it.is_closed)).collect();
         let mut taken = DueConnections::default();
         for (slot, is_closed) in all {
             if !is_closed {
                 taken.to_register.extend(self.socket_at(slot));
-            } else if closed == Closed::HandedOver
-                && let Some((port, session)) = self.remove_unregistered(slot)
-            {
-                taken.to_hand_over.push((port, *session));
+            } else if closed == Closed::HandedOver {
+                taken.to_hand_over.extend(self.return_closed(now, slot));
             }
         }
         taken
     }
 
-    /// From now on the server must know all connections of the listener: takes those that it does not know.
-    pub(crate) fn take_unregistered(&mut self, listener: SessionId) -> DueConnections {
-        self.delegations.leave_none_unregistered(listener);
-        let all: Vec<_> = self.unregistered.slots_of(listener).collect();
+    /// From now on the server must know all connections of the listener or the leased port: takes those that it does not.
+    pub(crate) fn take_unregistered(&mut self, now: Instant, port: SessionId) -> DueConnections {
+        self.delegations.leave_none_unregistered(port);
+        let all: Vec<_> = self.unregistered.slots_of(port).collect();
         let mut taken = DueConnections::default();
         for (slot, is_closed) in all {
             if !is_closed {
                 taken.to_register.extend(self.socket_at(slot));
-            } else if let Some((listener, session)) = self.remove_unregistered(slot) {
-                taken.to_hand_over.push((listener, *session));
+            } else {
+                taken.to_hand_over.extend(self.return_closed(now, slot));
             }
         }
         taken
@@ -391,6 +446,22 @@ impl Core {
         let all = self.unregistered.by_slot.iter();
         let all: Vec<_> = all.map(|(slot, it)| (*slot, it.is_closed)).collect();
         self.cut_off(now, all);
+    }
+
+    /// Without the server that has leased the ports, but with its rows in the filters: open connections stay, for the next
+    /// server to know. Their entries go with the journal.
+    pub(super) fn keep_opened(&mut self, now: Instant) {
+        let all = self.unregistered.by_slot.iter();
+        let all: Vec<_> = all.map(|(slot, it)| (*slot, it.is_closed)).collect();
+        let is_open = |core: &Core, slot| {
+            let socket = core.socket_at(slot);
+            socket.is_some_and(|socket| socket.phase() == SocketPhase::Cached)
+        };
+        let (_, ended): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|(slot, is_closed)| !is_closed && is_open(self, *slot));
+        self.cut_off(now, ended);
+        self.leases.forget_ports(now);
     }
 
     fn cut_off(&mut self, now: Instant, all: Vec<(Slot, bool)>) {

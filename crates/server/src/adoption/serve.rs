@@ -8,13 +8,16 @@ use portolan_control::{Adopted, ClientId, Errno, Holder, Life, Timer};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::filter::{FilterKey, FlowRow};
 use portolan_sys::clock;
-use portolan_types::{ChannelId, Generation, Protocol, SessionId, is_scoped};
+use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, is_scoped};
 use tracing::{info, warn};
 
 use crate::channels::pool::Spare;
 use crate::random::random_u64;
 use crate::requests::Answer;
 use crate::server::Server;
+
+/// Names a connection that the previous server did not know.
+const UNREGISTERED: SessionId = SessionId(0);
 
 /// Time spent per turn on what nobody has named.
 const ABANDONING_PER_TURN: Duration = Duration::from_millis(2);
@@ -72,10 +75,16 @@ impl Server {
     ) -> Result<Answer, Errno> {
         let result = self.try_to_adopt(channel, adopted, fds);
         match result {
-            Ok(()) => self.control.counters.adopted += 1,
+            Ok(_) => self.control.counters.adopted += 1,
             Err(_) => self.control.counters.adoptions_refused += 1,
         }
-        result.map(|()| ReplyBody::Done.into())
+        let session = result?;
+        Ok(ReplyBody::Bound {
+            session,
+            local: adopted.flow.local,
+            generation: adopted.generation,
+        }
+        .into())
     }
 
     fn try_to_adopt(
@@ -83,12 +92,18 @@ impl Server {
         channel: ChannelId,
         adopted: Adopted,
         fds: &mut Vec<OwnedFd>,
-    ) -> Result<(), Errno> {
+    ) -> Result<SessionId, Errno> {
         let flow = adopted.flow;
         let place = (adopted.slot, adopted.generation);
-        if !self.inheritance.confirms(channel, &flow, place) {
-            return Err(Errno::PERM);
-        }
+        let adopted = match adopted.id {
+            UNREGISTERED if self.may_have_opened(channel, &flow) => Adopted {
+                id: SessionId(random_u64()),
+                generation: Generation::UNREGISTERED,
+                ..adopted
+            },
+            _ if self.inheritance.confirms(channel, &flow, place) => adopted,
+            _ => return Err(Errno::PERM),
+        };
         let descriptor = self.take_new_descriptor(fds)?;
         let id = self.control.adopt(channel, adopted, descriptor.cookie)?;
         self.inheritance.flows.remove(&FilterKey::new(&flow));
@@ -98,7 +113,14 @@ impl Server {
         }
         self.renew_rows(id);
         self.note_arrival(id, channel);
-        Ok(())
+        Ok(id)
+    }
+
+    /// Is it a connection that the previous server did not know, on a port from which the process could open it?
+    fn may_have_opened(&self, channel: ChannelId, flow: &FlowKey) -> bool {
+        self.inheritance.entitles(channel, flow.local)
+            && self.may_connect(flow)
+            && self.control.registry.by_flow(flow).is_none()
     }
 
     /// Resets what nobody has named. There may be hundreds of thousands: the rest follows in the next turn.
@@ -161,6 +183,15 @@ impl Server {
             }
             if let Err(failure) = ended {
                 warn!(%failure, channel = number.0, "cannot end a channel");
+            }
+        }
+        let leased = self.leased_bindings();
+        for (key, row) in &inheritance.ports {
+            if leased.contains(key) {
+                continue;
+            }
+            if let Err(failure) = self.filter.forget_port(key, row) {
+                warn!(%failure, ?key, "cannot close a port in the filter");
             }
         }
         self.control.registry.release_channels();

@@ -4,7 +4,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_bpf::ChannelMaps;
-use portolan_control::{Charge, ClientId, Errno, Input, SessionEntry, SessionPhase, Timer};
+use portolan_control::{
+    Charge, ClientId, Control, Errno, Input, SessionEntry, SessionPhase, Timer,
+};
 use portolan_proto::PROTOCOL;
 use portolan_proto::control::{Probed, ProbedState, ReplyBody};
 use portolan_sys::clock;
@@ -237,8 +239,8 @@ impl Server {
         if let Some(process) = self.control.registry.process(channel) {
             debug!(pid = process.pid, program = process.program, "process gone");
         }
-        self.probe_unregistered(channel, |_| true);
         self.end_delegations_of(channel);
+        self.probe_unregistered(channel, Control::is_lease);
         self.end_extensions_of_channel(channel);
         let sessions = self.control.registry.held_by(channel);
         self.ending.push_back(Ending {

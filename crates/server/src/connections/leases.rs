@@ -1,8 +1,9 @@
 //! Ports under lease: processes open connections from them without a request (ADR 31).
 
+use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use portolan_control::Errno;
+use portolan_control::{Errno, SessionPhase};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::filter::{BindingKey, FlowRow};
@@ -59,13 +60,30 @@ impl Server {
         let row = FlowRow {
             channel: channel.0,
             slot: slot.0,
-            flags: FlowRow::DELEGATED,
+            flags: FlowRow::DELEGATED | FlowRow::LEASED,
+            class: self.class_in_row(session),
             budget: self.budget_of(session),
             ..FlowRow::default()
         };
         if let Err(error) = self.filter.bind(&BindingKey::new(Protocol::Tcp, at), row) {
             warn!(%error, %at, "cannot open a port in the filter");
         }
+    }
+
+    /// Returns the rows of the ports that are under lease.
+    pub(crate) fn leased_bindings(&self) -> HashSet<BindingKey> {
+        let all = self.control.registry.sessions();
+        all.filter(|session| session.phase() == SessionPhase::Leased)
+            .map(|session| BindingKey::new(Protocol::Tcp, session.local))
+            .collect()
+    }
+
+    /// Returns the leases with connections that only their processes know, as their journals say.
+    pub(crate) fn used_leases(&self) -> HashSet<SessionId> {
+        let processes = self.channels.values();
+        let records = processes.flat_map(|process| process.journal.records());
+        let named = records.filter_map(|record| record.port());
+        named.filter(|&port| self.control.is_lease(port)).collect()
     }
 
     /// `ReturnPorts`: the process needs them no longer.

@@ -107,17 +107,12 @@ impl Server {
             local: canonical(local),
             remote: canonical(remote),
         };
-        let own = self.routes.serves(flow.local.ip()) == Some(true);
         let is_on_it = match session.phase() {
             SessionPhase::Leased => flow.local == session.local,
             _ => self.listener_for(&flow) == Some(port),
         };
         let is_scope_right = scope_of(session.local) == 0 || session.local == flow.local;
-        let is_peer = flow.remote.port() != 0
-            && flow.local.is_ipv4() == flow.remote.is_ipv4()
-            && !is_nobody(flow.remote.ip())
-            && self.routes.serves(flow.remote.ip()).is_none();
-        if !(own && is_on_it && is_scope_right && is_peer) {
+        if !(is_on_it && is_scope_right && self.may_connect(&flow)) {
             return Err(Errno::INVAL);
         }
         if self.control.registry.by_flow(&flow).is_some() {
@@ -125,6 +120,15 @@ impl Server {
         } else {
             Ok(flow)
         }
+    }
+
+    /// Is the flow one from a served address of this host to another host?
+    pub(crate) fn may_connect(&self, flow: &FlowKey) -> bool {
+        self.routes.serves(flow.local.ip()) == Some(true)
+            && flow.remote.port() != 0
+            && flow.local.is_ipv4() == flow.remote.is_ipv4()
+            && !is_nobody(flow.remote.ip())
+            && self.routes.serves(flow.remote.ip()).is_none()
     }
 
     /// `ReturnPending`: a connection that the library opened and nobody has accepted.

@@ -242,6 +242,7 @@ impl Server {
             channel: channel.0,
             slot: slot.0,
             flags: flags | self.extension_flags(session, channel),
+            class: self.class_in_row(session),
             budget: self.budget_of(session),
             ..FlowRow::default()
         };

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use portolan_control::{Errno, Input, Life, Timer};
+use portolan_control::{Control, Errno, Input, Life, Timer};
 use portolan_proto::control::Blob;
 use portolan_stack::TcpSession;
 use portolan_types::{ChannelId, FlowKey, Instant, SessionId};
@@ -104,7 +104,7 @@ impl Server {
     /// The listener is no longer delegated, or gone, and nobody has its unregistered connections.
     pub(crate) fn probe_unregistered_of(&mut self, listener: SessionId) {
         if let Some(delegate) = self.control.delegate_of(listener) {
-            self.probe_unregistered(delegate.channel, |port| port == listener);
+            self.probe_unregistered(delegate.channel, |_, port| port == listener);
         }
     }
 
@@ -112,7 +112,7 @@ impl Server {
     pub(crate) fn probe_unregistered(
         &mut self,
         channel: ChannelId,
-        is_concerned: impl Fn(SessionId) -> bool,
+        is_concerned: impl Fn(&Control, SessionId) -> bool,
     ) {
         let Some(process) = self.channels.get(&channel) else {
             return;
@@ -121,7 +121,7 @@ impl Server {
             .journal
             .records()
             .filter_map(|record| Some((record.port()?, record.flow())))
-            .filter(|(port, _)| is_concerned(*port))
+            .filter(|(port, _)| is_concerned(&self.control, *port))
             .collect();
         for (port, flow) in claimed {
             if self.control.admit_opener(channel, port).is_err() {

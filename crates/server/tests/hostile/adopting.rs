@@ -2,7 +2,7 @@
 //! flow whose connection: nobody gets what was another's.
 
 use std::io::Read;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -10,10 +10,11 @@ use portolan_netns::{Bed, Daemon};
 use portolan_proto::PROTOCOL;
 use portolan_proto::control::{Delivery, ReplyBody, RequestBody, Reuse};
 use portolan_sys::unix::{PairKind, socket_pair};
-use portolan_types::{FlowKey, Generation, SessionId, Slot};
+use portolan_types::{FlowKey, Generation, Protocol, SessionId, Slot};
 use rustix::process::Signal;
 
 use crate::common::{Client, Library, Near, await_some, control_path, start_server};
+use crate::leases::lease;
 use crate::{as_nobody, hostile_library, open_to_b};
 
 /// A process with a connection, under a server that dies.
@@ -69,7 +70,7 @@ fn greet(client: &mut Client, ring: BorrowedFd<'_>) -> bool {
     };
     match client.ask_with(hello, &[ring]) {
         (ReplyBody::Welcome { continues, .. }, fds) => {
-            assert_eq!(fds.len(), if continues { 5 } else { 7 });
+            assert_eq!(fds.len(), if continues { 6 } else { 8 });
             continues
         }
         (reply, _) => panic!("{reply:?}"),
@@ -91,7 +92,7 @@ fn adopt(client: &mut Client, connection: Connection) -> (Option<i32>, OwnedFd) 
         priority: 0,
     };
     let errno = match client.ask_with(request, &[far.as_fd(), near.as_fd()]).0 {
-        ReplyBody::Done => None,
+        ReplyBody::Bound { .. } => None,
         ReplyBody::Error { errno } => Some(errno),
         reply => panic!("{reply:?}"),
     };
@@ -212,4 +213,49 @@ fn what_nobody_has_named_is_reset() {
     let (mut late, continues) = as_nobody(|| hello(&path, ring));
     assert!(!continues);
     assert_eq!(adopt(&mut late, silent.connection).0, Some(libc::EPERM));
+}
+
+/// A connection that the previous server did not know, on a port that was leased.
+fn unregistered(port: u16, remote: SocketAddr) -> Connection {
+    Connection {
+        id: SessionId(0),
+        flow: FlowKey {
+            protocol: Protocol::Tcp,
+            local: SocketAddr::new(Bed::A4, port),
+            remote,
+        },
+        slot: Slot(20),
+        generation: Generation::UNREGISTERED,
+    }
+}
+
+#[test]
+fn who_had_a_port_under_lease_continues_with_connections_on_it() {
+    let bed = Bed::veth();
+    let server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Library::start(&path);
+    let mut own = hostile_library(&path);
+    let (others, mine) = (lease(&mut victim, 1)[0], lease(&mut own, 1)[0]);
+    let _server = replace(&bed, server);
+    let ring = own.maps.ring.as_fd();
+    let (mut client, continues) = as_nobody(|| hello(&path, ring));
+    assert!(continues);
+    let peer = SocketAddr::new(Bed::B4, 80);
+    let itself = SocketAddr::new(Bed::A4, 80);
+    let nobody = SocketAddr::new(Bed::B4, 0);
+    for wrong in [
+        unregistered(others.number, peer),
+        unregistered(mine.number ^ 1, peer),
+        unregistered(mine.number, itself),
+        unregistered(mine.number, nobody),
+    ] {
+        assert_eq!(adopt(&mut client, wrong).0, Some(libc::EPERM));
+    }
+    let connection = unregistered(mine.number, peer);
+    let (adopted, _near) = adopt(&mut client, connection);
+    assert_eq!(adopted, None);
+    let twice = adopt(&mut client, connection).0;
+    assert_eq!(twice, Some(libc::EPERM));
+    assert_eq!(client.counter("server", "connections_adopted"), 1);
 }

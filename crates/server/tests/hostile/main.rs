@@ -20,6 +20,7 @@ mod groups;
 mod guarantees;
 mod handlers;
 mod injection;
+mod leases;
 mod locals;
 mod low_ports;
 mod memory;
