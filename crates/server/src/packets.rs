@@ -98,10 +98,16 @@ impl Server {
         };
         let listener = self.listener_for(&segment.flow);
         self.forget(id);
-        // Without a Portolan listener the port may be the kernel's by now: the peer repeats its SYN, and with the row
-        // removed the kernel answers.
-        if let Some(listener) = listener {
-            self.on_syn(listener, &segment, isn);
+        match listener {
+            // With the row removed, it reaches the process that performs the handshakes.
+            Some(listener) if self.control.delegate_of(listener).is_some() => {
+                self.control.counters.reinjected += 1;
+                self.inject_from(record.ifindex, frame);
+            }
+            Some(listener) => self.on_syn(listener, &segment, isn),
+            // Without a Portolan listener the port may be the kernel's by now: the peer repeats its SYN, and with the row
+            // removed the kernel answers.
+            None => {}
         }
         true
     }
