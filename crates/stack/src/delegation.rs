@@ -92,12 +92,8 @@ impl Delegation {
         frame: &[u8],
     ) -> DelegateInput {
         self.flows.forget_left(now);
-        let packet = match Packet::parse(frame, record) {
-            Ok(packet) => packet,
-            Err(reason) => {
-                stack.counters.count(Fate::Dropped(reason));
-                return DelegateInput::Done;
-            }
+        let Some(packet) = parse(stack, record, frame) else {
+            return DelegateInput::Done;
         };
         let Some(segment) = Segment::of(&packet) else {
             return DelegateInput::Done;
@@ -424,6 +420,16 @@ fn reopens(stack: &mut Stack, slot: Slot, now: Instant, segment: &Segment<'_>) -
         .tcp(slot)
         .filter(|session| session.flow == segment.flow)?;
     session.connection.time_wait()?.reopens(now, segment.header)
+}
+
+/// Parses a frame, or counts why it is dropped.
+pub(crate) fn parse<'a>(
+    stack: &mut Stack,
+    record: &RecordHeader,
+    frame: &'a [u8],
+) -> Option<Packet<'a>> {
+    let dropped = |reason| stack.counters.count(Fate::Dropped(reason));
+    Packet::parse(frame, record).map_err(dropped).ok()
 }
 
 /// Delivers a frame of a known connection to its present slot, if it is here.

@@ -7,10 +7,9 @@ use portolan_types::{FlowKey, Instant, SeqNum, Slot};
 use portolan_wire::tcp::TcpHeader;
 
 use crate::counters::Fate;
-use crate::delegation::{ANSWERS_MAX, DelegateInput, deliver};
+use crate::delegation::{ANSWERS_MAX, DelegateInput, deliver, parse};
 use crate::flow_table::{FlowTable, Known};
 use crate::frame::Wire;
-use crate::packet::Packet;
 use crate::passive::Segment;
 use crate::reset_limit::ResetLimit;
 use crate::routes::Routes;
@@ -55,12 +54,8 @@ impl LeasedPorts {
         frame: &[u8],
     ) -> DelegateInput {
         self.flows.forget_left(now);
-        let packet = match Packet::parse(frame, record) {
-            Ok(packet) => packet,
-            Err(reason) => {
-                stack.counters.count(Fate::Dropped(reason));
-                return DelegateInput::Done;
-            }
+        let Some(packet) = parse(stack, record, frame) else {
+            return DelegateInput::Done;
         };
         let known = packet.flow().and_then(|flow| {
             let known = self.flows.get(&flow)?;

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
-use crate::runtime::unregistered::Closed;
+use crate::runtime::unregistered::{Closed, DueConnections};
 use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState, Unregistered};
 
@@ -75,15 +75,17 @@ pub(crate) fn register_for_others(process: &Process, socket: &Socket) {
 /// The server knows all connections of the listener when this returns, and there will be no others that it does not know.
 pub(crate) fn register_all(process: &Process, listener: SessionId) {
     let taken = process.lock().take_unregistered(clock::now(), listener);
-    for socket in &taken.to_register {
-        register_for_others(process, socket);
-    }
-    hand_over(process, taken.to_hand_over);
+    pass_on(process, taken);
 }
 
 /// The server knows all open connections when this returns, and the closed ones, if this process ends.
 pub(crate) fn register_all_of(process: &Process, closed: Closed) {
     let taken = process.lock().take_all_unregistered(clock::now(), closed);
+    pass_on(process, taken);
+}
+
+/// The server gets to know these connections, which others will have.
+fn pass_on(process: &Process, taken: DueConnections) {
     for socket in &taken.to_register {
         register_for_others(process, socket);
     }
@@ -96,11 +98,7 @@ pub(crate) fn give_up_lease(process: &Process, port: u16) {
     for port in &ports {
         register_all(process, *port);
     }
-    if !ports.is_empty() {
-        let _ = process
-            .control
-            .tell(RequestBody::ReturnPorts { ports }, &[]);
-    }
+    return_ports(process, ports);
 }
 
 /// Registers connections that are old enough, hands over closed ones that do not end, and returns ports that nobody uses.
@@ -119,6 +117,11 @@ pub(crate) fn attend(process: &Process) {
         let _ = register(process, socket);
     }
     hand_over(process, taken.to_hand_over);
+    return_ports(process, ports);
+}
+
+/// Ends leases. A lost server has none.
+fn return_ports(process: &Process, ports: Vec<SessionId>) {
     if !ports.is_empty() {
         let _ = process
             .control

@@ -206,6 +206,12 @@ impl Unregistered {
         Some((connection.port, connection.flow))
     }
 
+    /// Returns all connections, each with whether it is closed.
+    fn slots(&self) -> Vec<(Slot, bool)> {
+        let all = self.by_slot.iter();
+        all.map(|(slot, it)| (*slot, it.is_closed)).collect()
+    }
+
     fn slots_of(&self, port: SessionId) -> impl Iterator<Item = (Slot, bool)> + '_ {
         let all = self.by_slot.iter();
         all.filter(move |(_, it)| it.port == port)
@@ -252,7 +258,7 @@ impl Unregistered {
 }
 
 impl Core {
-    /// An accepted connection stays unregistered for now. Returns false if it must be registered at once.
+    /// Leaves an accepted connection unregistered. Returns false if the server has to know it from the beginning.
     pub(crate) fn leave_unregistered(
         &mut self,
         now: Instant,
@@ -407,28 +413,24 @@ impl Core {
     /// Another process, or none, will have the descriptors: takes all open connections, and, if this process ends, the closed
     /// ones.
     pub(crate) fn take_all_unregistered(&mut self, now: Instant, closed: Closed) -> DueConnections {
-        let all = self.unregistered.by_slot.iter();
-        let all: Vec<_> = all.map(|(slot, it)| (*slot, it.is_closed)).collect();
-        let mut taken = DueConnections::default();
-        for (slot, is_closed) in all {
-            if !is_closed {
-                taken.to_register.extend(self.socket_at(slot));
-            } else if closed == Closed::HandedOver {
-                taken.to_hand_over.extend(self.return_closed(now, slot));
-            }
-        }
-        taken
+        let all = self.unregistered.slots();
+        self.take(now, all, closed)
     }
 
     /// From now on the server must know all connections of the listener or the leased port: takes those that it does not.
     pub(crate) fn take_unregistered(&mut self, now: Instant, port: SessionId) -> DueConnections {
         self.delegations.leave_none_unregistered(port);
         let all: Vec<_> = self.unregistered.slots_of(port).collect();
+        self.take(now, all, Closed::HandedOver)
+    }
+
+    /// `all` says of each connection whether it is closed.
+    fn take(&mut self, now: Instant, all: Vec<(Slot, bool)>, closed: Closed) -> DueConnections {
         let mut taken = DueConnections::default();
         for (slot, is_closed) in all {
             if !is_closed {
                 taken.to_register.extend(self.socket_at(slot));
-            } else {
+            } else if closed == Closed::HandedOver {
                 taken.to_hand_over.extend(self.return_closed(now, slot));
             }
         }
@@ -443,16 +445,14 @@ impl Core {
 
     /// Likewise without a server, for all.
     pub(super) fn cut_off_all_unregistered(&mut self, now: Instant) {
-        let all = self.unregistered.by_slot.iter();
-        let all: Vec<_> = all.map(|(slot, it)| (*slot, it.is_closed)).collect();
+        let all = self.unregistered.slots();
         self.cut_off(now, all);
     }
 
     /// Without the server that has leased the ports, but with its rows in the filters: open connections stay, for the next
     /// server to know. Their entries go with the journal.
     pub(super) fn keep_opened(&mut self, now: Instant) {
-        let all = self.unregistered.by_slot.iter();
-        let all: Vec<_> = all.map(|(slot, it)| (*slot, it.is_closed)).collect();
+        let all = self.unregistered.slots();
         let is_open = |core: &Core, slot| {
             let socket = core.socket_at(slot);
             socket.is_some_and(|socket| socket.phase() == SocketPhase::Cached)

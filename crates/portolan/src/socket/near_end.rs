@@ -53,13 +53,11 @@ pub(crate) fn replace_first_fds(
     fd: RawFd,
     near: impl AsFd,
 ) -> Result<(), Errno> {
-    if Socket::has_owner() {
-        return replace_fds(socket, near);
-    }
-    if socket.is_nonblocking() {
+    // An owner is inherited together with this mode.
+    if socket.is_nonblocking() && !Socket::has_owner() {
         descriptor::set_nonblocking(&near, true)?;
     }
-    put_at(near, table::numbers(socket, fd))
+    replace_by_prepared(socket, fd, near)
 }
 
 /// As [`replace_first_fds`], for a near end that is non-blocking if the socket is.

@@ -6,7 +6,7 @@ use portolan_wire::tcp::TcpFlags;
 
 use super::*;
 use crate::delegation::tests::{KeptFrames, now, routes};
-use crate::packet::Transport;
+use crate::packet::{Packet, Transport};
 use crate::session::{Session, TcpSession};
 
 const OWN: &str = "10.0.0.1";
