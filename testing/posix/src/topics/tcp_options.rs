@@ -12,6 +12,8 @@ use crate::{
 };
 
 const SIOCOUTQNSD: libc::c_ulong = 0x894b;
+/// linux/net_tstamp.h: software time stamps, for received packets, and reported.
+const RECEIVED: i32 = 1 << 3 | 1 << 4;
 
 pub(super) fn run(side: &mut Side) {
     kept(side);
@@ -100,16 +102,30 @@ pub(super) fn report_of_sent(socket: Fd) -> Option<String> {
     ))
 }
 
+/// Returns a socket whose datagrams have times when they arrive. Linux begins with it in a work queue, some time after
+/// the first socket requested it (seconds on a busy machine), and goes on while one does.
+fn stamped(side: &Side) -> Fd {
+    let socket = side.socket(libc::SOCK_DGRAM);
+    call::set_option(socket, SOL_SOCKET, libc::SO_TIMESTAMPING, &RECEIVED).expect("on");
+    call::bind(socket, side.here(0)).expect("bind");
+    let itself = call::local_address(socket).expect("a name");
+    let has_time = || {
+        call::send_to(socket, b"when", 0, itself).expect("send");
+        let mut room = [0; 16];
+        let message = call::receive_message(socket, &mut [&mut room], 0);
+        !message.expect("the same").control.is_empty()
+    };
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !has_time() && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    socket
+}
+
 /// Times of received bytes, as far as options request them; unread bytes have no time.
 fn times(side: &mut Side) {
     let socket = side.connection();
-    // Linux enables time stamps in a work queue, shortly after the first socket requests them, and keeps them while one
-    // does.
-    let first = side.socket(libc::SOCK_DGRAM);
-    call::set_option(first, SOL_SOCKET, libc::SO_TIMESTAMP, &1).expect("on");
-    std::thread::sleep(Duration::from_secs(1));
-    // linux/net_tstamp.h: software time stamps, for received packets, and reported.
-    const RECEIVED: i32 = 1 << 3 | 1 << 4;
+    let first = stamped(side);
     let rows = [
         ("nothing", libc::SO_TIMESTAMPING, 0),
         ("time", libc::SO_TIMESTAMP, 1),
