@@ -16,7 +16,7 @@ use crate::table::Table;
 pub struct Inheritance {
     pub channels: HashMap<ChannelId, InheritedChannel>,
     pub flows: HashMap<FilterKey, FlowRow>,
-    /// Ports from which processes may send by themselves, with the connections that only they know.
+    /// Ports under lease, and those of delegated listeners, with the connections that only their processes know.
     pub ports: HashMap<BindingKey, FlowRow>,
 }
 
@@ -43,10 +43,14 @@ impl Filter {
         };
         for key in self.bindings.keys() {
             let row = self.bindings.read(&key).filter(|row| {
-                row.flags & FlowRow::LEASED != 0
+                row.flags & (FlowRow::DELEGATED | FlowRow::RAW) == FlowRow::DELEGATED
                     && inheritance.channels.contains_key(&ChannelId(row.channel))
             });
-            inheritance.ports.extend(row.map(|row| (key, row)));
+            if let Some(row) = row {
+                let row = left_of(row, FlowRow::DELEGATED | FlowRow::LEASED);
+                self.bindings.set(&key, &row)?;
+                inheritance.ports.insert(key, row);
+            }
         }
         for tap in self.taps.keys() {
             let channel = self.taps.read(&tap).map(|row| ChannelId(row.channel));
@@ -64,13 +68,7 @@ impl Filter {
                 self.flows.remove(&key)?;
                 continue;
             };
-            let row = FlowRow {
-                channel: row.channel,
-                slot: row.slot,
-                generation: row.generation,
-                flags: row.flags & FlowRow::BY_TAP,
-                ..FlowRow::default()
-            };
+            let row = left_of(row, FlowRow::BY_TAP);
             self.flows.set(&key, &row)?;
             inheritance.flows.insert(key, row);
         }
@@ -137,6 +135,17 @@ impl Filter {
     /// Removes a row that nobody has taken.
     pub fn drop_row(&self, key: &FilterKey) -> Result<(), TableError> {
         self.flows.remove(key)
+    }
+}
+
+/// Where the row leads to, with those of its flags that survive a server.
+fn left_of(row: FlowRow, flags: u16) -> FlowRow {
+    FlowRow {
+        channel: row.channel,
+        slot: row.slot,
+        generation: row.generation,
+        flags: row.flags & flags,
+        ..FlowRow::default()
     }
 }
 

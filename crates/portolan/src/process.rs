@@ -270,6 +270,8 @@ impl Process {
 
     fn take_registration(&self, control: &Control, new: Registration) -> Result<(), Errno> {
         let mut core = self.lock();
+        // Its device goes with the last descriptor, which takes the kernel milliseconds.
+        let old_tap = descriptors::hidden_copy(core.channel.tap_fd(), u64::MAX);
         let now = clock::now();
         match new.ring {
             Some((ring_fd, rx_path)) => {
@@ -283,6 +285,7 @@ impl Process {
         *self.defaults() = Defaults::of(&new.parameters);
         self.incarnation.store(new.incarnation, Ordering::Release);
         drop(core);
+        drop(old_tap);
         // From here on calls go to the new server.
         self.control.renew(control)
     }

@@ -88,6 +88,8 @@ pub(crate) struct Core {
     wire_until: Instant,
     /// Counts how often a thread has polled the channel.
     pub(crate) attended: u64,
+    /// The latest time that a caller has named: another one may have read its clock earlier, and waited for the lock.
+    latest: Instant,
     /// A thread spins: no other thread has to be asked to read frames.
     is_spinning: bool,
     /// The leader sleeps in an event loop of the program, which may compute instead of waking it.
@@ -171,6 +173,7 @@ impl Core {
             pending_signals: Vec::new(),
             wire_until: Instant::ZERO,
             attended: 0,
+            latest: now,
             is_spinning: false,
             leader_computes: false,
             notify_seq: 0,
@@ -251,6 +254,7 @@ impl Core {
 
     /// Processes received frames and due timers, without sending yet.
     pub(crate) fn poll_rx(&mut self, now: Instant) {
+        let now = self.at_latest(now);
         self.attended += 1;
         self.channel.note_look(now);
         self.refresh_routes();
@@ -303,6 +307,7 @@ impl Core {
 
     /// Sends the pending output of the sessions.
     pub(crate) fn poll_tx(&mut self, now: Instant) {
+        let now = self.at_latest(now);
         if self.stack.awaits_output(&self.routes) || self.channel.has_backlog() {
             self.send(now);
         }
@@ -318,6 +323,12 @@ impl Core {
         if self.tx_queues.change() {
             self.close_tx_queues();
         }
+    }
+
+    /// Time does not go back: peers would discard segments for their time stamps (RFC 7323 §5).
+    fn at_latest(&mut self, now: Instant) -> Instant {
+        self.latest = self.latest.max(now);
+        self.latest
     }
 
     fn send(&mut self, now: Instant) {
@@ -467,8 +478,9 @@ impl Core {
         Ok(())
     }
 
-    /// Switches to another server that knows this process's channel. The caller has the connections adopted; those that
-    /// closed sockets have left here end by themselves.
+    /// Switches to another server that knows this process's channel, and to which the rows of leased ports and delegated
+    /// listeners still lead. The caller has the connections adopted and the listeners opened again; what closed sockets have
+    /// left here ends by itself.
     pub(crate) fn carry_on(
         &mut self,
         now: Instant,
@@ -477,9 +489,7 @@ impl Core {
     ) -> Result<(), Errno> {
         // What has come by the old tap, and by rings to which no row leads any more.
         self.take_in_all(now);
-        self.abort_delegations(now);
-        self.delegations = Delegations::default();
-        self.keep_opened(now);
+        self.leases.forget_ports(now);
         self.inboxes.cut_off();
         self.poll_tx(now);
         self.channel.carry_on(tap)?;
@@ -502,7 +512,7 @@ impl Core {
         self.metastate = metastate;
         self.routes = read_routes(&self.metastate).unwrap_or_default();
         self.statistics = statistics;
-        self.unregistered = Unregistered::new(journal);
+        self.unregistered.continue_in(journal);
         self.busy_listeners = BusyListeners::default();
         self.outbox.clear();
         // A sleeping leader polls descriptors that were replaced.

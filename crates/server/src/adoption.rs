@@ -51,12 +51,14 @@ impl Inheritance {
             .flows
             .into_iter()
             .partition(|(_, row)| gone.contains(&ChannelId(row.channel)));
+        let mut ports = left.ports;
+        ports.retain(|_, row| !gone.contains(&ChannelId(row.channel)));
         Inheritance {
             until: (!left.channels.is_empty()).then(|| now + TIMEOUT),
             channels: left.channels,
             claimed: BTreeSet::new(),
             flows,
-            ports: left.ports,
+            ports,
             abandoned: abandoned.into_iter().collect(),
         }
     }
@@ -88,6 +90,11 @@ impl Inheritance {
 
     pub(crate) fn ports(&self) -> &HashMap<BindingKey, FlowRow> {
         &self.ports
+    }
+
+    /// A listener decides on the port's row from now on. Returns whether that has led to a process until now.
+    pub(crate) fn leave_port(&mut self, key: &BindingKey) -> bool {
+        self.ports.remove(key).is_some()
     }
 
     /// Does the row of the flow say that the connection is there?

@@ -83,6 +83,13 @@ impl Delegation {
         self.admit_crowded_out();
     }
 
+    /// Another server has given the rules. It knows of no flood, and of no cookie that was sent before.
+    pub fn follow(&mut self, rules: Rules, options: HandshakeOptions, backlog: u32) {
+        self.secret = Secret(rules.secret);
+        self.flood = FloodReports::default();
+        self.change(rules, options, backlog);
+    }
+
     /// Processes a frame that arrived by the port's row.
     pub fn input(
         &mut self,

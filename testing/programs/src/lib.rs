@@ -14,6 +14,9 @@ use std::time::{Duration, Instant};
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_netns::Impairment;
+use rustix::process::Signal;
+
+const SERVER_ENDS: Duration = Duration::from_secs(10);
 
 /// Debian's interpreter, not one that a version manager wraps in a shell script.
 pub const PYTHON: &str = "/usr/bin/python3";
@@ -242,6 +245,33 @@ pub fn eventually(limit: Duration, mut condition: impl FnMut() -> bool) -> bool 
         std::thread::sleep(Duration::from_millis(50));
     }
     true
+}
+
+/// Ends the server of a host by a signal.
+///
+/// # Panics
+///
+/// If it does not end.
+pub fn stop_server(bed: &mut Bed, side: Side, end: Signal) {
+    let mut daemon = bed.daemon(side).take().expect("it runs");
+    daemon.signal(end).expect("it runs");
+    assert!(daemon.wait(SERVER_ENDS), "the server does not end");
+}
+
+/// Starts the next server of a host.
+///
+/// # Panics
+///
+/// If it does not start.
+pub fn start_server(bed: &mut Bed, side: Side) {
+    bed.start_daemon(side)
+        .unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// [`stop_server`], then [`start_server`].
+pub fn restart_server(bed: &mut Bed, side: Side, end: Signal) {
+    stop_server(bed, side, end);
+    start_server(bed, side);
 }
 
 /// Returns a counter of a host's server; 0 if there is none with this name.

@@ -11,7 +11,8 @@ use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
 use portolan_programs::{
-    PYTHON, bed, client, counter, eventually, file, live_sessions, sessions_in,
+    PYTHON, bed, client, counter, eventually, file, live_sessions, restart_server, sessions_in,
+    start_server, stop_server,
 };
 use rustix::process::Signal;
 
@@ -326,6 +327,28 @@ fn a_crowd_at_a_full_accept_queue_is_served_later() {
     }
 }
 
+/// Starts an nginx of a single process.
+fn nginx(bed: &Bed) -> Background {
+    let endpoint = bed.endpoint(PORT);
+    let page = file(bed, "page", "a page".repeat(1000));
+    let root = fs::canonicalize(page).expect("it is there");
+    let root = root.parent().expect("a folder").display();
+    let (pid, log) = (bed.file("nginx.pid"), bed.file("nginx.log"));
+    let config = format!(
+        "daemon off; master_process off; pid {}; error_log {};\n\
+         events {{ worker_connections 512; }}\n\
+         http {{ access_log off; server {{ listen {endpoint}; root {root}; }} }}\n",
+        pid.display(),
+        log.display()
+    );
+    let config = file(bed, "nginx.conf", config);
+    let mut nginx = bed.command(Side::Server, Stack::Portolan, "/usr/sbin/nginx");
+    nginx.env(DELEGATE.0, DELEGATE.1).args(["-c", &config]);
+    nginx.stdout(Stdio::null());
+    let nginx = bed.serve_command(PORT, "nginx", &mut nginx);
+    nginx.unwrap_or_else(|error| panic!("{error}"))
+}
+
 #[test]
 fn redis_and_nginx_serve_under_load() {
     let bed = bed();
@@ -347,26 +370,10 @@ fn redis_and_nginx_serve_under_load() {
     assert_eq!(served(&bed, "passive_opens"), 0);
     drop(redis);
 
-    let page = file(&bed, "page", "a page".repeat(1000));
-    let root = fs::canonicalize(page).expect("it is there");
-    let root = root.parent().expect("a folder").display();
-    let (pid, log) = (bed.file("nginx.pid"), bed.file("nginx.log"));
-    let config = format!(
-        "daemon off; master_process off; pid {}; error_log {};\n\
-         events {{ worker_connections 512; }}\n\
-         http {{ access_log off; server {{ listen {endpoint}; root {root}; }} }}\n",
-        pid.display(),
-        log.display()
-    );
-    let config = file(&bed, "nginx.conf", config);
-    let mut nginx = bed.command(Side::Server, Stack::Portolan, "/usr/sbin/nginx");
-    nginx.env(DELEGATE.0, DELEGATE.1).args(["-c", &config]);
-    nginx.stdout(Stdio::null());
     // A counter of programs that have ended stays. SYNs for the connections of the program before are the server's.
     let accepted = || opened() + served(&bed, "passive_opens");
     let before = accepted();
-    let nginx = bed.serve_command(PORT, "nginx", &mut nginx);
-    let _nginx = nginx.unwrap_or_else(|error| panic!("{error}"));
+    let _nginx = nginx(&bed);
     let url = format!("http://{endpoint}/page");
     let words = ["-n", "2000", "-c", "10", &url];
     client(&bed, Stack::Kernel, "ab", &words);
@@ -465,4 +472,67 @@ fn a_port_of_the_peer_in_time_wait_opens_another_connection() {
     client(&bed, Stack::Kernel, PYTHON, &words);
     assert_eq!(served(&bed, "passive_opens"), 0);
     assert_eq!(served(&bed, "connections_claimed"), 0);
+}
+
+/// The program continues with the connections that it has accepted, and with those that wait, and accepts others meanwhile.
+#[test]
+fn connections_go_on_over_a_restart_of_the_server() {
+    for end in [Signal::TERM, Signal::KILL] {
+        let mut bed = bed();
+        let (server, stream) = held(&bed, "serve");
+        restart_server(&mut bed, Side::Server, end);
+        assert!(eventually(PROMPTLY, || is_delegated(&bed)), "{end:?}");
+        server.signal(Signal::USR1).expect("it runs");
+        assert_served(stream);
+        drop(server);
+
+        let server = start(&bed, "late");
+        let mut streams = waiting(&bed);
+        stop_server(&mut bed, Side::Server, end);
+        streams.extend(waiting(&bed));
+        start_server(&mut bed, Side::Server);
+        assert!(eventually(PROMPTLY, || is_delegated(&bed)), "{end:?}");
+        server.signal(Signal::USR1).expect("it runs");
+        assert_served_late(streams);
+        assert_eq!(served(&bed, "unregistered_lost"), 0, "{end:?}");
+        assert!(eventually(PROMPTLY, || live_sessions(&bed, Side::Server) == 1));
+    }
+}
+
+/// The journal goes on, too.
+#[test]
+fn who_waits_since_before_a_restart_hears_that_the_program_was_killed() {
+    let mut bed = bed();
+    let server = start(&bed, "idle");
+    let streams = waiting(&bed);
+    restart_server(&mut bed, Side::Server, Signal::KILL);
+    assert!(eventually(PROMPTLY, || is_delegated(&bed)));
+    server.signal(Signal::KILL).expect("it runs");
+    streams.into_iter().for_each(assert_is_reset);
+    assert_eq!(served(&bed, "unregistered_lost"), 3);
+}
+
+#[test]
+fn no_request_fails_while_servers_are_restarted() {
+    let mut bed = bed();
+    let _nginx = nginx(&bed);
+    let url = format!("http://{}/page", bed.endpoint(PORT));
+    let mut load = bed.command(Side::Client, Stack::Kernel, "ab");
+    load.args(["-t", "6", "-n", "1000000", "-c", "10", &url]);
+    let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let load = load.expect("it starts");
+    for end in [Signal::TERM, Signal::KILL, Signal::TERM, Signal::KILL] {
+        sleep(Duration::from_millis(500));
+        restart_server(&mut bed, Side::Server, end);
+        assert!(eventually(PROMPTLY, || is_delegated(&bed)), "{end:?}");
+    }
+    let output = load.wait_with_output().expect("it ends");
+    let (told, failed) = (output.stdout, output.stderr);
+    let (told, failed) = (
+        String::from_utf8_lossy(&told),
+        String::from_utf8_lossy(&failed),
+    );
+    assert!(output.status.success(), "{told}{failed}");
+    let has_failed_none = |line: &str| line.starts_with("Failed requests:") && line.ends_with(" 0");
+    assert!(told.lines().any(has_failed_none), "{told}{failed}");
 }

@@ -8,7 +8,8 @@ use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
 use portolan_programs::stream::{assert_ends_in_order, exchange};
 use portolan_programs::{
-    PYTHON, bed, client, counter, each_pairing, eventually, over_both_families, serve, sessions_in,
+    PYTHON, bed, client, counter, each_pairing, eventually, over_both_families, restart_server,
+    serve, sessions_in,
 };
 use rustix::process::Signal;
 
@@ -227,11 +228,7 @@ fn an_unregistered_connection_survives_a_restart_of_the_server() {
     for end in [Signal::TERM, Signal::KILL] {
         let mut bed = bed();
         let Held { client, stream, .. } = held(&bed, "serve");
-        let mut daemon = bed.daemon(Side::Client).take().expect("it runs");
-        daemon.signal(end).expect("it runs");
-        assert!(daemon.wait(PROMPTLY), "the server does not end");
-        bed.start_daemon(Side::Client)
-            .unwrap_or_else(|error| panic!("{error}"));
+        restart_server(&mut bed, Side::Client, end);
         let adopted = || of_server(&bed, "connections_adopted");
         assert!(eventually(PROMPTLY, || adopted() == 1), "{end:?}");
         client.signal(Signal::USR1).expect("it runs");

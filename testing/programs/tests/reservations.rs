@@ -11,7 +11,7 @@ use portolan_bench::Effort;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
 use portolan_bench::suites::{self, Suite};
-use portolan_programs::{PYTHON, bed, eventually, public_programs};
+use portolan_programs::{PYTHON, bed, eventually, public_programs, start_server, stop_server};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -420,21 +420,10 @@ fn what_a_killed_server_gave_the_next_takes_back() {
     let [ended, kept] = &programs;
     let delete = format!("qos del pid {} cpu", ended.pid());
     portolan(&bed, &delete).expect("it is there");
-    kill_daemon(&mut bed);
+    stop_server(&mut bed, Side::Client, Signal::KILL);
     assert!(has_deadline(kept.pid()));
-    start_daemon(&mut bed);
+    start_server(&mut bed, Side::Client);
     assert!(!has_deadline(kept.pid()), "{}", policy(kept.pid()));
-}
-
-fn kill_daemon(bed: &mut Bed) {
-    let mut daemon = bed.daemon(Side::Client).take().expect("it runs");
-    daemon.signal(Signal::KILL).expect("it is ours");
-    assert!(daemon.wait(LONG));
-}
-
-fn start_daemon(bed: &mut Bed) {
-    bed.start_daemon(Side::Client)
-        .unwrap_or_else(|error| panic!("{error}"));
 }
 
 #[test]
@@ -444,9 +433,9 @@ fn the_next_server_gives_back_the_nice_value_from_before_a_deadline() {
     let program = start(&bed, "exec nice -n 5 sleep 60");
     assert!(eventually(LONG, || nice(program.pid()) == Some(5)));
     reserve(&bed, program.pid(), "--rate 0.1");
-    kill_daemon(&mut bed);
+    stop_server(&mut bed, Side::Client, Signal::KILL);
     assert!(has_deadline(program.pid()));
-    start_daemon(&mut bed);
+    start_server(&mut bed, Side::Client);
     assert!(!has_deadline(program.pid()), "{}", policy(program.pid()));
     assert_eq!(nice(program.pid()), Some(5));
 }
@@ -487,10 +476,10 @@ fn the_next_server_puts_threads_back_into_the_groups_from_which_a_killed_one_too
     });
     assert!(groups.iter().all(|group| group.is_dir()));
     assert!(groups[0].ends_with(cpu_group(stays.pid()).trim_start_matches('/')));
-    kill_daemon(&mut bed);
+    stop_server(&mut bed, Side::Client, Signal::KILL);
     cgroup.expel(moves.pid());
     drop(ends);
-    start_daemon(&mut bed);
+    start_server(&mut bed, Side::Client);
     assert_eq!(cpu_group(stays.pid()), format!("/{}", cgroup.name));
     assert_eq!(cpu_group(moves.pid()), "/", "somebody has moved it since");
     assert!(groups.iter().all(|group| !group.exists()), "{groups:?}");
@@ -551,10 +540,10 @@ fn the_next_server_gives_back_the_nice_values_that_a_killed_one_took() {
         "{form}"
     );
     assert!(nice(kept.pid()) < Some(0));
-    kill_daemon(&mut bed);
+    stop_server(&mut bed, Side::Client, Signal::KILL);
     run(Command::new("renice").args(["-n", "7", "-p", &changed.pid().to_string()]))
         .expect("root may");
-    start_daemon(&mut bed);
+    start_server(&mut bed, Side::Client);
     assert_eq!(nice(kept.pid()), Some(5));
     assert_eq!(nice(changed.pid()), Some(7), "somebody has chosen it since");
 }
@@ -777,9 +766,9 @@ fn servers_of_one_machine_do_not_promise_the_same_time_to_two() {
     assert!(classes.is_ok_and(|text| text.contains("(other servers)")));
 
     // The share of a dead server is free at once.
-    kill_daemon(&mut bed);
+    stop_server(&mut bed, Side::Client, Signal::KILL);
     ask(&bed, Side::Server, 10).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(given(&bed, Side::Server), whole);
-    start_daemon(&mut bed);
+    start_server(&mut bed, Side::Client);
     assert!(refusal(ask(&bed, Side::Client, 1)).contains("0 would fit"));
 }

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
 use portolan_programs::{
-    PYTHON, Steps, bed, counter, eventually, file, live_sessions, public_programs, serve,
-    sessions_in,
+    PYTHON, Steps, bed, counter, eventually, file, live_sessions, public_programs, restart_server,
+    serve, sessions_in, start_server, stop_server,
 };
 use portolan_sys::namespace::control_path;
 use rustix::process::{Pid, Signal, kill_process};
@@ -40,9 +40,7 @@ const LAZY: usize = 3;
 
 /// Ends the server of the server host, and starts the next one.
 fn restart(bed: &mut Bed, end: Signal) {
-    stop(bed, end);
-    bed.start_daemon(Side::Server)
-        .unwrap_or_else(|error| panic!("{error}"));
+    restart_server(bed, Side::Server, end);
 }
 
 fn restarts() -> usize {
@@ -56,16 +54,15 @@ fn restart_in_turn(bed: &mut Bed, turn: usize) {
         std::env::var_os("PORTOLAN_TEST_OTHER_BUILD").filter(|_| turn % OTHERS == OTHERS - 1);
     stop(bed, [Signal::TERM, Signal::KILL][turn % 2]);
     match other {
-        Some(program) => bed.start_daemon_of(Side::Server, Path::new(&program)),
-        None => bed.start_daemon(Side::Server),
+        Some(program) => bed
+            .start_daemon_of(Side::Server, Path::new(&program))
+            .unwrap_or_else(|error| panic!("{error}")),
+        None => start_server(bed, Side::Server),
     }
-    .unwrap_or_else(|error| panic!("{error}"));
 }
 
 fn stop(bed: &mut Bed, end: Signal) {
-    let mut daemon = bed.daemon(Side::Server).take().expect("it runs");
-    daemon.signal(end).expect("it runs");
-    assert!(daemon.wait(SOON), "the server does not end");
+    stop_server(bed, Side::Server, end);
 }
 
 /// Returns the answer to a line sent from the kernel's stack of the other host.
@@ -359,8 +356,7 @@ fn what_the_kernel_has_queued_meanwhile_is_accepted() {
             .map(|_| TcpStream::connect_timeout(&endpoint, SOON).expect("the kernel listens"))
             .collect()
     });
-    bed.start_daemon(Side::Server)
-        .unwrap_or_else(|error| panic!("{error}"));
+    start_server(&mut bed, Side::Server);
     kill_process(pid, Signal::CONT).expect("it is there");
     for stream in &mut queued {
         stream.write_all(b"line\n").expect("it is connected");
@@ -382,8 +378,7 @@ fn a_connection_of_the_kernels_stays_when_the_listener_is_portolans_again() {
         let connect = || TcpStream::connect_timeout(&endpoint, SOON).expect("the kernel listens");
         let [mut accepted, mut queued] =
             bed.namespace(Side::Client).enter(|| [connect(), connect()]);
-        bed.start_daemon(Side::Server)
-            .unwrap_or_else(|error| panic!("{error}"));
+        start_server(&mut bed, Side::Server);
         let is_portolans = || sessions_in(&bed, Side::Server, "LISTEN") == 1;
         assert!(eventually(SOON, is_portolans));
         for stream in [&mut accepted, &mut queued] {
@@ -476,11 +471,7 @@ fn a_program_with_nothing_open_is_registered_anew_with_its_next_socket() {
     opener.await_line("accepted");
     assert_eq!(opened(&bed), 1);
     for end in [Signal::TERM, Signal::KILL] {
-        let mut daemon = bed.daemon(Side::Client).take().expect("it runs");
-        daemon.signal(end).expect("it runs");
-        assert!(daemon.wait(SOON));
-        bed.start_daemon(Side::Client)
-            .unwrap_or_else(|error| panic!("{error}"));
+        restart_server(&mut bed, Side::Client, end);
         opener.say("open");
         opener.await_line("accepted");
         assert_eq!(opened(&bed), 1);
@@ -718,8 +709,7 @@ fn the_peer_of_a_program_that_was_killed_without_a_server_sees_the_end() {
         stop(&mut bed, end);
         echoed(&mut peer, b"without a server");
         echo.signal(Signal::KILL).expect("it runs");
-        bed.start_daemon(Side::Server)
-            .unwrap_or_else(|error| panic!("{error}"));
+        start_server(&mut bed, Side::Server);
         let end = peer.read(&mut [0]).expect_err("nothing is sent");
         assert_eq!(end.kind(), std::io::ErrorKind::ConnectionReset);
         assert_eq!(
@@ -742,8 +732,7 @@ fn connections_outlast_the_replacement_of_the_control_socket() {
     // Longer than the pause of the library's thread.
     std::thread::sleep(SOON / 5);
     echoed(&mut peer, b"without a server");
-    bed.start_daemon(Side::Server)
-        .unwrap_or_else(|error| panic!("{error}"));
+    start_server(&mut bed, Side::Server);
     let adopted = || counter(&bed, Side::Server, "server", "connections_adopted") == 1;
     assert!(eventually(SOON, adopted), "{}", sockets(&bed));
     echoed(&mut peer, b"with the next one");

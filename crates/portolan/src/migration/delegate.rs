@@ -264,6 +264,12 @@ fn claim(
             core.return_delegated(clock::now(), listening, (slot, session));
             Err(Errno::MFILE.into())
         }
+        // It waits for the next server.
+        lost if process.control.is_lost() => {
+            let mut core = process.lock();
+            core.return_delegated(clock::now(), listening, (slot, session));
+            Err(refusal(lost))
+        }
         refused => {
             let now = clock::now();
             session.connection.abort(now);

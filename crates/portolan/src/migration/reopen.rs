@@ -192,6 +192,7 @@ fn listen_again(
     let waiting = give_up_kernels(process, listener, setup)?;
     put_descriptor(listener, &near)?;
     listener.set_stands_in(false);
+    process.lock().delegations.begin_anew(session);
     let near = match bind_again(process, listener, setup, (&near, &far))? {
         Bound::First { .. } => {
             hand_on(&far, waiting);
@@ -203,7 +204,10 @@ fn listen_again(
         }
     };
     drop(far);
-    let place = ListenerSlot::new(process);
+    let place = match ListenerSlot::of(process, session) {
+        ListenerSlot::Nowhere => ListenerSlot::new(process),
+        known => known,
+    };
     let known = SessionRef::Known(session);
     let request = delegate::request(process, listener, known, setup.backlog, &place);
     let answer = process.control.call(request, &[]);
@@ -345,6 +349,11 @@ fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     let slot = socket.slot();
     let Some((session, flow, generation)) = ({
         let mut core = process.lock();
+        if core.is_on_delegated_port(slot) {
+            // It is registered later, as under the server of before.
+            socket.note_server(process.incarnation());
+            return Ok(());
+        }
         let session = core.stack.tcp(slot);
         session
             .filter(|it| !it.connection.is_closed())

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use portolan_proto::control::{Caching, DescriptorEvent, ReplyBody, RequestBody, SessionRef};
 use portolan_sys::unix::{self, PairKind, ReceiveError};
 use portolan_sys::wait::pollfd;
-use portolan_sys::{clock, descriptor, wait};
+use portolan_sys::{descriptor, wait};
 use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
@@ -240,14 +240,24 @@ enum Next {
 /// Accepts the next session. Sessions that have ended in the meantime are skipped.
 fn try_accept(fd: RawFd, listener: &Arc<Socket>, flags: i32) -> Outcome<Next> {
     // A forked worker registers with its first accept.
-    let Ok(process) = start() else {
-        return next_without_server(fd, listener);
+    let process = match start() {
+        Ok(process) => process,
+        Err(_) => match delegate_of(listener) {
+            Some(process) => process,
+            None => return next_without_server(fd, listener),
+        },
     };
     match accept_from(process, fd, listener, flags) {
         // The server went away during the request.
         Err(CallError::Errno(Errno::NETDOWN)) if process.control.is_lost() => Ok(Next::HungUp),
         next => next,
     }
+}
+
+/// Returns this process if it performs the handshakes of the listener, with or without a server.
+fn delegate_of(listener: &Socket) -> Option<&'static Process> {
+    let id = listener.setup().session?;
+    Process::running().filter(|process| process.lock().delegations.has(id))
 }
 
 fn next_without_server(fd: RawFd, listener: &Socket) -> Outcome<Next> {
@@ -365,8 +375,10 @@ fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
         return Ok(());
     }
     successor::watch();
-    if let (Some(process), Some(session)) = (process, setup.session) {
-        process.lock().abort_delegation(clock::now(), session);
+    if let (Some(process), Some(session)) = (process, setup.session)
+        && process.lock().delegations.has(session)
+    {
+        return Ok(());
     }
     let may_be_kernels = matches!(start(), Err(Absent::UseKernel));
     if may_be_kernels && reopen::stand_in(listener, &mut setup).is_ok() {

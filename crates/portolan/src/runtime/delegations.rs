@@ -26,7 +26,8 @@ struct Delegated {
     id: SessionId,
     /// The slot that the port's segments are sent to.
     slot: Slot,
-    far: InternalFd,
+    /// Absent while the listener's descriptor is being replaced, for another server.
+    far: Option<InternalFd>,
     /// The message is on the descriptor.
     is_announced: bool,
     /// Accepted connections may stay unregistered.
@@ -89,6 +90,14 @@ impl Delegations {
         }
     }
 
+    /// The listener gets another descriptor, and its port another server.
+    pub(crate) fn begin_anew(&mut self, id: SessionId) {
+        if let Some(known) = self.named(id) {
+            known.far = None;
+            known.is_announced = false;
+        }
+    }
+
     /// An accepted connection is registered from now on.
     pub(crate) fn registered(
         &mut self,
@@ -128,12 +137,13 @@ impl Delegations {
 impl Delegated {
     /// Shows on the descriptor that connections wait.
     fn announce(&mut self) {
+        let Some(far) = &self.far else { return };
         if self.is_announced || !self.handshakes.has_ready() {
             return;
         }
         // A full descriptor has other connections to accept; their accept calls lead to the next attempt.
         let token = encode(&DescriptorEvent::AcceptedHere);
-        self.is_announced = unix::send(self.far.as_fd(), &token, &[]).is_ok();
+        self.is_announced = unix::send(far.as_fd(), &token, &[]).is_ok();
     }
 }
 
@@ -146,7 +156,13 @@ impl Core {
         (rules, options, backlog): (Rules, HandshakeOptions, u32),
     ) {
         if let Some(known) = self.delegations.named(id) {
-            known.handshakes.change(rules, options, backlog);
+            if known.far.is_some() {
+                known.handshakes.change(rules, options, backlog);
+            } else {
+                known.far = far;
+                known.handshakes.follow(rules, options, backlog);
+                self.attend_delegations();
+            }
         } else if let Some(far) = far {
             let mut handshakes = Delegation::new(rules, options, backlog);
             // Frames that arrived after the row was changed to point here.
@@ -157,7 +173,7 @@ impl Core {
             self.delegations.0.push(Delegated {
                 id,
                 slot,
-                far,
+                far: Some(far),
                 is_announced: false,
                 may_leave_unregistered: true,
                 handshakes,

@@ -12,7 +12,7 @@ use portolan_tcp::StateName;
 use portolan_types::{FlowKey, Instant, SessionId, Slot};
 
 use crate::runtime::Core;
-use crate::socket::{Socket, SocketPhase};
+use crate::socket::Socket;
 
 /// An open connection is registered at this age: from then on its own row saves the look-up by flow, and it survives a
 /// restart of the server.
@@ -93,6 +93,11 @@ impl Unregistered {
             is_urgent: false,
             ended: Vec::new(),
         }
+    }
+
+    /// Another server has given this journal.
+    pub(super) fn continue_in(&mut self, journal: JournalWriter) {
+        self.journal.continue_in(journal);
     }
 
     /// Returns the ports that unregistered connections are on.
@@ -267,6 +272,12 @@ impl Core {
     ) -> bool {
         self.delegations.may_leave_unregistered(listener)
             && self.enter_unregistered(now, listener, (slot, flow))
+    }
+
+    /// Is there an unregistered connection at `slot`, whose listener is delegated to this process?
+    pub(crate) fn is_on_delegated_port(&self, slot: Slot) -> bool {
+        let connection = self.unregistered.by_slot.get(&slot);
+        connection.is_some_and(|it| self.delegations.has(it.port))
     }
 
     pub(super) fn enter_unregistered(
@@ -447,21 +458,6 @@ impl Core {
     pub(super) fn cut_off_all_unregistered(&mut self, now: Instant) {
         let all = self.unregistered.slots();
         self.cut_off(now, all);
-    }
-
-    /// Without the server that has leased the ports, but with its rows in the filters: open connections stay, for the next
-    /// server to know. Their entries go with the journal.
-    pub(super) fn keep_opened(&mut self, now: Instant) {
-        let all = self.unregistered.slots();
-        let is_open = |core: &Core, slot| {
-            let socket = core.socket_at(slot);
-            socket.is_some_and(|socket| socket.phase() == SocketPhase::Cached)
-        };
-        let (_, ended): (Vec<_>, Vec<_>) = all
-            .into_iter()
-            .partition(|(slot, is_closed)| !is_closed && is_open(self, *slot));
-        self.cut_off(now, ended);
-        self.leases.forget_ports(now);
     }
 
     fn cut_off(&mut self, now: Instant, all: Vec<(Slot, bool)>) {

@@ -205,12 +205,15 @@ impl Server {
     /// Can the next server continue with a session, whose state is its process's?
     pub(crate) fn is_left_to_successor(&self, id: SessionId) -> bool {
         let session = self.control.registry.session(id);
-        session.is_some_and(|session| {
-            session.protocol == Protocol::Tcp
-                && matches!(session.life, Life::Connected)
-                && matches!(session.holder, Holder::Process(..))
-                && session.awaited.is_none()
-                && !session.is_local()
+        session.is_some_and(|session| match &session.life {
+            Life::Connected => {
+                session.protocol == Protocol::Tcp
+                    && matches!(session.holder, Holder::Process(..))
+                    && session.awaited.is_none()
+                    && !session.is_local()
+            }
+            Life::Listening(listener) => listener.delegate.is_some(),
+            _ => false,
         })
     }
 }

@@ -44,6 +44,7 @@ impl Server {
             listener.opens.options = spec.options;
         }
         let rules = self.choose_delegate(channel, id, &spec);
+        self.leave_port_of_before(id);
         self.control.registry.describe(id, spec.options_blob);
         // The performer of the handshakes signals pending connections on the descriptor.
         let far = match (&rules, self.handles.peer_end(id)) {
@@ -247,9 +248,25 @@ impl Server {
             ..FlowRow::default()
         };
         for key in BindingKey::of(Protocol::Tcp, local, session.v6_only) {
+            if channel == ChannelId::SERVER && self.inheritance.ports().contains_key(&key) {
+                // Until it is known whether the process continues.
+                continue;
+            }
             if let Err(error) = self.filter.bind(&key, row) {
                 warn!(%error, %local, "cannot open a port in the filter");
             }
+        }
+    }
+
+    /// The rows of a listener are its own from now on, and no longer those that the previous server wrote.
+    fn leave_port_of_before(&mut self, id: SessionId) {
+        let Some(session) = self.control.registry.session(id) else {
+            return;
+        };
+        let keys = BindingKey::of(Protocol::Tcp, session.local, session.v6_only);
+        let left = keys.filter(|key| self.inheritance.leave_port(key)).count();
+        if left > 0 {
+            self.steer_listener(id);
         }
     }
 

@@ -105,6 +105,20 @@ impl JournalWriter {
         Some(RecordIndex(index))
     }
 
+    /// Continues in another journal, with the same records.
+    pub fn continue_in(&mut self, other: JournalWriter) {
+        let before = std::mem::replace(&mut self.memory, other.memory);
+        for at in (0..self.used as usize).map(offset) {
+            for place in (at..at + RECORD).step_by(WORD).rev() {
+                let word = before.u64_at(place).load(Relaxed);
+                self.memory.u64_at(place).store(word, Release);
+            }
+        }
+        self.memory
+            .u64_at(USED)
+            .store(u64::from(self.used), Relaxed);
+    }
+
     pub fn erase(&mut self, RecordIndex(index): RecordIndex) {
         self.memory.u64_at(offset(index as usize)).store(0, Release);
         self.free.push(index);
@@ -159,6 +173,23 @@ mod tests {
         writer.erase(last);
         assert!(writer.enter(&record(9)).is_some());
         assert_eq!(reader.records().count(), JOURNAL_RECORDS);
+    }
+
+    #[test]
+    fn records_go_on_in_another_journal() {
+        let reader = JournalReader::create().unwrap();
+        let mut writer = JournalWriter::map(&reader).unwrap();
+        let first = writer.enter(&record(1)).unwrap();
+        let second = writer.enter(&record(2)).unwrap();
+        writer.erase(first);
+        let next = JournalReader::create().unwrap();
+        writer.continue_in(JournalWriter::map(&next).unwrap());
+        assert_eq!(ports(&next), [2]);
+        writer.enter(&record(3)).unwrap();
+        writer.enter(&record(4)).unwrap();
+        assert_eq!(ports(&next), [2, 3, 4]);
+        writer.erase(second);
+        assert_eq!((ports(&next), ports(&reader)), (vec![3, 4], vec![2]));
     }
 
     #[test]
