@@ -9,7 +9,6 @@ use portolan_proto::filter::{BindingKey, Flood, FloodSeen};
 use portolan_proto::report::FloodCounts;
 use portolan_stack::passive::{CookieUse, flood};
 use portolan_tcp::Config;
-use portolan_tcp::isn::Secret;
 use portolan_types::{FlowKey, Instant, Protocol, SessionId};
 
 use crate::control::{Control, Effect, Effects};
@@ -27,7 +26,6 @@ const FEW: u64 = 100;
 /// The parameters of answers to SYNs, besides those of the listener.
 pub struct Answering {
     pub config: Config,
-    pub secret: Secret,
     pub cookies: CookieUse,
 }
 
@@ -160,18 +158,15 @@ impl Control {
 
     fn answers_of(&self, id: SessionId, answering: &Answering) -> Option<Flood> {
         let listener = self.registry.listener(id)?;
-        let (secret, has_room) = match listener.delegate {
-            Some(delegate) => (
-                listener.lent_secret.as_ref()?,
-                delegate.queue == AcceptQueue::HasRoom,
-            ),
-            None => (&answering.secret, listener.opens.queue.has_room()),
+        let has_room = match listener.delegate {
+            Some(delegate) => delegate.queue == AcceptQueue::HasRoom,
+            None => listener.opens.queue.has_room(),
         };
         let exempt = listener.exempt.as_ref();
         if exempt.is_some_and(|exempt| exempt.is_incomplete) {
             return None;
         }
-        let mut flood = flood(&answering.config, &listener.opens.options, secret);
+        let mut flood = flood(&answering.config, &listener.opens.options, &listener.secret);
         if !has_room {
             flood.flags |= Flood::FULL;
         }

@@ -40,21 +40,21 @@ pub struct Listener {
     pub is_for_children: bool,
     /// Performs the handshakes; the server does if there is none.
     pub delegate: Option<Delegate>,
-    /// Cookie secret of the processes that perform or performed the handshakes.
-    pub lent_secret: Option<Secret>,
+    /// Of its cookies, initial numbers and time stamps, also for the process that performs the handshakes.
+    pub secret: Secret,
     pub floods: FloodCounts,
     pub exempt: Option<ExemptFlows>,
 }
 
 impl Listener {
-    pub fn new(backlog: u32) -> Listener {
+    pub fn new(backlog: u32, secret: Secret) -> Listener {
         Listener {
             opens: PassiveOpen::new(HandshakeOptions::default(), backlog),
             local_opens: VecDeque::new(),
             is_blocked: false,
             is_for_children: false,
             delegate: None,
-            lent_secret: None,
+            secret,
             floods: FloodCounts::default(),
             exempt: None,
         }

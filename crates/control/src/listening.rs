@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use portolan_proto::control::AcceptQueue;
-use portolan_tcp::isn::Secret;
 use portolan_types::{ChannelId, Instant, SessionId, Slot};
 
 use crate::control::{Control, Effect, Effects};
@@ -45,12 +44,11 @@ impl Control {
         }
     }
 
-    /// Delegates the handshakes of a listener to a process, if possible. Returns the cookie secret for it.
+    /// Delegates the handshakes of a listener to a process, if possible. Returns the listener's secret for it.
     pub fn delegate(
         &mut self,
         id: SessionId,
         (channel, slot): (ChannelId, Slot),
-        fresh: impl FnOnce() -> Secret,
     ) -> Option<[u8; 16]> {
         if !self.can_delegate(channel, id) {
             return None;
@@ -63,7 +61,7 @@ impl Control {
             is_wanted_back: false,
         });
         self.counters.delegations += 1;
-        Some(listener.lent_secret.get_or_insert_with(fresh).0)
+        Some(listener.secret.0)
     }
 
     /// Ports that listeners share cannot be delegated, nor what only the server does: Fast Open, and waiting for data.

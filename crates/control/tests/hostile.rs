@@ -12,6 +12,7 @@ use portolan_control::{
     Closing, Holder, Life, Limit, Limits, Listener, Opening, Registry, Relay, SessionEntry,
 };
 use portolan_proto::control::Reuse;
+use portolan_tcp::isn::Secret;
 use portolan_types::{ChannelId, Instant, Protocol, SessionId, Slot};
 
 const PLENTY: Limit = Limit {
@@ -253,7 +254,7 @@ impl Server {
 fn life_of(code: u8) -> Life {
     match code % 9 {
         0 => Life::Bound,
-        1 => Life::Listening(Box::new(Listener::new(1))),
+        1 => Life::Listening(Box::new(Listener::new(1, Secret([7; 16])))),
         2 => Life::Connecting {
             channel: ChannelId(1),
             slot: Slot(0),

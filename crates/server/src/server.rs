@@ -699,10 +699,10 @@ impl Server {
     }
 
     /// Returns the parameters of a connection over `path`.
-    pub(crate) fn tcp_config(&self, path: &Path, flow: &FlowKey) -> TcpConfig {
+    pub(crate) fn tcp_config(&self, path: &Path, flow: &FlowKey, secret: &Secret) -> TcpConfig {
         TcpConfig {
             handle_room: self.handle_room(flow),
-            ..path_config(&self.base_config(), path, flow, &self.secret)
+            ..path_config(&self.base_config(), path, flow, secret)
         }
     }
 
@@ -728,6 +728,15 @@ impl Server {
 
     pub(crate) fn isn(&self, flow: &FlowKey) -> SeqNum {
         initial_sequence(&self.secret, flow, self.now)
+    }
+
+    /// Whoever knows a secret that was derived learns nothing of others.
+    pub(crate) fn derive_secret(&self, purpose: impl std::hash::Hash) -> Secret {
+        let mut secret = [0; 16];
+        for (half, bytes) in secret.chunks_exact_mut(8).enumerate() {
+            bytes.copy_from_slice(&self.hash((&purpose, half)).to_ne_bytes());
+        }
+        Secret(secret)
     }
 
     pub(crate) fn hash(&self, value: impl std::hash::Hash) -> u64 {

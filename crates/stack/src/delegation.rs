@@ -61,12 +61,15 @@ pub struct Delegation {
 }
 
 impl Delegation {
-    pub fn new(rules: Rules, options: HandshakeOptions, backlog: u32) -> Delegation {
+    /// From `now` on, acknowledgements of cookies may come that the server has sent.
+    pub fn new(now: Instant, rules: Rules, options: HandshakeOptions, backlog: u32) -> Delegation {
+        let mut clock = CookieClock::default();
+        clock.note(now);
         Delegation {
             secret: Secret(rules.secret),
             rules,
             opens: PassiveOpen::new(options, backlog),
-            clock: CookieClock::default(),
+            clock,
             flood: FloodReports::default(),
             flows: FlowTable::default(),
             done: Vec::new(),
@@ -179,7 +182,7 @@ impl Delegation {
             fast_open: FastOpenUse::NEVER,
             syn_ack_retries: self.rules.syn_ack_retries,
             secret: &self.secret,
-            lent_secret: None,
+            fast_open_secret: &self.secret,
             clock: if self.flood.is_told() {
                 CookieClock::ALWAYS
             } else {

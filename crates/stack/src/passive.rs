@@ -59,10 +59,10 @@ pub struct Terms<'a, Id> {
     pub cookies: CookieUse,
     pub fast_open: FastOpenUse,
     pub syn_ack_retries: u8,
-    /// Of cookies and initial numbers.
+    /// Of the port's SYN cookies, initial numbers and time stamps: the same for whoever performs the handshakes.
     pub secret: &'a Secret,
-    /// Of cookies that somebody else has sent from the port.
-    pub lent_secret: Option<&'a Secret>,
+    /// Of the host's cookies of Fast Open.
+    pub fast_open_secret: &'a Secret,
     pub clock: CookieClock,
     /// Parameters of a connection over the path to its peer; none without one.
     pub config: &'a dyn Fn(&FlowKey) -> Option<Config>,
@@ -144,11 +144,9 @@ impl<Id: Copy + Eq + Hash> PassiveOpen<Id> {
         if segment.hop_limit < self.options.ip.min_ttl {
             return Step::Ignore(Unanswered::TooFar);
         }
-        let secrets = [Some(terms.secret), terms.lent_secret];
-        let secrets = secrets.into_iter().flatten();
         match terms
             .clock
-            .judge(now, &segment.flow, segment.header, secrets)
+            .judge(now, &segment.flow, segment.header, terms.secret)
         {
             Request::Noise => Step::Ignore(Unanswered::Noise),
             Request::Syn => {

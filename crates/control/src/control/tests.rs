@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use bolero::TypeGenerator;
 use portolan_proto::control::Reuse;
+use portolan_tcp::isn::Secret;
 use portolan_types::Generation;
 
 use super::*;
@@ -97,7 +98,7 @@ impl Bed {
         let effects = self.does(Input::Listens(listener));
         assert_eq!(effects, [Effect::SteerListener(listener)]);
         let session = self.control.registry.session_mut(listener).unwrap();
-        session.life = Life::Listening(Box::new(Listener::new(backlog)));
+        session.life = Life::Listening(Box::new(Listener::new(backlog, Secret([7; 16]))));
         listener
     }
 

@@ -1,6 +1,7 @@
 //! When the filter answers SYNs, for which listeners, and when it stops.
 
 use portolan_proto::control::Reuse;
+use portolan_tcp::isn::Secret;
 
 use super::*;
 use crate::control::Input;
@@ -12,7 +13,6 @@ use crate::session::{Life, Opening};
 fn answering() -> Answering {
     Answering {
         config: Config::default(),
-        secret: Secret([7; 16]),
         cookies: CookieUse::WhenFull,
     }
 }
@@ -35,7 +35,7 @@ fn listen(bed: &mut Bed, number: u64) -> SessionId {
     let id = bed.control.enter(None, opening, || number).unwrap();
     bed.does(Input::Listens(id));
     let session = bed.control.registry.session_mut(id).unwrap();
-    session.life = Life::Listening(Box::new(Listener::new(4)));
+    session.life = Life::Listening(Box::new(Listener::new(4, Secret([7; 16]))));
     id
 }
 

@@ -1,5 +1,6 @@
 //! Admission: a process can use its own sessions, within its limits, and nothing else.
 
+use portolan_tcp::isn::Secret;
 use portolan_types::Protocol;
 
 use super::*;
@@ -180,7 +181,10 @@ fn a_session_has_as_many_users_as_showed_its_descriptor() {
     let mut registry = registry();
     let parent = process(&mut registry, 1);
     let child = process(&mut registry, 1);
-    let listening = opening(Protocol::Tcp, Life::Listening(Box::new(Listener::new(1))));
+    let listening = opening(
+        Protocol::Tcp,
+        Life::Listening(Box::new(Listener::new(1, Secret([7; 16])))),
+    );
     let id = registry.open(Some(parent), listening, numbers()).unwrap();
     assert!(!registry.session(id).unwrap().is_user(child));
     registry.entitle(id, child);

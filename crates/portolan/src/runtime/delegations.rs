@@ -164,7 +164,7 @@ impl Core {
                 self.attend_delegations();
             }
         } else if let Some(far) = far {
-            let mut handshakes = Delegation::new(rules, options, backlog);
+            let mut handshakes = Delegation::new(now, rules, options, backlog);
             // Frames that arrived after the row was changed to point here.
             for (record, frame) in self.stack.take_early(slot) {
                 let with = (&mut self.stack, &self.routes);

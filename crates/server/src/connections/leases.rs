@@ -47,7 +47,8 @@ impl Server {
         let rules = OpenRules {
             config: self.base_config(),
             syn_retries: self.sysctls.values().syn_retries,
-            secret: self.secret_of_user(uid),
+            // Whoever knows it can predict the user's own initial numbers only.
+            secret: self.derive_secret(("leases", uid)).0,
         };
         let rules = encode(&rules);
         Ok(ReplyBody::Leased { ports, rules }.into())
@@ -94,14 +95,5 @@ impl Server {
             }
         }
         Answer::Silence
-    }
-
-    /// Different for each user: whoever knows it can predict the user's own initial numbers only.
-    fn secret_of_user(&self, uid: u32) -> [u8; 16] {
-        let mut secret = [0; 16];
-        for (half, bytes) in secret.chunks_exact_mut(8).enumerate() {
-            bytes.copy_from_slice(&self.hash(("leases", uid, half)).to_ne_bytes());
-        }
-        secret
     }
 }

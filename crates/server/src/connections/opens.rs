@@ -392,7 +392,7 @@ impl Server {
             local,
             remote: target.remote,
         };
-        let mut config = self.tcp_config(&path, &flow);
+        let mut config = self.tcp_config(&path, &flow, &self.secret);
         tune_config(&mut config, &target.options);
         let isn = self.isn(&flow);
         let mut connection =

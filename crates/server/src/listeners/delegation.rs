@@ -11,11 +11,10 @@ use portolan_proto::encode;
 use portolan_stack::TcpSession;
 use portolan_stack::passive::Rules;
 use portolan_tcp::StateName;
-use portolan_tcp::isn::Secret;
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, canonical, scope_of};
 use tracing::debug;
 
-use crate::random::{random_bytes, random_u64};
+use crate::random::random_u64;
 use crate::requests::{Answer, Claimed, Listening};
 use crate::server::Server;
 
@@ -32,8 +31,7 @@ impl Server {
         if !self.is_delegation_wished(id, spec) {
             return None;
         }
-        let fresh = || Secret(random_bytes());
-        let secret = self.control.delegate(id, (channel, slot), fresh)?;
+        let secret = self.control.delegate(id, (channel, slot))?;
         self.end_floods_of(id);
         self.steer_listener(id);
         self.move_extensions_of(id);

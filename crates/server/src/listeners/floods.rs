@@ -23,7 +23,6 @@ impl Server {
     fn answering(&self) -> Answering {
         Answering {
             config: self.base_config(),
-            secret: self.secret.clone(),
             cookies: self.sysctls.values().cookies,
         }
     }

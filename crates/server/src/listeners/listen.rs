@@ -174,7 +174,7 @@ impl Server {
         descriptor: Option<NewDescriptor>,
     ) -> Result<(SessionId, SocketAddr), Errno> {
         let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
-        let local = session.local;
+        let (local, uid) = (session.local, session.uid);
         let claim = session.claim.ok_or(Errno::INVAL)?;
         let rows = BindingKey::of(Protocol::Tcp, local, session.v6_only).count();
         self.control.registry.charge_listener(id, rows)?;
@@ -187,7 +187,12 @@ impl Server {
         if let Some(descriptor) = descriptor {
             self.rename(id, descriptor)?;
         }
-        self.set_life(id, Life::Listening(Box::new(Listener::new(backlog))));
+        // Listeners that share the port are of one user, and the filter answers a flood of SYNs to all of them.
+        let secret = self.derive_secret(("listeners", uid, local.port()));
+        self.set_life(
+            id,
+            Life::Listening(Box::new(Listener::new(backlog, secret))),
+        );
         debug!(session = id.0, %local, backlog, "listening");
         Ok((id, local))
     }

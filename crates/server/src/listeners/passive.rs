@@ -68,12 +68,12 @@ impl Server {
             cookies: sysctls.cookies,
             fast_open: sysctls.fast_open,
             syn_ack_retries: sysctls.syn_ack_retries,
-            secret: &self.secret,
-            lent_secret: listener.lent_secret.as_ref(),
+            secret: &listener.secret,
+            fast_open_secret: &self.secret,
             clock: self.cookie_clock,
             config: &|flow| {
                 let path = self.path_of(flow.remote).ok()?;
-                Some(self.tcp_config(&path, flow))
+                Some(self.tcp_config(&path, flow, &listener.secret))
             },
             is_unfinished: &|id| self.is_unfinished(id),
         };

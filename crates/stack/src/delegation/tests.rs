@@ -86,16 +86,20 @@ struct Pair {
     met: Option<DelegateInput>,
 }
 
+fn delegation(backlog: u32) -> Delegation {
+    let rules = Rules {
+        config: Config::default(),
+        cookies: CookieUse::WhenFull,
+        syn_ack_retries: 5,
+        secret: [7; 16],
+    };
+    Delegation::new(now(), rules, HandshakeOptions::default(), backlog)
+}
+
 impl Pair {
     fn new(backlog: u32) -> Pair {
-        let rules = Rules {
-            config: Config::default(),
-            cookies: CookieUse::WhenFull,
-            syn_ack_retries: 5,
-            secret: [7; 16],
-        };
         Pair {
-            delegation: Delegation::new(rules, HandshakeOptions::default(), backlog),
+            delegation: delegation(backlog),
             own: Stack::new(now()),
             clients: Stack::new(now()),
             met: None,
@@ -345,6 +349,23 @@ fn a_full_queue_answers_with_cookies_and_keeps_nothing() {
     assert_eq!(pair.state(client), StateName::Established);
     assert_eq!(pair.count("syn_cookies_accepted"), 1);
     assert!(pair.delegation.has_ready());
+}
+
+/// A busy listener is delegated while cookies are out that the server has sent.
+#[test]
+fn a_cookie_of_whoever_performed_the_handshakes_before_opens_a_connection() {
+    let mut pair = Pair::new(1);
+    pair.connect(1);
+    pair.hear();
+    let client = pair.connect(2);
+    pair.hear();
+    pair.answer();
+    pair.delegation = delegation(1);
+    pair.say(client, b"early");
+    pair.hear();
+    assert_eq!(pair.count("syn_cookies_accepted"), 1);
+    pair.answer();
+    assert_eq!(pair.state(client), StateName::Established);
 }
 
 #[test]

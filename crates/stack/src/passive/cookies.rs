@@ -44,24 +44,20 @@ impl CookieClock {
         self.0.is_some_and(|last| now.since(last) < COOKIE_LIFETIME)
     }
 
-    /// Judges a segment by the secrets that cookies of the port were made with.
-    pub(super) fn judge<'a>(
+    /// Judges a segment by the secret that cookies of the port are made with.
+    pub(super) fn judge(
         self,
         now: Instant,
         flow: &FlowKey,
         header: &TcpHeader,
-        secrets: impl IntoIterator<Item = &'a Secret>,
+        secret: &Secret,
     ) -> Request {
         match judge_at_listener(header) {
             ListenAnswer::Ignore => Request::Noise,
             ListenAnswer::Open => Request::Syn,
             ListenAnswer::Reset if is_plain_ack(header) && self.is_running(now) => {
-                let mut decoded = secrets
-                    .into_iter()
-                    .filter_map(|secret| cookie::decode(secret, flow, header, now));
-                decoded
-                    .next()
-                    .map_or(Request::Stray { is_forgery: true }, Request::Cookie)
+                let decoded = cookie::decode(secret, flow, header, now);
+                decoded.map_or(Request::Stray { is_forgery: true }, Request::Cookie)
             }
             ListenAnswer::Reset => Request::Stray { is_forgery: false },
         }
@@ -103,7 +99,7 @@ mod tests {
     use super::*;
 
     const NOW: Instant = Instant::from_millis(60_000);
-    const SECRETS: [Secret; 2] = [Secret([1; 16]), Secret([2; 16])];
+    const SECRET: Secret = Secret([1; 16]);
 
     fn flow() -> FlowKey {
         FlowKey {
@@ -140,30 +136,28 @@ mod tests {
     }
 
     #[test]
-    fn a_cookie_of_any_of_the_ports_secrets_is_known() {
-        for secret in &SECRETS {
-            let ack = acknowledgement_of(secret);
-            let segment = running().judge(NOW, &flow(), &ack, &SECRETS);
-            assert!(matches!(segment, Request::Cookie(_)), "{segment:?}");
-        }
+    fn a_cookie_of_the_ports_secret_is_known() {
+        let ack = acknowledgement_of(&SECRET);
+        let segment = running().judge(NOW, &flow(), &ack, &SECRET);
+        assert!(matches!(segment, Request::Cookie(_)), "{segment:?}");
         let ack = acknowledgement_of(&Secret([3; 16]));
-        let segment = running().judge(NOW, &flow(), &ack, &SECRETS);
+        let segment = running().judge(NOW, &flow(), &ack, &SECRET);
         assert_eq!(segment, Request::Stray { is_forgery: true });
     }
 
     #[test]
     fn without_cookies_about_an_acknowledgement_is_no_forgery() {
-        let ack = acknowledgement_of(&SECRETS[0]);
+        let ack = acknowledgement_of(&SECRET);
         let stray = Request::Stray { is_forgery: false };
-        let never = CookieClock::default().judge(NOW, &flow(), &ack, &SECRETS);
+        let never = CookieClock::default().judge(NOW, &flow(), &ack, &SECRET);
         assert_eq!(never, stray);
         let later = NOW + COOKIE_LIFETIME;
-        assert_eq!(running().judge(later, &flow(), &ack, &SECRETS), stray);
+        assert_eq!(running().judge(later, &flow(), &ack, &SECRET), stray);
     }
 
     #[test]
     fn a_syn_opens_and_a_reset_is_noise() {
-        let judge = |flags| running().judge(NOW, &flow(), &segment(flags), &SECRETS);
+        let judge = |flags| running().judge(NOW, &flow(), &segment(flags), &SECRET);
         assert_eq!(judge(TcpFlags::SYN), Request::Syn);
         assert_eq!(judge(TcpFlags::RST), Request::Noise);
     }

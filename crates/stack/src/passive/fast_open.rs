@@ -93,7 +93,7 @@ impl<Id: Copy + Eq + Hash> PassiveOpen<Id> {
         }
         let proof = match cookie {
             _ if terms.fast_open.serves_without_cookie() => FastOpenOutcome::Accepted,
-            Some(cookie) => self.prove(now, syn, cookie, terms.secret, connection),
+            Some(cookie) => self.prove(now, syn, cookie, terms.fast_open_secret, connection),
             None => FastOpenOutcome::Unused,
         };
         if proof == FastOpenOutcome::Accepted {

@@ -45,7 +45,7 @@ fn step(opens: &PassiveOpen<u32>, header: &TcpHeader, path: Option<Config>) -> S
         fast_open: SERVES,
         syn_ack_retries: 5,
         secret: &SECRET,
-        lent_secret: None,
+        fast_open_secret: &SECRET,
         clock: CookieClock::default(),
         config: &|_| path.clone(),
         is_unfinished: &|id| id != 0,
