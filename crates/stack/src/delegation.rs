@@ -10,7 +10,7 @@ use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::CookieCounts;
 use portolan_tcp::isn::Secret;
 use portolan_tcp::{Connection, Events, StateName};
-use portolan_types::{FlowKey, Generation, Instant, SeqNum, SessionId, Slot};
+use portolan_types::{FlowKey, Instant, SeqNum, SessionId, Slot};
 use portolan_wire::tcp::TcpHeader;
 
 use crate::counters::Fate;
@@ -24,7 +24,7 @@ use crate::passive::{
 use crate::reset_limit::ResetLimit;
 use crate::routes::Routes;
 use crate::session::{Session, TcpSession};
-use crate::stack::{Input, Stack, send_segment};
+use crate::stack::{Input, OF_NEXT, Stack, send_segment};
 
 pub use flood::FloodReport;
 use flood::FloodReports;
@@ -453,7 +453,7 @@ pub(crate) fn deliver(
     let generation = match stack.get(slot) {
         Some(Session::Tcp(session)) if session.flow == flow => session.generation,
         // It is migrating within this process, or has left.
-        _ => Generation(u32::MAX),
+        _ => OF_NEXT,
     };
     let record = RecordHeader {
         slot: slot.0,

@@ -28,6 +28,7 @@ mod tx_queues;
 
 pub use datagrams::{SendError, Sending};
 use early::EarlyFrames;
+pub(crate) use early::OF_NEXT;
 pub use output::send_segment;
 use tx_queues::WaitingQueues;
 
@@ -209,6 +210,7 @@ impl Stack {
     /// Inserts a session at a slot returned by [`Stack::reserve`], and delivers the frames that arrived for it earlier.
     pub fn insert_at(&mut self, now: Instant, slot: Slot, session: Session) {
         self.counters.came(&session);
+        let generation = generation(&session);
         let place = SlotState::Taken(Box::new(SessionEntry {
             // Its former holder has counted it.
             counted_rtt: smoothed_rtt(&session),
@@ -230,7 +232,11 @@ impl Stack {
         }
         if let SlotState::Reserved(early) = before {
             for held in early.release(&mut self.early) {
-                if let Input::Unclaimed(_) = self.input(now, &held.record, &held.frame) {
+                let input = self.input(now, &held.record_for(generation), &held.frame);
+                if matches!(
+                    input,
+                    Input::Unclaimed(_) | Input::Dropped(Drop::ForeignPeer)
+                ) {
                     self.released.push(held.frame);
                 }
             }

@@ -1,13 +1,12 @@
 //! A client and the holder of a delegated port, connected by hand.
 
+use core::time::Duration;
 use std::net::SocketAddr;
 
 use portolan_proto::control::AcceptQueue;
 use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route, RouteKind};
 use portolan_tcp::Config;
-use portolan_types::{MacAddr, Protocol, SeqNum};
-
-use core::time::Duration;
+use portolan_types::{Generation, MacAddr, Protocol, SeqNum};
 
 use super::*;
 use crate::flow_table::FOLLOW_FOR;
@@ -279,6 +278,30 @@ fn what_comes_for_a_connection_without_a_row_arrives_until_it_is_over() {
     );
     pair.delegation.forget_ended(slot, &flow);
     assert_eq!(pair.delegation.flows.flows().count(), 0);
+}
+
+/// The socket gets the session a moment after it was taken from the queue.
+#[test]
+fn what_comes_while_a_connection_is_accepted_is_not_lost() {
+    let mut pair = Pair::new(8);
+    let client = pair.open(1000);
+    let (slot, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    pair.say(client, b"word");
+    pair.hear();
+    pair.own.insert_at(now(), slot, Session::Tcp(session));
+    assert_eq!(pair.own.tcp(slot).unwrap().connection.readable(), 4);
+    assert!(!pair.own.has_released());
+
+    let other = pair.open(1001);
+    let (slot, _) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    pair.say(other, b"word");
+    pair.hear();
+    let (_, third) = {
+        pair.open(1002);
+        pair.delegation.accept(&mut pair.own, now()).unwrap()
+    };
+    pair.own.insert_at(now(), slot, Session::Tcp(third));
+    assert!(pair.own.has_released(), "of another flow");
 }
 
 #[test]

@@ -10,6 +10,9 @@ pub(super) const AT_A_SLOT: usize = 2048;
 /// Limit of the bytes of all waiting frames.
 pub(super) const IN_ALL: usize = 4 << 20;
 
+/// For whichever session comes to the slot next, if that has the frame's flow.
+pub(crate) const OF_NEXT: Generation = Generation(u32::MAX);
+
 /// A slot reserved for a session.
 #[derive(Debug, Default)]
 pub(super) struct EarlyFrames {
@@ -22,6 +25,21 @@ pub(super) struct EarlyFrames {
 pub(super) struct EarlyFrame {
     pub(super) record: RecordHeader,
     pub(super) frame: Vec<u8>,
+}
+
+impl EarlyFrame {
+    /// Returns the record of the frame for the session of that generation.
+    pub(super) fn record_for(&self, generation: Generation) -> RecordHeader {
+        let is_of_next = self.record.generation == OF_NEXT.0;
+        RecordHeader {
+            generation: if is_of_next {
+                generation.0
+            } else {
+                self.record.generation
+            },
+            ..self.record
+        }
+    }
 }
 
 impl EarlyFrames {
