@@ -354,11 +354,16 @@ impl Core {
         }
     }
 
-    /// Removes a closed connection, for the server to finish.
+    /// Removes a closed connection, for the server to finish. Until that has a row for it, its segments arrive here.
     fn return_closed(&mut self, now: Instant, slot: Slot) -> Option<(SessionId, TcpSession)> {
-        let (port, session) = self.remove_unregistered(slot)?;
+        let (port, flow) = self.unregistered.remove(slot)?;
+        self.delegations.registered(now, port, (slot, flow));
+        self.leases.flows.registered(now, slot, &flow);
         self.leases.spend(now, port);
-        Some((port, *session))
+        match self.stack.remove(slot)? {
+            Session::Tcp(session) => Some((port, *session)),
+            Session::Udp(_) => None,
+        }
     }
 
     /// Removes the connection at `slot` as it is. Returns false if the server knows it.
