@@ -706,6 +706,8 @@ fn the_peer_of_a_program_that_was_killed_without_a_server_sees_the_end() {
         let echo = python(&bed, (Side::Server, Stack::Portolan), PORT, ECHO);
         let mut peer = connect(&bed, PORT);
         echoed(&mut peer, b"word");
+        // The connection that showed that the program listens has ended.
+        assert!(eventually(SOON, || live_sessions(&bed, Side::Server) == 2));
         stop(&mut bed, end);
         echoed(&mut peer, b"without a server");
         echo.signal(Signal::KILL).expect("it runs");
