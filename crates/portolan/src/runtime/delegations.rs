@@ -256,15 +256,21 @@ impl Core {
         }
     }
 
+    /// Enters the connections whose handshakes are done in the journal, before their peers see anything acknowledged.
+    pub(crate) fn note_done_handshakes(&mut self) {
+        for known in &mut self.delegations.0 {
+            for (slot, flow) in known.handshakes.take_done() {
+                self.unregistered.note_waiting(known.id, (slot, flow));
+            }
+        }
+    }
+
     /// Sends the handshakes' replies that need no session, and reports waiting connections and floods.
     pub(crate) fn attend_delegations(&mut self) {
         for known in &mut self.delegations.0 {
             known.handshakes.answer(&self.routes, &mut self.channel);
             known.announce();
             let listener = known.id;
-            for (slot, flow) in known.handshakes.take_done() {
-                self.unregistered.note_waiting(listener, (slot, flow));
-            }
             let reports = known.handshakes.flood_reports().into_iter();
             self.outbox.extend(reports.map(|report| match report {
                 FloodReport::ExemptFlows(flows) => RequestBody::ExemptFlows { listener, flows },
