@@ -308,9 +308,7 @@ impl Core {
     /// Sends the pending output of the sessions.
     pub(crate) fn poll_tx(&mut self, now: Instant) {
         let now = self.at_latest(now);
-        if !self.delegations.is_empty() {
-            self.note_done_handshakes();
-        }
+        self.note_done_handshakes();
         if self.stack.awaits_output(&self.routes) || self.channel.has_backlog() {
             self.send(now);
         }

@@ -628,11 +628,9 @@ impl Server {
         // A process that accepts must find the server gone when its listener hangs up.
         let mut listeners = Vec::new();
         let mut left = 0;
-        let used_ports = self.used_leases();
-        let is_left =
-            |server: &Server, id| server.is_left_to_successor(id) || used_ports.contains(&id);
+        let used_leases = self.used_leases();
         for id in held {
-            if departure == Departure::ForSuccessor && is_left(&self, id) {
+            if departure == Departure::ForSuccessor && self.is_left_to_successor(id, &used_leases) {
                 left += 1;
                 continue;
             }
@@ -660,7 +658,7 @@ impl Server {
         }
         self.stop_links();
         if departure == Departure::ForSuccessor && (left > 0 || self.inheritance.has_flows()) {
-            self.leave_connections(&used_ports);
+            self.leave_connections(&used_leases);
             drop(listeners);
             info!(
                 connections = left,
@@ -684,10 +682,10 @@ impl Server {
     }
 
     /// Leaves everything to the next server except what it cannot continue with.
-    fn leave_connections(&mut self, used_ports: &HashSet<SessionId>) {
+    fn leave_connections(&mut self, used_leases: &HashSet<SessionId>) {
         let sessions = self.control.registry.sessions().map(|session| session.id);
         let lost: Vec<SessionId> = sessions
-            .filter(|id| !self.is_left_to_successor(*id) && !used_ports.contains(id))
+            .filter(|id| !self.is_left_to_successor(*id, used_leases))
             .collect();
         for id in lost {
             self.forget(id);

@@ -42,6 +42,15 @@ pub fn exchange(stream: &mut TcpStream, blocks: usize, size: usize) {
     }
 }
 
+/// Checks that an echo server serves the connection until the end.
+///
+/// # Panics
+/// If it does not.
+pub fn assert_served(mut stream: TcpStream) {
+    exchange(&mut stream, 4, 5000);
+    assert_ends_in_order(stream);
+}
+
 /// Shuts the connection down for sending, and checks that the server ends it.
 ///
 /// # Panics

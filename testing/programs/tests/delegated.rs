@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
-use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
+use portolan_programs::stream::{assert_ends_in_order, assert_served, connect, exchange};
 use portolan_programs::{
     PYTHON, bed, client, counter, eventually, file, live_sessions, restart_server, sessions_in,
     start_server, stop_server,
@@ -70,9 +70,7 @@ fn told(bed: &Bed, name: &str) -> u64 {
 }
 
 fn echo(bed: &Bed) {
-    let mut stream = connect(bed, PORT);
-    exchange(&mut stream, 4, 5000);
-    assert_ends_in_order(stream);
+    assert_served(connect(bed, PORT));
 }
 
 /// Checks that the peer's connection is reset.
@@ -395,11 +393,6 @@ fn held(bed: &Bed, then: &str) -> (Background, TcpStream) {
 
 fn established(bed: &Bed) -> usize {
     sessions_in(bed, Side::Server, "ESTAB")
-}
-
-fn assert_served(mut stream: TcpStream) {
-    exchange(&mut stream, 4, 5000);
-    assert_ends_in_order(stream);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
-use portolan_programs::stream::{assert_ends_in_order, exchange};
+use portolan_programs::stream::assert_served;
 use portolan_programs::{
     PYTHON, bed, client, counter, each_pairing, eventually, over_both_families, restart_server,
     serve, sessions_in,
@@ -147,11 +147,6 @@ fn greeted(listener: &TcpListener) -> TcpStream {
     let mut greeting = [0; 5];
     stream.read_exact(&mut greeting).expect("a greeting");
     stream
-}
-
-fn assert_served(mut stream: TcpStream) {
-    exchange(&mut stream, 4, 5000);
-    assert_ends_in_order(stream);
 }
 
 #[test]

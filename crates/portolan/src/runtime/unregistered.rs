@@ -333,14 +333,20 @@ impl Core {
 
     /// The connection at `slot` is registered from now on.
     pub(crate) fn note_registered(&mut self, now: Instant, slot: Slot, id: SessionId) {
-        if let Some((port, flow)) = self.unregistered.remove(slot) {
-            self.delegations.registered(now, port, (slot, flow));
-            self.leases.spend(now, port);
-        }
+        self.leave_to_server(now, slot);
         if let Some(session) = self.stack.tcp(slot) {
             session.id = id;
-            self.leases.flows.registered(now, slot, &session.flow);
         }
+    }
+
+    /// The server knows the connection at `slot`, or will in a moment. Until it has a row, its segments arrive by that of its
+    /// port. Returns the port.
+    fn leave_to_server(&mut self, now: Instant, slot: Slot) -> Option<SessionId> {
+        let (port, flow) = self.unregistered.remove(slot)?;
+        self.delegations.registered(now, port, (slot, flow));
+        self.leases.flows.registered(now, slot, &flow);
+        self.leases.spend(now, port);
+        Some(port)
     }
 
     /// Removes a closed connection.
@@ -348,22 +354,20 @@ impl Core {
         let (port, flow) = self.unregistered.remove(slot)?;
         self.delegations.forget_ended(port, (slot, flow));
         self.leases.flows.forget_ended(slot, &flow);
+        Some((port, self.take_stream(slot)?))
+    }
+
+    fn take_stream(&mut self, slot: Slot) -> Option<Box<TcpSession>> {
         match self.stack.remove(slot)? {
-            Session::Tcp(session) => Some((port, session)),
+            Session::Tcp(session) => Some(session),
             Session::Udp(_) => None,
         }
     }
 
-    /// Removes a closed connection, for the server to finish. Until that has a row for it, its segments arrive here.
+    /// Removes a closed connection, for the server to finish.
     fn return_closed(&mut self, now: Instant, slot: Slot) -> Option<(SessionId, TcpSession)> {
-        let (port, flow) = self.unregistered.remove(slot)?;
-        self.delegations.registered(now, port, (slot, flow));
-        self.leases.flows.registered(now, slot, &flow);
-        self.leases.spend(now, port);
-        match self.stack.remove(slot)? {
-            Session::Tcp(session) => Some((port, *session)),
-            Session::Udp(_) => None,
-        }
+        let port = self.leave_to_server(now, slot)?;
+        Some((port, *self.take_stream(slot)?))
     }
 
     /// Removes the connection at `slot` as it is. Returns false if the server knows it.

@@ -1,5 +1,6 @@
 //! Requests of processes that continue, and the end of what nobody has named.
 
+use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -202,8 +203,12 @@ impl Server {
         );
     }
 
-    /// Can the next server continue with a session, whose state is its process's?
-    pub(crate) fn is_left_to_successor(&self, id: SessionId) -> bool {
+    /// Can the next server continue with a session, whose state is its process's? Leases count that are in use.
+    pub(crate) fn is_left_to_successor(
+        &self,
+        id: SessionId,
+        used_leases: &HashSet<SessionId>,
+    ) -> bool {
         let session = self.control.registry.session(id);
         session.is_some_and(|session| match &session.life {
             Life::Connected => {
@@ -213,6 +218,7 @@ impl Server {
                     && !session.is_local()
             }
             Life::Listening(listener) => listener.delegate.is_some(),
+            Life::Leased => used_leases.contains(&id),
             _ => false,
         })
     }

@@ -75,11 +75,11 @@ pub(crate) fn claim_refused(library: &mut Library, body: RequestBody) -> i32 {
     refused(library, body, &[far.as_fd(), near.as_fd()])
 }
 
-fn a(port: u16) -> SocketAddr {
+pub(crate) fn a(port: u16) -> SocketAddr {
     SocketAddr::new(Bed::A4, port)
 }
 
-fn b(port: u16) -> SocketAddr {
+pub(crate) fn b(port: u16) -> SocketAddr {
     SocketAddr::new(Bed::B4, port)
 }
 

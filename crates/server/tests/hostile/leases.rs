@@ -8,7 +8,7 @@ use portolan_sys::unix::PairKind;
 use portolan_types::{SessionId, Slot};
 
 use crate::common::{Library, control_path, start_server};
-use crate::delegations::{claim, claim_refused};
+use crate::delegations::{a, b, claim, claim_refused};
 use crate::{Victim, assert_serves_others, counter, hostile_library, refused};
 
 const BADF: i32 = 9;
@@ -30,14 +30,6 @@ pub(crate) fn lease(library: &mut Library, most: u32) -> Vec<LeasedPort> {
         ReplyBody::Leased { ports, .. } => ports,
         other => panic!("{other:?}"),
     }
-}
-
-fn a(port: u16) -> SocketAddr {
-    SocketAddr::new(Bed::A4, port)
-}
-
-fn b(port: u16) -> SocketAddr {
-    SocketAddr::new(Bed::B4, port)
 }
 
 #[test]
