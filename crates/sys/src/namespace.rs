@@ -55,7 +55,7 @@ pub fn start_in(command: &mut Command, fd: OwnedFd) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::in_fresh_namespace;
+    use crate::testing::{in_fresh_namespace, run};
 
     #[test]
     fn a_program_starts_in_the_namespace_it_is_given() {
@@ -65,7 +65,7 @@ mod tests {
         let mut command = Command::new("readlink");
         command.arg("/proc/self/ns/net");
         start_in(&mut command, fresh);
-        let said = String::from_utf8(command.output().unwrap().stdout).unwrap();
+        let said = String::from_utf8(run(&mut command).stdout).unwrap();
         assert_eq!(said.trim(), format!("net:[{inside}]"));
     }
 

@@ -117,7 +117,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream, UdpSocket};
 
     use super::*;
-    use crate::testing::as_nobody;
+    use crate::testing::{as_nobody, last_close};
 
     const LOW: u16 = 1021;
 
@@ -184,7 +184,7 @@ mod tests {
         let (accepted, _) = listener.accept().unwrap();
         assert_eq!(shown_by(&listener).unwrap(), Some(wanted));
         assert_eq!(shown_by(&accepted).unwrap(), None);
-        drop(client);
+        last_close(client);
         let shown = shown_by(&accepted).unwrap();
         assert_eq!(shown, None, "nor when its peer has gone");
     }

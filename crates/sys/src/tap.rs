@@ -187,7 +187,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::testing::{in_fresh_namespace, ip};
+    use crate::testing::{in_fresh_namespace, ip, last_close, run};
 
     /// An ARP request behind a zero header.
     fn frame() -> Vec<u8> {
@@ -205,13 +205,13 @@ mod tests {
             tap.bring_up().unwrap();
             assert_eq!(tap.name, "ptl0");
             assert_eq!(device::by_name("ptl0").unwrap().index, tap.ifindex);
-            let shown = Command::new("ip").args(["link", "show", "ptl0"]).output();
-            let shown = String::from_utf8(shown.unwrap().stdout).unwrap();
+            let shown = run(Command::new("ip").args(["link", "show", "ptl0"]));
+            let shown = String::from_utf8(shown.stdout).unwrap();
             assert!(shown.contains(" qdisc noqueue "), "{shown}");
             assert!(shown.contains("<BROADCAST,NOARP,UP,"), "{shown}");
             let mut buffer = [0; 2048];
             assert_eq!(TapIo::new(&tap.fd).read(&mut buffer), None);
-            drop(tap);
+            last_close(tap);
             assert!(device::by_name("ptl0").is_err());
         });
     }

@@ -1,6 +1,8 @@
 //! Helpers shared by the unit tests of this crate.
 
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::process::{Child, Command, Output};
+use std::sync::{RwLock, RwLockReadGuard};
 
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 
@@ -36,13 +38,35 @@ pub(crate) fn as_nobody<T: Send>(action: impl FnOnce() -> T + Send) -> T {
     })
 }
 
+/// Until it executes a program, a child has a copy of every descriptor of this process: no close of the test beside
+/// it is the last one.
+static FORKS: RwLock<()> = RwLock::new(());
+
+/// Held by who forks, until the child has executed a program or ended.
+pub(crate) fn forking() -> RwLockReadGuard<'static, ()> {
+    FORKS.read().unwrap()
+}
+
+/// Closes what a test then expects to be gone for good.
+pub(crate) fn last_close<T>(opened: T) {
+    let _no_fork = FORKS.write().unwrap();
+    drop(opened);
+}
+
+pub(crate) fn start(command: &mut Command) -> Child {
+    let _fork = forking();
+    command.spawn().expect("the program is installed")
+}
+
+pub(crate) fn run(command: &mut Command) -> Output {
+    let _fork = forking();
+    command.output().expect("the program is installed")
+}
+
 /// Runs `ip` with the words of `arguments` in the calling thread's namespace.
 pub(crate) fn ip(arguments: &str) {
-    let status = std::process::Command::new("ip")
-        .args(arguments.split_whitespace())
-        .status()
-        .unwrap();
-    assert!(status.success(), "ip {arguments}");
+    let output = run(Command::new("ip").args(arguments.split_whitespace()));
+    assert!(output.status.success(), "ip {arguments}: {output:?}");
 }
 
 /// The kernel's `BPF_MAP_TYPE_ARRAY` and `BPF_MAP_TYPE_RINGBUF`.

@@ -3,14 +3,11 @@
 use std::process::Command;
 
 use super::*;
-use crate::testing::in_fresh_namespace;
+use crate::testing::{in_fresh_namespace, run};
 
 fn nft(command: &str) {
-    let status = Command::new("nft")
-        .arg(command)
-        .status()
-        .expect("nft is installed");
-    assert!(status.success(), "{command}");
+    let output = run(Command::new("nft").arg(command));
+    assert!(output.status.success(), "{command}: {output:?}");
 }
 
 fn has_rules() -> bool {

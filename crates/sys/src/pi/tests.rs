@@ -11,6 +11,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::*;
 use crate::sched::{Attributes, priority_of};
+use crate::testing::{forking, start};
 
 /// Far beyond what anything here takes.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -71,6 +72,7 @@ fn one_thread_at_a_time_has_the_value() {
 fn a_forked_child_has_a_lock_of_its_own() {
     let value = Arc::new(PiMutex::new(0));
     *value.lock() += 1;
+    let _fork = forking();
     // SAFETY: the child makes no call that needs a lock held by another thread.
     let child = unsafe { libc::fork() };
     if child == 0 {
@@ -93,7 +95,7 @@ fn a_forked_child_has_a_lock_of_its_own() {
 fn who_waits_for_a_lock_held_in_the_name_of_another_gets_it() {
     let mutex = Arc::new(PiMutex::new(()));
     // A child of `vfork` holds it under its parent's ID; the parent exists, and holds nothing.
-    let mut parent = Command::new("sleep").arg("60").spawn().unwrap();
+    let mut parent = start(Command::new("sleep").arg("60"));
     mutex.word.store(parent.id(), Relaxed);
     let waiter = thread::spawn({
         let mutex = Arc::clone(&mutex);

@@ -4,13 +4,13 @@ use std::process::{Child, Command};
 use std::thread;
 
 use super::*;
+use crate::testing::start;
 
 struct Program(Child);
 
 impl Program {
     fn start(script: &str) -> Program {
-        let child = Command::new("/bin/sh").args(["-c", script]).spawn();
-        Program(child.unwrap())
+        Program(start(Command::new("/bin/sh").args(["-c", script])))
     }
 
     fn tid(&self) -> u32 {

@@ -4,7 +4,7 @@ use std::process::Command;
 
 use super::*;
 use crate::device;
-use crate::testing::{in_fresh_namespace, ip};
+use crate::testing::{in_fresh_namespace, ip, run};
 
 const CLASS: Class = Class {
     minor: 0x10,
@@ -18,10 +18,7 @@ const CLASS: Class = Class {
 };
 
 fn tc(arguments: &str) -> String {
-    let output = Command::new("tc")
-        .args(arguments.split(' '))
-        .output()
-        .unwrap();
+    let output = run(Command::new("tc").args(arguments.split(' ')));
     assert!(output.status.success(), "tc {arguments}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
@@ -142,7 +139,7 @@ fn what_would_not_come_back_is_not_replaced() {
         let filter = "filter add dev p0 parent 9: bpf bytecode";
         let everything = ["1,6 0 0 1", "classid", "9:20"];
         let words = filter.split(' ').chain(everything);
-        assert!(Command::new("tc").args(words).status().unwrap().success());
+        assert!(run(Command::new("tc").args(words)).status.success());
         let error = traffic.look(ifindex, Foreign::Replace).unwrap_err();
         assert!(error.to_string().contains("filters"), "{error}");
         tc("qdisc del dev p0 root");

@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 
 use super::*;
+use crate::testing::last_close;
 
 fn pair() -> (Connection, Connection) {
     let (a, b) = socket_pair(PairKind::SeqPacket).unwrap();
@@ -75,7 +76,7 @@ fn a_slow_reader_blocks_the_sender_until_it_reads() {
 #[test]
 fn a_peer_that_has_gone_is_closed_on_both_calls() {
     let (a, b) = pair();
-    drop(b);
+    last_close(b);
     assert_eq!(a.send(b"x", &[]), Err(SendError::Closed));
     assert_eq!(a.receive(&mut [0; 8]).unwrap_err(), ReceiveError::Closed);
 }
@@ -116,7 +117,7 @@ fn a_dead_servers_socket_is_replaced_and_a_live_one_is_not() {
 fn ends_of_a_pair_are_told_from_connections_and_other_sockets() {
     let (one, two) = socket_pair(PairKind::Stream).unwrap();
     assert!(is_pair_end(&one) && is_pair_end(&two));
-    drop(two);
+    last_close(two);
     assert!(is_pair_end(&one), "also when the other end is closed");
 
     let path = path("pair-end");
@@ -137,15 +138,15 @@ fn an_end_whose_peer_has_gone_is_empty_unless_the_peer_left_something() {
         assert!(is_empty(&far) && closes_at_once(&far));
         rustix::net::send(&near, b"left", SendFlags::empty()).unwrap();
         assert!(!is_empty(&far));
-        drop(near);
+        last_close(near);
         assert!(!is_empty(&far));
     }
     let (near, far) = socket_pair(PairKind::Stream).unwrap();
-    drop(near);
+    last_close(near);
     assert!(is_empty(&far));
     // An empty message may carry descriptors, and reads like the end.
     let (near, far) = socket_pair(PairKind::SeqPacket).unwrap();
-    drop(near);
+    last_close(near);
     assert!(!is_empty(&far));
 }
 

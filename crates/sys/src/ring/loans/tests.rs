@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 
 use crate::ring::testing::{Producer, SIZE};
 use crate::ring::{Loan, Ring};
-use crate::testing::memory;
+use crate::testing::{forking, memory};
 use std::os::fd::{AsFd, OwnedFd};
 
 use crate::mapping::{Mapping, page_size};
@@ -148,6 +148,7 @@ fn a_child_of_fork_has_what_was_detached() {
     let mut bed = Bed::new();
     let (number, loan) = bed.lend(700);
     bed.ring.detach_loans();
+    let _fork = forking();
     // SAFETY: the child calls nothing but `_exit`.
     let child = unsafe { libc::fork() };
     if child == 0 {
