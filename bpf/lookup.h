@@ -7,8 +7,8 @@
 
 #include "maps.h"
 
-/* Chosen at the first look-up of a shared binding, so that peers cannot select one of its sockets. */
-static volatile __u32 share_seed;
+/* Chosen at the first look-up of a shared binding, so that peers cannot select one of its sockets. Outlives a server. */
+volatile __u32 share_seed SEC(".data.seed");
 
 static __always_inline struct flow_row *find_flow(const struct filter_key *key)
 {
@@ -98,16 +98,25 @@ enum sender {
 	SENDER_OWNER,
 };
 
-/*
- * Whether the channel has a socket with that binding, alone or among others; if so, stores its row, or,
- * for a shared binding, only that there may be handlers.
- */
-static __always_inline enum sender sender_on(const struct binding_key *binding,
+/* Whether the channel is one of several that send from the binding; stores only that there may be handlers. */
+static __always_inline bool is_among_senders(const struct binding_key *binding,
 					     struct flow_row *sender)
 {
 	struct sender_key key = { .binding = *binding, .channel = sender->channel };
+	const __u16 *class = bpf_map_lookup_elem(&senders, &key);
+
+	if (!class)
+		return false;
+	sender->class = *class;
+	sender->flags = ROW_EXTENDED_SENDING;
+	return true;
+}
+
+/* Whether the channel has a socket with that binding, alone or among others; if so, stores its row. */
+static __always_inline enum sender sender_on(const struct binding_key *binding,
+					     struct flow_row *sender)
+{
 	struct flow_row *row = bpf_map_lookup_elem(&bindings, binding);
-	__u16 *shared;
 
 	if (row && !(row->flags & ROW_SHARED)) {
 		if (row->channel != sender->channel)
@@ -115,12 +124,8 @@ static __always_inline enum sender sender_on(const struct binding_key *binding,
 		*sender = *row;
 		return SENDER_OWNER;
 	}
-	shared = bpf_map_lookup_elem(&senders, &key);
-	if (shared) {
-		sender->class = *shared;
-		sender->flags = ROW_EXTENDED_SENDING;
+	if (is_among_senders(binding, sender))
 		return SENDER_OWNER;
-	}
 	return row ? SENDER_FOREIGN : SENDER_UNKNOWN;
 }
 
@@ -140,7 +145,7 @@ static __always_inline enum sender find_sender(const struct filter_key *key,
 }
 
 /*
- * Whether the channel performs the handshakes of that port itself. A listener on the exact address takes
+ * Whether the channel performs handshakes of that port itself, alone or among others. A listener on the exact address takes
  * precedence over one on any address, which does not own its port.
  */
 static __always_inline enum sender find_delegate(const struct filter_key *key,
@@ -155,6 +160,8 @@ static __always_inline enum sender find_delegate(const struct filter_key *key,
 	}
 	if (!row || !(row->flags & ROW_DELEGATED))
 		return SENDER_UNKNOWN;
+	if (row->flags & ROW_SHARED)
+		return is_among_senders(&binding, sender) ? SENDER_OWNER : SENDER_FOREIGN;
 	if (row->channel != sender->channel)
 		return SENDER_FOREIGN;
 	*sender = *row;

@@ -22,6 +22,7 @@
 #include "martian.h"
 #include "opening.h"
 #include "parse.h"
+#include "performer.h"
 #include "policy.h"
 #include "raw.h"
 #include "search.h"
@@ -159,6 +160,11 @@ static __always_inline int filter(struct __sk_buff *skb, __u32 interface,
 			claimed = judge_claim(skb, &key, row);
 		if (is_refused || claimed == CLAIM_KERNELS)
 			row = NULL;
+		if (row && flags == RECORD_BINDING && is_of_several(row) &&
+		    claimed == CLAIM_OPENS && origin == FROM_NETWORK && is_unattended(row)) {
+			count(receive_syn_passed_by);
+			row = &row_of_server;
+		}
 		if (piece.is_fragment && parsed == PARSED_FLOW)
 			remember(skb, &key, &piece, row, flags);
 		if (is_refused) {

@@ -57,7 +57,7 @@ pub struct Filter {
     handles: Option<RefCell<HandleTable>>,
     pub(crate) bindings: Table<BindingKey, FlowRow>,
     pub(crate) shares: Table<ShareKey, FlowRow>,
-    senders: Table<SenderKey, u16>,
+    pub(crate) senders: Table<SenderKey, u16>,
     raw_flows: Table<RawKey, FlowRow>,
     members: Table<MemberKey, FlowRow>,
     interfaces: Table<u32, [FilterInterface; MAX_INTERFACES]>,

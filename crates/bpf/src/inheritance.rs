@@ -1,7 +1,7 @@
 //! What a dead server has left in the tables, and what of it stays: the rows of TCP connections that processes hold, and
 //! the channels that these lead to. Everything else was the dead server's own, or is made anew.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use portolan_proto::filter::{BindingKey, FilterChannel, FilterKey, FlowRow};
 use portolan_types::{ChannelId, Protocol};
@@ -18,6 +18,8 @@ pub struct Inheritance {
     pub flows: HashMap<FilterKey, FlowRow>,
     /// Ports under lease, and those of delegated listeners, with the connections that only their processes know.
     pub ports: HashMap<BindingKey, FlowRow>,
+    /// Of those ports whose flows are dealt, the buckets that processes have.
+    pub buckets: HashMap<BindingKey, BTreeMap<u32, FlowRow>>,
 }
 
 /// A channel that the dead server had given to a process.
@@ -40,6 +42,7 @@ impl Filter {
             channels: self.inherited_channels()?,
             flows: HashMap::new(),
             ports: HashMap::new(),
+            buckets: HashMap::new(),
         };
         for key in self.bindings.keys() {
             let row = self.bindings.read(&key).filter(|row| {
@@ -47,11 +50,13 @@ impl Filter {
                     && inheritance.channels.contains_key(&ChannelId(row.channel))
             });
             if let Some(row) = row {
-                let row = left_of(row, FlowRow::DELEGATED | FlowRow::LEASED);
+                let dealt = FlowRow::SHARED | FlowRow::DEALT;
+                let row = left_of(row, FlowRow::DELEGATED | FlowRow::LEASED | dealt);
                 self.bindings.set(&key, &row)?;
                 inheritance.ports.insert(key, row);
             }
         }
+        self.take_over_buckets(&mut inheritance)?;
         for tap in self.taps.keys() {
             let channel = self.taps.read(&tap).map(|row| ChannelId(row.channel));
             match channel.and_then(|channel| inheritance.channels.get_mut(&channel)) {
@@ -75,6 +80,30 @@ impl Filter {
         Ok(inheritance)
     }
 
+    /// A port whose flows are dealt stays as long as one of its buckets is a process's.
+    fn take_over_buckets(&mut self, inheritance: &mut Inheritance) -> Result<(), TableError> {
+        let Inheritance {
+            channels,
+            ports,
+            buckets,
+            ..
+        } = inheritance;
+        for share in self.shares.keys() {
+            let row = self.shares.read(&share).filter(|row| {
+                row.flags & FlowRow::DELEGATED != 0
+                    && channels.contains_key(&ChannelId(row.channel))
+                    && ports.contains_key(&share.binding)
+            });
+            if let Some(row) = row {
+                let row = left_of(row, FlowRow::DELEGATED | FlowRow::SHARED);
+                self.shares.set(&share, &row)?;
+                let of_port = buckets.entry(share.binding).or_default();
+                of_port.insert(share.bucket, row);
+            }
+        }
+        Ok(())
+    }
+
     /// Has SYNs to the dead server's listeners reach the kernel's stack, where their programs listen meanwhile.
     fn leave_listeners(&self) -> Result<(), TableError> {
         let is_servers = |row: &FlowRow| row.channel == ChannelId::SERVER.0;
@@ -90,15 +119,33 @@ impl Filter {
                 self.bindings.remove(&key)?;
             }
         }
-        remove_where(&self.shares, |_| true)
+        self.end_deals(|binding| !ports.contains_key(binding))
     }
 
     /// Ends what is left of such a port, unless another endpoint has its row by now.
     pub fn forget_port(&self, key: &BindingKey, row: &FlowRow) -> Result<(), TableError> {
-        match self.bindings.read(key) {
-            Some(present) if present == *row => self.bindings.remove(key),
-            _ => Ok(()),
+        if self.bindings.read(key) != Some(*row) {
+            return Ok(());
         }
+        self.bindings.remove(key)?;
+        if row.flags & FlowRow::DEALT != 0 {
+            self.end_deals(|binding| binding == key)?;
+        }
+        Ok(())
+    }
+
+    fn end_deals(&self, is_over: impl Fn(&BindingKey) -> bool) -> Result<(), TableError> {
+        for share in self.shares.keys() {
+            if is_over(&share.binding) {
+                self.shares.remove(&share)?;
+            }
+        }
+        for sender in self.senders.keys() {
+            if is_over(&sender.binding) {
+                self.senders.remove(&sender)?;
+            }
+        }
+        Ok(())
     }
 
     fn inherited_channels(&self) -> Result<HashMap<ChannelId, InheritedChannel>, TableError> {

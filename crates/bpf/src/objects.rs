@@ -60,7 +60,9 @@ pub(crate) fn entries(map: &str, limits: &Limits, settings: &FilterSettings) -> 
         // And in its list, beside those of groups.
         "members" => Some(limits.bindings + limits.groups.saturating_mul(MEMBERS_MAX as u32)),
         "shares" => Some(limits.shared.saturating_mul(SHARE_BUCKETS)),
-        "channels" | "losses" | "rings" | "doorbells" | "attentions" => Some(limits.channels),
+        "channels" | "losses" | "rings" | "doorbells" | "attentions" | "unanswered_since" => {
+            Some(limits.channels)
+        }
         // Some channels have several taps.
         "taps" => Some(2 * limits.channels),
         _ => None,
@@ -180,6 +182,7 @@ fn load_packet_filter(
     }
     let object = object.load()?;
     keep_with_program(&object, "packet_filter", "taps")?;
+    keep_with_program(&object, "packet_filter", "senders")?;
     Ok(object)
 }
 

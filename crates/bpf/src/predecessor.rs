@@ -15,10 +15,12 @@ use crate::filter::Limits;
 use crate::hook;
 
 /// Tables that the next server's filters use, too.
-pub(crate) const SHARED: [&str; 8] = [
+pub(crate) const SHARED: [&str; 10] = [
     "flows",
     "bindings",
     "shares",
+    "senders",
+    ".data.seed",
     "rings",
     "doorbells",
     "channels",

@@ -108,6 +108,7 @@ impl Control {
     ) {
         if let Some((listener_id, listener)) = self.listener_of(id) {
             listener.opens.queue.accepted(id);
+            listener.note_acceptor(acceptor);
             out.push(Effect::ReviewFloods(listener_id));
             self.admit_crowded_out(listener_id, out);
             self.admit_local_open(listener_id, out);
@@ -152,6 +153,9 @@ impl Control {
         let Life::Listening(listener) = std::mem::replace(&mut session.life, Life::Bound) else {
             return;
         };
+        if !listener.performers.is_empty() {
+            out.push(Effect::EndDeal(id));
+        }
         out.push(Effect::ReviewFloods(id));
         for unaccepted in listener.opens.queue.unaccepted() {
             self.abort(unaccepted, out);

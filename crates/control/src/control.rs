@@ -208,6 +208,8 @@ pub enum Effect {
     /// Notify the opener that there is no connection; [`Input::OpenFailed`] follows.
     FailOpen(SessionId, Errno),
     TakeHandshakes(SessionId),
+    /// The listener, whose rows are closed, deals its flows no longer.
+    EndDeal(SessionId),
     OpenPortAtKernel(SessionId),
 }
 
@@ -317,10 +319,6 @@ impl Control {
         let Some(session) = self.registry.session(id) else {
             return;
         };
-        let is_delegated = || {
-            let delegate = self.registry.listener(id).and_then(|l| l.delegate);
-            delegate.is_some_and(|delegate| delegate.is_wanted_back)
-        };
         match (deadline, &session.life) {
             (Deadline::Defer, Life::Handshake { .. }) => self.on_readable_handshake(id, out),
             (Deadline::LocalConnect, Life::Connecting { .. }) => self.on_late_local_open(id, out),
@@ -336,10 +334,7 @@ impl Control {
             (Deadline::Orphan, Life::Closing(Closing::Finishing(Some(_)))) => {
                 out.push(Effect::LookAtOrphan(id));
             }
-            (Deadline::Delegation, _) if is_delegated() => {
-                self.counters.recall_timeouts += 1;
-                out.push(Effect::TakeHandshakes(id));
-            }
+            (Deadline::Delegation, _) => self.on_delegation_due(id, out),
             (Deadline::PortTransition, _) => out.push(Effect::OpenPortAtKernel(id)),
             _ => {}
         }

@@ -9,7 +9,7 @@ use portolan_proto::filter::{BindingKey, Flood, FloodSeen};
 use portolan_proto::report::FloodCounts;
 use portolan_stack::passive::{CookieUse, flood};
 use portolan_tcp::Config;
-use portolan_types::{FlowKey, Instant, Protocol, SessionId};
+use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId};
 
 use crate::control::{Control, Effect, Effects};
 use crate::timer::Timer;
@@ -68,14 +68,13 @@ impl Control {
     /// the state of its accept queue.
     pub fn on_flooded(
         &mut self,
-        id: SessionId,
+        (channel, id): (ChannelId, SessionId),
         queue: AcceptQueue,
         answering: &Answering,
         now: Instant,
     ) -> Effects {
-        let listener = self.registry.listener_mut(id);
-        if let Some(delegate) = listener.and_then(|listener| listener.delegate.as_mut()) {
-            delegate.queue = queue;
+        if let Some(listener) = self.registry.listener_mut(id) {
+            listener.note_queue_of(channel, queue);
         }
         let mut effects = self.review_floods_of(id, answering);
         for binding in self.bindings_of(id) {
@@ -158,16 +157,12 @@ impl Control {
 
     fn answers_of(&self, id: SessionId, answering: &Answering) -> Option<Flood> {
         let listener = self.registry.listener(id)?;
-        let has_room = match listener.delegate {
-            Some(delegate) => delegate.queue == AcceptQueue::HasRoom,
-            None => listener.opens.queue.has_room(),
-        };
         let exempt = listener.exempt.as_ref();
         if exempt.is_some_and(|exempt| exempt.is_incomplete) {
             return None;
         }
         let mut flood = flood(&answering.config, &listener.opens.options, &listener.secret);
-        if !has_room {
+        if !listener.has_room() {
             flood.flags |= Flood::FULL;
         }
         Some(flood)

@@ -64,6 +64,7 @@ impl Command {
             RequestBody::ReturnPending { .. }
             | RequestBody::Flooded { .. }
             | RequestBody::ExemptFlows { .. }
+            | RequestBody::TakePart { .. }
             | RequestBody::EndDelegation { .. } => Command::Serve,
             _ => return None,
         })

@@ -1,13 +1,15 @@
 //! The server's record of a listener: its passive opens, the intended receivers of its connections, and the
 //! process that its handshakes are delegated to, if any (ADR 15).
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 use portolan_proto::control::{AcceptQueue, Caching, HandshakeOptions};
 use portolan_proto::report::FloodCounts;
 use portolan_stack::passive::PassiveOpen;
 use portolan_tcp::isn::Secret;
 use portolan_types::{ChannelId, FlowKey, SessionId, Slot};
+
+use crate::performers::Performers;
 
 /// The process that performs a listener's handshakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +31,9 @@ pub struct ExemptFlows {
     pub is_incomplete: bool,
 }
 
+/// Processes noted that accept from one listener.
+const ACCEPTORS: usize = 64;
+
 #[derive(Debug)]
 pub struct Listener {
     pub opens: PassiveOpen<SessionId>,
@@ -40,6 +45,10 @@ pub struct Listener {
     pub is_for_children: bool,
     /// Performs the handshakes; the server does if there is none.
     pub delegate: Option<Delegate>,
+    /// Or each its part of them, if several processes have the listener.
+    pub performers: Performers,
+    /// Processes that have accepted connections from the server since the last deal.
+    pub(crate) acceptors: BTreeSet<ChannelId>,
     /// Of its cookies, initial numbers and time stamps, also for the process that performs the handshakes.
     pub secret: Secret,
     pub floods: FloodCounts,
@@ -54,9 +63,46 @@ impl Listener {
             is_blocked: false,
             is_for_children: false,
             delegate: None,
+            performers: Performers::default(),
+            acceptors: BTreeSet::new(),
             secret,
             floods: FloodCounts::default(),
             exempt: None,
+        }
+    }
+
+    /// Returns who performs handshakes in place of the server.
+    pub fn delegates(&self) -> impl Iterator<Item = (ChannelId, Slot)> + '_ {
+        let sole = self.delegate.iter().map(|it| (it.channel, it.slot));
+        let several = self.performers.members().iter();
+        sole.chain(several.map(|it| (it.channel, it.slot)))
+    }
+
+    pub fn is_delegated(&self) -> bool {
+        self.delegate.is_some() || !self.performers.is_empty()
+    }
+
+    /// Has the server, or a process that performs handshakes, room for more connections?
+    pub(crate) fn has_room(&self) -> bool {
+        let several = self.performers.members();
+        match &self.delegate {
+            Some(delegate) => delegate.queue == AcceptQueue::HasRoom,
+            None if several.is_empty() => self.opens.queue.has_room(),
+            None => several.iter().any(|it| it.queue == AcceptQueue::HasRoom),
+        }
+    }
+
+    pub(crate) fn note_queue_of(&mut self, channel: ChannelId, queue: AcceptQueue) {
+        match (&mut self.delegate, self.performers.member_mut(channel)) {
+            (Some(delegate), _) => delegate.queue = queue,
+            (None, Some(performer)) => performer.queue = queue,
+            (None, None) => {}
+        }
+    }
+
+    pub(crate) fn note_acceptor(&mut self, acceptor: Option<ChannelId>) {
+        if self.acceptors.len() < ACCEPTORS {
+            self.acceptors.extend(acceptor);
         }
     }
 

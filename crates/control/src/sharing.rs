@@ -2,6 +2,7 @@
 //! distribution of flows among `SO_REUSEPORT` sockets that moves as few flows as possible.
 
 use std::collections::HashMap;
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use portolan_proto::control::Reuse;
@@ -82,25 +83,44 @@ pub fn receivers(sharers: &[Sharer]) -> Vec<SessionId> {
 }
 
 /// The owner of each bucket of flows.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Deal {
-    buckets: Vec<SessionId>,
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Deal<T> {
+    buckets: Vec<T>,
 }
 
-impl Deal {
+impl<T> Default for Deal<T> {
+    fn default() -> Deal<T> {
+        Deal {
+            buckets: Vec::new(),
+        }
+    }
+}
+
+impl<T: Copy + Eq + Hash> Deal<T> {
     /// Distributes all buckets evenly among `members`. A member that stays keeps its buckets, up to
     /// its new share: a leaving member gives up only its own.
-    pub fn among(&mut self, members: &[SessionId]) {
-        let count = SHARE_BUCKETS as usize;
+    pub fn among(&mut self, members: &[T]) {
         if members.is_empty() {
             self.buckets.clear();
+        } else {
+            self.share_out(members, &[]);
+        }
+    }
+
+    /// As [`Deal::among`], but for the buckets of `keepers`, which these keep.
+    pub fn share_out(&mut self, members: &[T], keepers: &[T]) {
+        if members.is_empty() {
             return;
         }
-        let places: HashMap<SessionId, usize> = members.iter().copied().zip(0..).collect();
-        let mut room = self.shares(&places);
-        let mut buckets = vec![None; count];
+        let places: HashMap<T, usize> = members.iter().copied().zip(0..).collect();
+        let kept = self.buckets.iter().filter(|owner| keepers.contains(owner));
+        let count = SHARE_BUCKETS as usize - kept.count();
+        let mut room = self.shares(&places, count);
+        let mut buckets = vec![None; SHARE_BUCKETS as usize];
         for (bucket, owner) in buckets.iter_mut().zip(&self.buckets) {
-            if let Some(&place) = places.get(owner)
+            if keepers.contains(owner) {
+                *bucket = Some(*owner);
+            } else if let Some(&place) = places.get(owner)
                 && room[place] > 0
             {
                 room[place] -= 1;
@@ -117,9 +137,9 @@ impl Deal {
             .collect();
     }
 
-    /// Returns how many buckets each member gets; the remainder goes to those that have most now.
-    fn shares(&self, places: &HashMap<SessionId, usize>) -> Vec<usize> {
-        let (count, members) = (SHARE_BUCKETS as usize, places.len());
+    /// Returns how many of `count` buckets each member gets; the remainder goes to those that have most now.
+    fn shares(&self, places: &HashMap<T, usize>, count: usize) -> Vec<usize> {
+        let members = places.len();
         let mut held = vec![0_usize; members];
         for place in self.buckets.iter().filter_map(|owner| places.get(owner)) {
             held[*place] += 1;
@@ -133,8 +153,22 @@ impl Deal {
         shares
     }
 
+    /// A deal of before.
+    pub fn of(owner: impl Fn(u32) -> T) -> Deal<T> {
+        Deal {
+            buckets: (0..SHARE_BUCKETS).map(owner).collect(),
+        }
+    }
+
+    /// All buckets of one owner become another's.
+    pub fn give(&mut self, from: T, to: T) {
+        for owner in self.buckets.iter_mut().filter(|owner| **owner == from) {
+            *owner = to;
+        }
+    }
+
     /// Returns every bucket with its owner; nothing before the first deal.
-    pub fn buckets(&self) -> impl Iterator<Item = (u32, SessionId)> + '_ {
+    pub fn buckets(&self) -> impl Iterator<Item = (u32, T)> + '_ {
         (0..).zip(self.buckets.iter().copied())
     }
 }

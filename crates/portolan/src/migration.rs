@@ -8,6 +8,7 @@ pub(crate) mod delegate;
 pub(crate) mod fallback;
 pub(crate) mod finish;
 pub(crate) mod own_open;
+pub(crate) mod part;
 pub(crate) mod registration;
 pub(crate) mod reopen;
 
@@ -337,8 +338,8 @@ fn pack(core: &mut Core, slot: Slot) -> Option<(SessionId, OutgoingCapsule)> {
 
 /// Returns a session that the server recalls for another process; a UDP session goes to the kernel.
 /// If threads wait for its events it must be relayed: they would get none from elsewhere.
-pub(crate) fn yield_session(process: &Process, id: SessionId) {
-    if delegate::end_named(process, id) {
+pub(crate) fn yield_session(process: &'static Process, id: SessionId) {
+    if delegate::heed_recall(process, id) {
         return;
     }
     let wanted = table::sockets().into_iter().find(|(_, socket)| {

@@ -57,6 +57,9 @@ pub(crate) struct Process {
     pub(crate) recall_event: WakeReceiver,
     /// Held while pending recalls are fetched and handled.
     pub(crate) recall_lock: Mutex<()>,
+    /// Held while the handshakes of a listener are requested or given back: a thread of the program and the background
+    /// thread may be about to do either.
+    pub(crate) delegation_lock: Mutex<()>,
     pub(crate) helper: BackgroundThread,
     /// Its holder runs with the priority of its waiters (ADR 2).
     core: PiMutex<Core>,
@@ -332,6 +335,7 @@ impl Process {
             defaults: Mutex::new(Defaults::of(&parameters)),
             recall_event: WakeReceiver::from_fd(descriptors::hide(recall_event)),
             recall_lock: Mutex::new(()),
+            delegation_lock: Mutex::new(()),
             helper: BackgroundThread::new(work).map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
             stays: AtomicBool::new(false),

@@ -314,7 +314,7 @@ impl Core {
         }
         self.dispatch();
         if !self.delegations.is_empty() {
-            self.attend_delegations();
+            self.attend_delegations(now);
         }
         self.answer_strays();
         self.pass_stamps(now);

@@ -60,6 +60,8 @@ pub(crate) struct Socket {
     is_async: AtomicBool,
     /// Other processes may have the descriptor.
     is_shared: AtomicBool,
+    /// Of a listener: the descriptor that shows the connections of this process's part; -1 if it has none.
+    own_near: AtomicI32,
     /// It has a connection that the server does not know yet, or had one.
     is_unregistered: AtomicBool,
     /// Descriptors of this process that refer to it.
@@ -215,6 +217,7 @@ impl Socket {
             is_nonblocking: AtomicBool::new(false),
             is_async: AtomicBool::new(false),
             is_shared: AtomicBool::new(false),
+            own_near: AtomicI32::new(-1),
             is_unregistered: AtomicBool::new(setup.unregistered.is_some()),
             references: AtomicU32::new(1),
             numbers: AtomicU32::new(0),
@@ -323,6 +326,17 @@ impl Socket {
 
     pub(crate) fn set_async(&self, is_async: bool) {
         self.is_async.store(is_async, Ordering::Relaxed);
+    }
+
+    /// Returns the descriptor that becomes readable for connections whose handshakes this process has performed in place of
+    /// others that have the listener, too.
+    pub(crate) fn own_near(&self) -> Option<RawFd> {
+        let near = self.own_near.load(Ordering::Acquire);
+        (near >= 0).then_some(near)
+    }
+
+    pub(crate) fn set_own_near(&self, near: Option<RawFd>) {
+        self.own_near.store(near.unwrap_or(-1), Ordering::Release);
     }
 
     pub(crate) fn is_shared(&self) -> bool {

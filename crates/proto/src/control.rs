@@ -161,6 +161,12 @@ pub enum RequestBody {
         listener: SessionId,
         flows: Vec<FlowKey>,
     },
+    /// The process has the listener, as others do, and offers to perform a part of its handshakes. Reply: `Listening` or
+    /// `Error`.
+    TakePart {
+        listener: SessionId,
+        offer: PartOffer,
+    },
     /// The process no longer performs the listener's handshakes. Reply: `Done` or `Error`.
     EndDelegation { listener: SessionId },
     /// Caches at `slot` a session that the server holds, accepted or parked; a relayed one stays relayed.
@@ -270,6 +276,16 @@ pub enum RequestBody {
     /// For root's commands; needs no `Hello`. Replaces the server's configuration by this text. Reply: `Reloaded` or
     /// `Error`.
     Reload { text: Blob },
+}
+
+/// A part of a listener's handshakes. Its segments are delivered to the slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PartOffer {
+    /// For the first time, or when it is asked to, because processes take part or leave. The server knows all connections
+    /// whose handshakes the process has performed until now.
+    Anew(Slot),
+    /// The same flows as under the previous server.
+    AsBefore(Slot),
 }
 
 /// Options that affect the handshakes that the server performs for a socket.

@@ -4,7 +4,7 @@
 
 mod serve;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::time::Duration;
 
@@ -22,6 +22,9 @@ use crate::supervisor;
 /// How long processes may take to come and name what they hold. They look for a server at intervals of at most 250 ms.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
+/// The performer of each bucket, and its slot.
+pub(crate) type Buckets = BTreeMap<u32, (ChannelId, Slot)>;
+
 /// What has not been named yet.
 #[derive(Debug, Default)]
 pub(crate) struct Inheritance {
@@ -31,6 +34,8 @@ pub(crate) struct Inheritance {
     flows: HashMap<FilterKey, FlowRow>,
     /// Ports with connections that only their processes know.
     ports: HashMap<BindingKey, FlowRow>,
+    /// Of those ports whose flows are dealt, the buckets that processes have.
+    buckets: HashMap<BindingKey, Buckets>,
     /// To be reset.
     abandoned: VecDeque<(FilterKey, FlowRow)>,
     until: Option<Instant>,
@@ -51,14 +56,27 @@ impl Inheritance {
             .flows
             .into_iter()
             .partition(|(_, row)| gone.contains(&ChannelId(row.channel)));
+        let is_gone = |row: &FlowRow| gone.contains(&ChannelId(row.channel));
+        let buckets: HashMap<BindingKey, Buckets> = left
+            .buckets
+            .into_iter()
+            .map(|(key, rows)| {
+                let there = rows.into_iter().filter(|(_, row)| !is_gone(row));
+                let place = |row: FlowRow| (ChannelId(row.channel), Slot(row.slot));
+                let there = there.map(|(bucket, row)| (bucket, place(row)));
+                (key, there.collect::<Buckets>())
+            })
+            .filter(|(_, there)| !there.is_empty())
+            .collect();
         let mut ports = left.ports;
-        ports.retain(|_, row| !gone.contains(&ChannelId(row.channel)));
+        ports.retain(|key, row| !is_gone(row) || buckets.contains_key(key));
         Inheritance {
             until: (!left.channels.is_empty()).then(|| now + TIMEOUT),
             channels: left.channels,
             claimed: BTreeSet::new(),
             flows,
             ports,
+            buckets,
             abandoned: abandoned.into_iter().collect(),
         }
     }
@@ -92,9 +110,11 @@ impl Inheritance {
         &self.ports
     }
 
-    /// A listener decides on the port's row from now on. Returns whether that has led to a process until now.
-    pub(crate) fn leave_port(&mut self, key: &BindingKey) -> bool {
-        self.ports.remove(key).is_some()
+    /// A listener decides on the port's row from now on. Returns none if that has not led to a process until now; else, of a
+    /// port whose flows are dealt, the buckets.
+    pub(crate) fn leave_port(&mut self, key: &BindingKey) -> Option<Buckets> {
+        self.ports.remove(key)?;
+        Some(self.buckets.remove(key).unwrap_or_default())
     }
 
     /// Does the row of the flow say that the connection is there?

@@ -1,11 +1,13 @@
 //! The server's descriptors for sessions: the far ends of their descriptors, the kernel sockets on their ports. They
 //! are closed with the session.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 
+use portolan_control::Charge;
 use portolan_local::Local;
+use portolan_proto::filter::BindingKey;
 use portolan_types::{ChannelId, SessionId};
 
 use crate::connections::rejoin::Rejoining;
@@ -56,6 +58,17 @@ impl HeldPort {
     }
 }
 
+/// The rows of a listener whose flows are dealt.
+#[derive(Debug)]
+pub(crate) struct DealtRows {
+    pub keys: Vec<BindingKey>,
+    /// Processes that may send from the port.
+    pub senders: HashSet<ChannelId>,
+    /// For the buckets; given back when it is dropped.
+    #[expect(dead_code, reason = "it is held")]
+    pub charge: Charge,
+}
+
 /// The descriptors of one session.
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
@@ -65,6 +78,8 @@ pub(crate) struct Handles {
     pub rejoining: Option<Rejoining>,
     /// Connections from the kernel that wait for room in a listener's descriptor.
     pub kernel_connections: VecDeque<(OwnedFd, SocketAddr)>,
+    /// Of a listener whose flows are dealt.
+    pub dealt: Option<DealtRows>,
     /// Its local end, if both ends are on this host.
     pub local: Option<Box<LocalEnd>>,
     /// Its own ring.

@@ -1,5 +1,6 @@
 //! Passive opens: listeners, their handshakes and accept queues, floods.
 
+pub(crate) mod dealing;
 pub(crate) mod delegation;
 pub(crate) mod floods;
 pub(crate) mod listen;

@@ -100,7 +100,7 @@ impl Server {
         self.forget(id);
         match listener {
             // With the row removed, it reaches the process that performs the handshakes.
-            Some(listener) if self.control.delegate_of(listener).is_some() => {
+            Some(listener) if self.control.is_delegated(listener) => {
                 self.control.counters.reinjected += 1;
                 self.inject_from(record.ifindex, frame);
             }
@@ -274,15 +274,38 @@ impl Server {
         let id = packet
             .flow()
             .and_then(|flow| self.control.registry.by_flow(&flow));
-        let is_user = id
-            .and_then(|id| self.control.registry.session(id))
-            .is_some_and(|session| session.is_user(channel));
+        let is_user = id.is_some_and(|id| self.may_have_had(channel, id));
         match id {
             // A process passes on the SYN of a session that it holds once the connection has ended.
             Some(id) if opens(&packet) && self.is_held_by(id, channel) => {
                 self.pass_to_listener(id, record.ifindex, frame);
             }
             Some(id) if is_user => self.on_moved(id, &packet, &record, frame),
+            None if opens(&packet) => self.on_syn_of_delegate(channel, &packet),
+            _ => self.control.counters.dropped += 1,
+        }
+    }
+
+    /// Has the process had the session, or performed its handshake, or accepted it before the server knew it?
+    fn may_have_had(&self, channel: ChannelId, id: SessionId) -> bool {
+        let registry = &self.control.registry;
+        let is_user = |id| registry.session(id).is_some_and(|it| it.is_user(channel));
+        let is_servers = matches!(
+            self.phase(id),
+            Some(SessionPhase::Handshake | SessionPhase::Offered | SessionPhase::Closing)
+        );
+        let listener = registry.session(id).and_then(|session| session.listener);
+        is_user(id) || is_servers && listener.is_some_and(is_user)
+    }
+
+    /// A process that performs handshakes of a listener no longer, or not for the moment, passes a SYN on.
+    fn on_syn_of_delegate(&mut self, channel: ChannelId, packet: &Packet<'_>) {
+        let segment = Segment::of(packet).filter(|segment| {
+            let listener = self.listener_for(&segment.flow);
+            listener.is_some_and(|listener| self.may_have_had(channel, listener))
+        });
+        match segment {
+            Some(segment) if self.may_connect(&segment.flow) => self.on_stranger(&segment),
             _ => self.control.counters.dropped += 1,
         }
     }

@@ -83,6 +83,7 @@ impl Server {
                 self.attend_local(id);
             }
             Effect::FailOpen(id, errno) => self.open_failed(id, errno),
+            Effect::EndDeal(id) => self.end_deal(id),
             Effect::TakeHandshakes(id) => self.take_handshakes(id),
             Effect::OpenPortAtKernel(id) => self.open_port_at_kernel(id),
         }

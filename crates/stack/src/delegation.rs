@@ -126,10 +126,11 @@ impl Delegation {
             if met == DelegateInput::Done && self.flows.note_segment(&flow) {
                 return DelegateInput::Busy(known.slot);
             }
-            if met == DelegateInput::Done || !known.is_followed_by(segment.header) {
+            let is_over = met != DelegateInput::Done && !known.is_registered;
+            if !is_over || !known.is_followed_by(segment.header) {
+                // The server knows whether a registered one is over: the frame came before its row, or after.
                 return met;
             }
-            // The connection is over; otherwise the frame would have arrived by its own row.
             self.flows.remove(&flow);
             self.open(stack, routes, now, &segment);
             return DelegateInput::Reopened(known.slot);
@@ -348,6 +349,20 @@ impl Delegation {
             Session::Tcp(session) => Some((slot, session)),
             Session::Udp(_) => None,
         }
+    }
+
+    /// Takes out the connections that wait to be accepted: others accept them. Their segments that still come here are
+    /// passed on.
+    pub fn give_up_waiting(&mut self, stack: &mut Stack, now: Instant) -> Vec<(Slot, TcpSession)> {
+        let mut given_up = Vec::new();
+        while let Some((slot, session)) = self.accept(stack, now) {
+            stack.remove(slot);
+            self.flows.registered(now, slot, &session.flow);
+            if session.connection.state() != StateName::Closed {
+                given_up.push((slot, *session));
+            }
+        }
+        given_up
     }
 
     /// Puts a connection taken by [`Delegation::accept`] back, at the head of the queue.

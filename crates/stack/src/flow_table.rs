@@ -20,6 +20,8 @@ pub(crate) struct Known {
     pub(crate) peer_isn: SeqNum,
     /// Number of segments so far, up to [`MANY`].
     segments: u8,
+    /// The server knows it.
+    pub(crate) is_registered: bool,
 }
 
 impl Known {
@@ -28,6 +30,7 @@ impl Known {
             slot,
             peer_isn,
             segments: 0,
+            is_registered: false,
         }
     }
 
@@ -78,9 +81,11 @@ impl FlowTable {
 
     /// A connection has a row of its own from now on.
     pub(crate) fn registered(&mut self, now: Instant, slot: Slot, flow: &FlowKey) {
-        let known = self.get(flow).filter(|known| known.slot == slot);
-        let known = known.map(|known| (now + FOLLOW_FOR, *flow, known));
-        self.leaving.extend(known);
+        let known = self.flows.get_mut(flow);
+        if let Some(known) = known.filter(|known| known.slot == slot) {
+            known.is_registered = true;
+            self.leaving.push_back((now + FOLLOW_FOR, *flow, *known));
+        }
     }
 
     /// The connection at `slot` is over. Another one may have the flow by now.

@@ -1,8 +1,9 @@
 //! The tables that a dead server leaves with its filter on a device.
 
+use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 
-use portolan_proto::filter::{BindingKey, FilterKey, FilterSettings, FlowRow};
+use portolan_proto::filter::{BindingKey, FilterKey, FilterSettings, FlowRow, SenderKey, ShareKey};
 use portolan_types::{ChannelId, Protocol};
 
 use super::attach::in_fresh_namespace;
@@ -152,4 +153,48 @@ fn only_a_ring_is_known_by_its_number() {
     assert!(map_id(bed.maps.ring.as_fd()).is_some());
     assert_eq!(map_id(bed.maps.doorbell.as_fd()), None);
     assert_eq!(map_id(std::io::stderr().as_fd()), None);
+}
+
+#[test]
+fn a_port_whose_flows_are_dealt_keeps_the_buckets_of_processes() {
+    in_fresh_namespace(|| {
+        let [tcp, _] = flows(Protocol::Tcp);
+        let binding = BindingKey::new(Protocol::Tcp, tcp.local);
+        let other = BindingKey::new(Protocol::Udp, tcp.local);
+        let share = |binding, bucket| ShareKey { binding, bucket };
+        let sender = |binding| SenderKey {
+            binding,
+            channel: CHANNEL.0,
+        };
+        let flags = FlowRow::DELEGATED | FlowRow::SHARED;
+        let performers = FlowRow {
+            flags,
+            class: 7,
+            ..row(CHANNEL)
+        };
+        die(|filter| {
+            let whole = FlowRow {
+                flags: flags | FlowRow::DEALT,
+                ..performers
+            };
+            filter.bind(&binding, whole).unwrap();
+            filter.deal(&share(binding, 3), performers).unwrap();
+            let servers = row(ChannelId::SERVER);
+            filter.deal(&share(binding, 4), servers).unwrap();
+            filter.deal(&share(other, 5), row(CHANNEL)).unwrap();
+            filter.allow_sender(&sender(binding), 0).unwrap();
+            filter.allow_sender(&sender(other), 0).unwrap();
+        });
+        let (filter, left) = take_over();
+        let kept = FlowRow {
+            class: 0,
+            ..performers
+        };
+        assert_eq!(left.buckets[&binding], BTreeMap::from([(3, kept)]));
+        filter.forget_endpoints(&left.ports).unwrap();
+        assert_eq!(filter.shares.keys(), [share(binding, 3)]);
+        assert_eq!(filter.senders.keys(), [sender(binding)]);
+        filter.forget_port(&binding, &left.ports[&binding]).unwrap();
+        assert!(filter.shares.keys().is_empty() && filter.senders.keys().is_empty());
+    });
 }

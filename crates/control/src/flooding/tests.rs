@@ -146,8 +146,14 @@ fn without_cookies_nobody_answers_by_them() {
         ..answering()
     };
     let queue = AcceptQueue::HasRoom;
-    assert_eq!(bed.control.on_flooded(id, queue, &never, bed.now), []);
-    let effects = bed.control.on_flooded(id, queue, &answering(), bed.now);
+    assert_eq!(
+        bed.control
+            .on_flooded((ChannelId(1), id), queue, &never, bed.now),
+        []
+    );
+    let effects = bed
+        .control
+        .on_flooded((ChannelId(1), id), queue, &answering(), bed.now);
     assert_eq!(effects.len(), 1);
     let now = bed.now + LOOK;
     let seen = |_: &BindingKey| FloodSeen {

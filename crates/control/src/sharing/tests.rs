@@ -17,7 +17,7 @@ fn ids(numbers: impl IntoIterator<Item = u64>) -> Vec<SessionId> {
     numbers.into_iter().map(SessionId).collect()
 }
 
-fn counts(deal: &Deal, members: &[SessionId]) -> Vec<usize> {
+fn counts(deal: &Deal<SessionId>, members: &[SessionId]) -> Vec<usize> {
     let count = |member: &SessionId| deal.buckets().filter(|(_, owner)| owner == member).count();
     members.iter().map(count).collect()
 }
@@ -67,6 +67,23 @@ fn who_leaves_moves_only_his_own_flows() {
         }
         assert!(counts(&deal, &members)[0] == 0);
     }
+}
+
+#[test]
+fn keepers_keep_theirs_and_the_others_share_the_rest() {
+    let members = ids(0..4);
+    let mut deal = Deal::default();
+    deal.among(&members[..2]);
+    deal.share_out(&members[1..], &members[..1]);
+    let half = SHARE_BUCKETS as usize / 2;
+    let counts = counts(&deal, &members);
+    assert_eq!(counts[0], half);
+    assert_eq!(counts[1..].iter().sum::<usize>(), half);
+    assert!(
+        counts[1..]
+            .iter()
+            .all(|count| count.abs_diff(half / 3) <= 1)
+    );
 }
 
 #[test]

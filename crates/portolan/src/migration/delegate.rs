@@ -2,24 +2,30 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd, RawFd};
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use portolan_proto::control::{ReplyBody, RequestBody, SessionRef};
 use portolan_stack::passive::Rules;
 use portolan_stack::{Session, TcpSession};
-use portolan_sys::unix::PairKind;
-use portolan_sys::{clock, shm};
+use portolan_sys::unix::{self, PairKind};
+use portolan_sys::{clock, descriptor, shm};
 use portolan_types::{SessionId, Slot};
 use rustix::io::Errno;
 
 use crate::descriptors::InternalFd;
 use crate::migration::arrival::{SlotReservation, install};
+use crate::migration::part;
 use crate::migration::registration::{may_wait, register_all};
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
+use crate::runtime::delegations::Ends;
 use crate::socket::near_end::{enter, enter_prepared};
+use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase, Unregistered};
+
+/// Bytes for the message that connections wait here.
+const TOKEN_MAX: usize = 64;
 
 /// The slot for a listener's segments, used if its handshakes are delegated.
 pub(crate) enum ListenerSlot<'a> {
@@ -35,7 +41,9 @@ impl ListenerSlot<'_> {
     }
 
     pub(crate) fn of(process: &Process, listener: SessionId) -> ListenerSlot<'static> {
-        let slot = process.lock().delegations.slot_of(listener);
+        let delegations = &process.lock().delegations;
+        let slot = delegations.slot_of(listener);
+        let slot = slot.filter(|_| !delegations.is_part(listener));
         slot.map_or(ListenerSlot::Nowhere, ListenerSlot::Known)
     }
 
@@ -91,7 +99,8 @@ pub(crate) fn heed(
                 reservation.keep();
             }
             let options = socket.options().handshake();
-            let listener = (id, slot, far.map(InternalFd::new));
+            let ends = Ends::Listeners(far.map(InternalFd::new));
+            let listener = (id, slot, ends);
             let mut core = process.lock();
             core.begin_delegation(clock::now(), listener, (rules, options, backlog));
             drop(core);
@@ -104,22 +113,43 @@ pub(crate) fn heed(
 
 /// The listener has accepted a connection that the server opened. If it accepts many, their handshakes are performed here
 /// from now on, unless something else was chosen.
-pub(crate) fn note_accept(process: &'static Process, listener: &Socket) {
-    let setup = listener.setup();
-    let Some(id) = setup.session else { return };
+pub(crate) fn note_accept(process: &'static Process, listener: &Arc<Socket>) {
+    let (session, backlog) = {
+        let setup = listener.setup();
+        (setup.session, setup.backlog)
+    };
+    let Some(id) = session else { return };
     let is_busy = process.lock().busy_listeners.note_accept(clock::now(), id);
     if !is_busy || listener.phase() != SocketPhase::Listening || listener.stands_in() {
         return;
     }
+    if listener.is_shared() {
+        return part::take(process, listener, id);
+    }
     let place = ListenerSlot::new(process);
     let known = SessionRef::Known(id);
-    let mut request = request(process, listener, known, setup.backlog, &place);
+    let mut request = request(process, listener, known, backlog, &place);
     if let RequestBody::Listen { options, .. } = &mut request {
         options.is_delegated = options.is_delegated.or(Some(true));
     }
     if let Ok((ReplyBody::Listening { rules, .. }, mut fds)) = process.control.call(request, &[]) {
-        let whose = (id, setup.backlog);
+        let whose = (id, backlog);
         heed(process, listener, whose, (place, fds.pop()), rules);
+    }
+}
+
+/// Accepts the next connection that this process performed the handshake of in place of others that have the listener, too.
+pub(crate) fn accept_of_part(
+    listener: &Socket,
+    flags: i32,
+) -> Outcome<Option<(RawFd, SocketAddr)>> {
+    let (Some(near), Some(process)) = (listener.own_near(), Process::running()) else {
+        return Ok(None);
+    };
+    let mut token = [0; TOKEN_MAX];
+    match unix::receive(descriptor::borrow(near)?, &mut token) {
+        Ok(_) => accept(process, listener, flags),
+        Err(_) => Ok(None),
     }
 }
 
@@ -130,6 +160,8 @@ pub(crate) fn accept(
     flags: i32,
 ) -> Outcome<Option<(RawFd, SocketAddr)>> {
     let id = listener.setup().session.ok_or(Errno::INVAL)?;
+    // Until its socket has it, nobody else could register the connection.
+    let _turn = turn(process);
     process.lock().take_announcement(id);
     let taken = if may_wait(process, listener) {
         accept_unregistered(process, (listener, id), flags)
@@ -137,7 +169,7 @@ pub(crate) fn accept(
         accept_registered(process, (listener, id), flags)
     };
     // Others may still wait, even if this one failed.
-    process.lock().attend_delegations();
+    process.lock().attend_delegations(clock::now());
     taken
 }
 
@@ -282,8 +314,28 @@ fn claim(
 /// Returns a listener's handshakes to the server, if they are this process's: another process may
 /// have the descriptor from now on, or needs the port.
 pub(crate) fn end(process: &Process, listener: SessionId) {
+    let _turn = turn(process);
+    if fall_quiet(process, listener) {
+        process.lock().busy_listeners.rest(clock::now(), listener);
+        let _ = process
+            .control
+            .call(RequestBody::EndDelegation { listener }, &[]);
+        // What came until now is passed on, although the process may be about to end.
+        process.lock().take_in_all(clock::now());
+    }
+}
+
+/// Returns when no other thread requests or gives back handshakes.
+pub(crate) fn turn(process: &Process) -> MutexGuard<'_, ()> {
+    let lock = process.delegation_lock.lock();
+    lock.unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The server knows all connections of the listener when this returns, and this process performs no more handshakes of it.
+/// Returns false if it performed none.
+pub(crate) fn fall_quiet(process: &Process, listener: SessionId) -> bool {
     if !process.lock().delegations.has(listener) {
-        return;
+        return false;
     }
     register_all(process, listener);
     let mut core = process.lock();
@@ -291,19 +343,37 @@ pub(crate) fn end(process: &Process, listener: SessionId) {
     let surrendered = core.surrender_delegation(clock::now(), listener);
     drop(core);
     let Some(waiting) = surrendered else {
-        return;
+        return false;
     };
+    return_pending(process, listener, waiting);
+    true
+}
+
+/// Connections that cannot be sent are reset; those that a lost server does not receive are lost.
+pub(crate) fn return_pending(process: &Process, listener: SessionId, waiting: Vec<TcpSession>) {
     for session in waiting {
-        // Connections that cannot be sent, or that a lost server does not receive, are lost.
-        if let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) {
-            let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
-            let surrender = RequestBody::ReturnPending { listener, capsule };
-            let _ = process.control.tell(surrender, &fds);
+        if !is_returned(process, listener, &session) {
+            process.lock().reset_pending(clock::now(), session);
         }
     }
-    let _ = process
-        .control
-        .call(RequestBody::EndDelegation { listener }, &[]);
+}
+
+fn is_returned(process: &Process, listener: SessionId, session: &TcpSession) -> bool {
+    let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) else {
+        return false;
+    };
+    let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
+    let pending = RequestBody::ReturnPending { listener, capsule };
+    process.control.tell(pending, &fds).is_ok()
+}
+
+/// The process is about to close the listener. Other processes may have it, and accept what waits here.
+pub(crate) fn leave(process: &Process, listener: SessionId) {
+    if process.lock().delegations.is_part(listener) {
+        end(process, listener);
+    } else {
+        register_all(process, listener);
+    }
 }
 
 /// Ends all delegations of the process.
@@ -314,11 +384,28 @@ pub(crate) fn end_all(process: &Process) {
     }
 }
 
-/// Ends the delegation that the server names. Returns false if it is not one.
-pub(crate) fn end_named(process: &Process, id: SessionId) -> bool {
-    let is_here = process.lock().delegations.has(id);
-    if is_here {
+/// Does what the server asks for a listener of this process: ends its delegation, or takes a part in its handshakes.
+/// Returns false if the session is no listener.
+pub(crate) fn heed_recall(process: &'static Process, id: SessionId) -> bool {
+    let (is_sole, is_part) = {
+        let delegations = &process.lock().delegations;
+        (delegations.is_sole(id), delegations.is_part(id))
+    };
+    if is_sole {
         end(process, id);
+        return true;
     }
-    is_here
+    match listener_of(id) {
+        Some(listener) if is_part => part::take_again(process, &listener, id),
+        Some(listener) => part::answer_invitation(process, &listener, id),
+        None => return false,
+    }
+    true
+}
+
+fn listener_of(id: SessionId) -> Option<Arc<Socket>> {
+    let mut sockets = table::sockets().into_iter().map(|(_, socket)| socket);
+    sockets.find(|socket| {
+        socket.phase() == SocketPhase::Listening && socket.setup().session == Some(id)
+    })
 }

@@ -292,6 +292,11 @@ pub(crate) fn return_from_kernel_epolls(socket: &Arc<Socket>) {
 /// Replaces a listener's descriptors by `near`, in the kernel's sets, too.
 pub(crate) fn replace_listener(socket: &Arc<Socket>, near: impl AsFd) -> Result<(), Errno> {
     let memberships = take_from_kernel_epolls(socket);
+    for member in &memberships {
+        // Other processes may have the former descriptor open, and the set would go on reporting its events.
+        let removed = libc::EPOLL_CTL_DEL;
+        let _ = descriptor::epoll_control(member.epoll.fd(), removed, member.fd, None);
+    }
     replace_fds(socket, near)?;
     for member in memberships {
         enter_kernel_epoll(socket, &member.epoll, (member.fd, member.interest));

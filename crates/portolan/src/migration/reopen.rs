@@ -23,6 +23,7 @@ use crate::descriptors::InternalFd;
 use crate::migration::arrival::retarget;
 use crate::migration::delegate::{self, ListenerSlot};
 use crate::migration::fallback::{new_kernel_socket, replace_listener, set_options, wake_sleepers};
+use crate::migration::part;
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::settings::{Mode, settings};
@@ -221,6 +222,7 @@ fn listen_again(
     setup.incarnation = process.incarnation();
     let whose = (session, setup.backlog);
     delegate::heed(process, listener, whose, (place, fds.pop()), rules);
+    part::go_on(process, listener, whose);
     fetch_token(process, setup);
     Ok(())
 }

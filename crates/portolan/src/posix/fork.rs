@@ -94,7 +94,7 @@ pub fn before_exit() {
         let _inside = inside::enter();
         let listeners = process.lock().delegations.ids();
         for listener in listeners {
-            registration::register_all(process, listener);
+            delegate::leave(process, listener);
         }
         registration::register_all_of(process, Closed::HandedOver);
         process.lock().abort_delegations(clock::now());

@@ -18,6 +18,7 @@ use super::bind::bind_as_asked;
 use super::find::find_here;
 use crate::descriptors::{self, InternalFd};
 use crate::migration::active_open::complete_connect;
+use crate::migration::delegate;
 use crate::migration::fallback::{leave_to_sharers, return_from_kernel_epolls};
 use crate::migration::finish::{finish, flush_local};
 use crate::migration::{Destination, give_back, is_standard_stream, make_relayed, registration};
@@ -343,7 +344,7 @@ pub(super) fn drop_reference(socket: &Arc<Socket>) -> bool {
             _ => None,
         };
         if let Some(listener) = listener {
-            registration::register_all(process, listener);
+            delegate::leave(process, listener);
             process.lock().busy_listeners.forget(listener);
         }
         let unregistered = registration::give_up(socket);

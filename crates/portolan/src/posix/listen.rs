@@ -136,6 +136,12 @@ pub fn accept(fd: RawFd, flags: i32) -> Outcome<(RawFd, SocketAddr)> {
         if listener.phase() == SocketPhase::Relayed {
             return Err(CallError::NotOurs);
         }
+        match delegate::accept_of_part(&listener, flags) {
+            Ok(Some(accepted)) => return Ok(accepted),
+            // Without a server it waits, and the rest may be the kernel's.
+            Ok(None) | Err(CallError::Errno(Errno::NETDOWN)) => {}
+            Err(stop) => return Err(stop),
+        }
         if listener.phase() == SocketPhase::Listening && listener.stands_in() {
             match accept_from_kernel(fd, &listener, flags)? {
                 Some(accepted) => return Ok(accepted),
@@ -205,7 +211,8 @@ fn wait_for_connection(
     listener: &Arc<Socket>,
     deadline: Option<Instant>,
 ) -> Outcome<()> {
-    let mut kernel = [pollfd(fd, libc::POLLIN)];
+    let mut kernel = vec![pollfd(fd, libc::POLLIN)];
+    kernel.extend(listener.own_near().map(|near| pollfd(near, libc::POLLIN)));
     let Some(process) = Process::running() else {
         // Without a server only connections through the kernel's stack arrive.
         return match outside(|| wait::ppoll(&mut kernel, deadline, None)) {
@@ -254,10 +261,10 @@ fn try_accept(fd: RawFd, listener: &Arc<Socket>, flags: i32) -> Outcome<Next> {
     }
 }
 
-/// Returns this process if it performs the handshakes of the listener, with or without a server.
+/// Returns this process if it alone performs the handshakes of the listener, with or without a server.
 fn delegate_of(listener: &Socket) -> Option<&'static Process> {
     let id = listener.setup().session?;
-    Process::running().filter(|process| process.lock().delegations.has(id))
+    Process::running().filter(|process| process.lock().delegations.is_sole(id))
 }
 
 fn next_without_server(fd: RawFd, listener: &Socket) -> Outcome<Next> {
@@ -376,7 +383,7 @@ fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
     }
     successor::watch();
     if let (Some(process), Some(session)) = (process, setup.session)
-        && process.lock().delegations.has(session)
+        && process.lock().delegations.is_sole(session)
     {
         return Ok(());
     }

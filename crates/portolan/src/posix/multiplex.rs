@@ -28,8 +28,8 @@ use crate::wait::waiter::Waiter;
 enum Source {
     /// The session here.
     Library(Arc<Socket>),
-    /// The kernel, which also reports the descriptor as writable.
-    Listener,
+    /// The kernel, which also reports the descriptor as writable. A part of the handshakes has a descriptor of its own.
+    Listener(Option<RawFd>),
     Kernel,
 }
 
@@ -47,7 +47,7 @@ fn notice_listening_on(fd: RawFd) {
 fn source_of(fd: RawFd) -> Source {
     match table::socket(fd) {
         Some(socket) => match socket.phase() {
-            SocketPhase::Listening => Source::Listener,
+            SocketPhase::Listening => Source::Listener(socket.own_near()),
             SocketPhase::Relayed => Source::Kernel,
             SocketPhase::Idle
             | SocketPhase::Connecting
@@ -109,10 +109,17 @@ fn poll_once(
         .zip(&sources)
         .filter_map(|(fd, source)| match source {
             Source::Library(_) => None,
-            Source::Listener => Some(pollfd(fd.fd, fd.events & !OUTPUT)),
+            Source::Listener(_) => Some(pollfd(fd.fd, fd.events & !OUTPUT)),
             Source::Kernel => Some(pollfd(fd.fd, fd.events)),
         })
         .collect();
+    let own_nears = fds.iter().zip(&sources).filter_map(|(fd, source)| {
+        let Source::Listener(near) = source else {
+            return None;
+        };
+        Some(pollfd((*near)?, fd.events & !OUTPUT))
+    });
+    kernel.extend(own_nears.collect::<Vec<_>>());
     let ours = sources.iter().filter_map(|source| match source {
         Source::Library(socket) => Some(socket),
         _ => None,
@@ -166,12 +173,18 @@ fn settle_set(process: &Process, set: &Epoll<Socket>) -> Result<(), Errno> {
     set.settle(&mut |socket| core.readiness(socket))
 }
 
-/// Enters the kernel's results for its descriptors.
+/// Enters the kernel's results for its descriptors, those of parts of listeners last.
 fn enter_kernels(fds: &mut [libc::pollfd], sources: &[Source], kernel: &[libc::pollfd]) {
+    let mut polled = kernel.iter();
     let theirs = fds.iter_mut().zip(sources);
     let theirs = theirs.filter(|(_, source)| !matches!(source, Source::Library(_)));
-    for ((fd, _), polled) in theirs.zip(kernel) {
+    for ((fd, _), polled) in theirs.zip(&mut polled) {
         fd.revents = polled.revents;
+    }
+    let of_parts = fds.iter_mut().zip(sources);
+    let of_parts = of_parts.filter(|(_, source)| matches!(source, Source::Listener(Some(_))));
+    for ((fd, _), polled) in of_parts.zip(polled) {
+        fd.revents |= polled.revents;
     }
 }
 
@@ -284,6 +297,10 @@ fn kernel_control(
         return done;
     }
     descriptor::epoll_control(epoll.fd(), operation, fd, event)?;
+    if let Some(near) = table::socket(fd).and_then(|socket| socket.own_near()) {
+        // It is there already if the listener is by two numbers.
+        let _ = descriptor::epoll_control(epoll.fd(), operation, near, event);
+    }
     if operation == libc::EPOLL_CTL_ADD
         && let Some(inner) = table::epoll(fd)
     {

@@ -179,6 +179,11 @@ impl Control {
         self.call(RequestBody::ReadStatus, &[]).is_ok()
     }
 
+    /// As [`Control::is_answered`]; false also while another thread waits for a reply, perhaps in vain.
+    pub(crate) fn is_answered_now(&self) -> bool {
+        self.exchange.try_lock().is_ok() && self.is_answered()
+    }
+
     /// Is there room for the descriptors of a reply? Reserves it if possible.
     pub(crate) fn has_room(&self) -> bool {
         let mut exchange = self.exchange.lock().unwrap_or_else(PoisonError::into_inner);

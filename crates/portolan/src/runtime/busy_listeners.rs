@@ -12,20 +12,32 @@ const WITHIN: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(crate) struct BusyListeners(HashMap<SessionId, Accepts>);
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Accepts {
-    Counted { since: Instant, count: u32 },
+    Counted {
+        since: Instant,
+        count: u32,
+    },
     Reported,
+    /// Not reported again before that.
+    Resting {
+        until: Instant,
+    },
 }
 
 impl BusyListeners {
     /// The listener has accepted a connection that the server opened. Returns true once, when it is busy.
     pub(crate) fn note_accept(&mut self, now: Instant, listener: SessionId) -> bool {
-        let begin = || Accepts::Counted {
+        let begin = Accepts::Counted {
             since: now,
             count: 0,
         };
-        let accepts = self.0.entry(listener).or_insert_with(begin);
+        let accepts = self.0.entry(listener).or_insert(begin);
+        if let Accepts::Resting { until } = accepts
+            && *until <= now
+        {
+            *accepts = begin;
+        }
         let Accepts::Counted { since, count } = accepts else {
             return false;
         };
@@ -38,6 +50,21 @@ impl BusyListeners {
         }
         *accepts = Accepts::Reported;
         true
+    }
+
+    /// Its handshakes are not performed here any more, or cannot be: it may be reported again after a pause.
+    pub(crate) fn rest(&mut self, now: Instant, listener: SessionId) {
+        let until = now + WITHIN;
+        self.0.insert(listener, Accepts::Resting { until });
+    }
+
+    /// Has the listener accepted connections lately?
+    pub(crate) fn is_in_use(&self, now: Instant, listener: SessionId) -> bool {
+        match self.0.get(&listener) {
+            Some(Accepts::Counted { since, count }) => *count > 0 && *since + 2 * WITHIN >= now,
+            Some(Accepts::Reported) => true,
+            Some(Accepts::Resting { .. }) | None => false,
+        }
     }
 
     pub(crate) fn forget(&mut self, listener: SessionId) {

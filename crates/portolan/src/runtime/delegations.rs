@@ -2,7 +2,9 @@
 //! descriptor shows that connections wait to be accepted: a single message, sent from the far end,
 //! of which this process keeps a copy, stands for all of them.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::Weak;
+use std::time::Duration;
 
 use portolan_proto::control::{DescriptorEvent, HandshakeOptions, RequestBody};
 use portolan_proto::encode;
@@ -16,6 +18,7 @@ use portolan_types::{FlowKey, Instant, SessionId, Slot};
 
 use crate::descriptors::InternalFd;
 use crate::runtime::Core;
+use crate::socket::Socket;
 
 /// All listeners of this process that are delegated to it.
 #[derive(Debug, Default)]
@@ -28,11 +31,88 @@ struct Delegated {
     slot: Slot,
     /// Absent while the listener's descriptor is being replaced, for another server.
     far: Option<InternalFd>,
+    /// Set if other processes perform the handshakes, too.
+    part: Option<Part>,
     /// The message is on the descriptor.
     is_announced: bool,
     /// Accepted connections may stay unregistered.
     may_leave_unregistered: bool,
     handshakes: Delegation,
+}
+
+/// A part of the handshakes of a listener that other processes have, too (ADR 39).
+#[derive(Debug)]
+struct Part {
+    /// Becomes readable for connections that wait here: the listener's own descriptor is for all processes.
+    _near: InternalFd,
+    listener: Weak<Socket>,
+    /// Since when a connection has waited and none was accepted.
+    idle_since: Option<Instant>,
+    /// How often waiting connections have been given up since the last one was accepted.
+    given_up: u32,
+}
+
+impl Part {
+    fn new(near: InternalFd, listener: Weak<Socket>) -> Part {
+        if let Some(listener) = listener.upgrade() {
+            listener.set_own_near(Some(near.as_fd().as_raw_fd()));
+        }
+        Part {
+            _near: near,
+            listener,
+            idle_since: None,
+            given_up: 0,
+        }
+    }
+
+    fn note_accept(&mut self) {
+        self.idle_since = None;
+        self.given_up = 0;
+    }
+
+    fn is_due(&self, now: Instant) -> bool {
+        self.due().is_some_and(|due| due <= now)
+    }
+
+    /// When the waiting connections go to others.
+    fn due(&self) -> Option<Instant> {
+        Some(self.idle_since? + GIVE_UP_AFTER)
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        if let Some(listener) = self.listener.upgrade() {
+            listener.set_own_near(None);
+        }
+    }
+}
+
+/// Where the connections of a delegated listener are announced.
+pub(crate) enum Ends {
+    /// On the listener's descriptor, with this far end, if it is new.
+    Listeners(Option<InternalFd>),
+    /// On a descriptor of this process.
+    Own(OwnEnds),
+}
+
+pub(crate) struct OwnEnds {
+    pub(crate) near: InternalFd,
+    pub(crate) far: InternalFd,
+    pub(crate) listener: Weak<Socket>,
+}
+
+/// How long a connection waits while the program accepts none, before other processes may accept it.
+const GIVE_UP_AFTER: Duration = Duration::from_millis(20);
+
+/// A program that gives up connections that often, and accepts none in between, leaves the handshakes to others.
+const GIVEN_UP_MAX: u32 = 2;
+
+/// Connections that go to other processes.
+pub(crate) struct GivenUp {
+    pub(crate) waiting: Vec<TcpSession>,
+    /// This process takes no part any more.
+    pub(crate) is_last: bool,
 }
 
 impl Delegations {
@@ -90,11 +170,53 @@ impl Delegations {
         }
     }
 
+    /// Do other processes perform the listener's handshakes, too?
+    pub(crate) fn is_part(&self, id: SessionId) -> bool {
+        let known = self.0.iter().find(|known| known.id == id);
+        known.is_some_and(|known| known.part.is_some())
+    }
+
+    /// Does this process alone perform the listener's handshakes?
+    pub(crate) fn is_sole(&self, id: SessionId) -> bool {
+        self.has(id) && !self.is_part(id)
+    }
+
+    /// Returns when waiting connections are to be given up.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        let parts = self.0.iter().filter_map(|known| known.part.as_ref());
+        parts.filter_map(Part::due).min()
+    }
+
+    /// Returns the listeners whose waiting connections are to be given up.
+    pub(crate) fn due_parts(&self, now: Instant) -> Vec<Weak<Socket>> {
+        let parts = self.0.iter().filter_map(|known| known.part.as_ref());
+        let due = parts.filter(|part| part.is_due(now));
+        due.map(|part| Weak::clone(&part.listener)).collect()
+    }
+
+    /// The waiting connections cannot be given up yet.
+    pub(crate) fn look_later(&mut self, now: Instant, id: SessionId) {
+        if let Some(part) = self.named(id).and_then(|known| known.part.as_mut()) {
+            part.idle_since = Some(now);
+        }
+    }
+
     /// The listener gets another descriptor, and its port another server.
     pub(crate) fn begin_anew(&mut self, id: SessionId) {
-        if let Some(known) = self.named(id) {
+        if let Some(known) = self.named(id).filter(|known| known.part.is_none()) {
             known.far = None;
             known.is_announced = false;
+        }
+    }
+
+    /// Another server has given the rules.
+    pub(crate) fn follow(
+        &mut self,
+        id: SessionId,
+        (rules, options, backlog): (Rules, HandshakeOptions, u32),
+    ) {
+        if let Some(known) = self.named(id) {
+            known.handshakes.follow(rules, options, backlog);
         }
     }
 
@@ -135,6 +257,14 @@ impl Delegations {
 }
 
 impl Delegated {
+    fn note_waiting(&mut self, now: Instant) {
+        if let Some(part) = &mut self.part
+            && self.handshakes.has_ready()
+        {
+            part.idle_since.get_or_insert(now);
+        }
+    }
+
     /// Shows on the descriptor that connections wait.
     fn announce(&mut self) {
         let Some(far) = &self.far else { return };
@@ -152,16 +282,20 @@ impl Core {
     pub(crate) fn begin_delegation(
         &mut self,
         now: Instant,
-        (id, slot, far): (SessionId, Slot, Option<InternalFd>),
+        (id, slot, ends): (SessionId, Slot, Ends),
         (rules, options, backlog): (Rules, HandshakeOptions, u32),
     ) {
+        let (far, part) = match ends {
+            Ends::Listeners(far) => (far, None),
+            Ends::Own(own) => (Some(own.far), Some(Part::new(own.near, own.listener))),
+        };
         if let Some(known) = self.delegations.named(id) {
             if known.far.is_some() {
                 known.handshakes.change(rules, options, backlog);
             } else {
                 known.far = far;
-                known.handshakes.follow(rules, options, backlog);
-                self.attend_delegations();
+                self.delegations.follow(id, (rules, options, backlog));
+                self.attend_delegations(now);
             }
         } else if let Some(far) = far {
             let mut handshakes = Delegation::new(now, rules, options, backlog);
@@ -174,6 +308,7 @@ impl Core {
                 id,
                 slot,
                 far: Some(far),
+                part,
                 is_announced: false,
                 may_leave_unregistered: true,
                 handshakes,
@@ -190,6 +325,9 @@ impl Core {
     ) -> Option<(Slot, Box<TcpSession>)> {
         let known = self.delegations.named(listener)?;
         let accepted = known.handshakes.accept(&mut self.stack, now)?;
+        if let Some(part) = &mut known.part {
+            part.note_accept();
+        }
         self.unregistered.forget_waiting(accepted.0);
         Some(accepted)
     }
@@ -217,6 +355,29 @@ impl Core {
         if let Some(known) = self.delegations.named(listener) {
             known.is_announced = false;
         }
+    }
+
+    /// Takes the connections of a listener that have waited for so long that another process may accept them.
+    pub(crate) fn give_up_waiting(&mut self, now: Instant, listener: SessionId) -> Option<GivenUp> {
+        let known = self.delegations.named(listener)?;
+        let part = known.part.as_mut().filter(|part| part.is_due(now))?;
+        part.idle_since = None;
+        part.given_up += 1;
+        let is_last = part.given_up >= GIVEN_UP_MAX;
+        let given_up = known.handshakes.give_up_waiting(&mut self.stack, now);
+        for (slot, _) in &given_up {
+            self.unregistered.forget_waiting(*slot);
+        }
+        let waiting = given_up.into_iter().map(|(_, session)| session).collect();
+        Some(GivenUp { waiting, is_last })
+    }
+
+    /// Resets a connection that nobody has accepted, and that the server could not be given.
+    pub(crate) fn reset_pending(&mut self, now: Instant, mut session: TcpSession) {
+        session.connection.abort(now);
+        let slot = self.stack.insert(now, Session::Tcp(Box::new(session)));
+        self.orphans.push(slot);
+        self.poll_tx(now);
     }
 
     /// Ends a delegation. Returns the connections that were not accepted.
@@ -266,10 +427,11 @@ impl Core {
     }
 
     /// Sends the handshakes' replies that need no session, and reports waiting connections and floods.
-    pub(crate) fn attend_delegations(&mut self) {
+    pub(crate) fn attend_delegations(&mut self, now: Instant) {
         for known in &mut self.delegations.0 {
             known.handshakes.answer(&self.routes, &mut self.channel);
             known.announce();
+            known.note_waiting(now);
             let listener = known.id;
             let reports = known.handshakes.flood_reports().into_iter();
             self.outbox.extend(reports.map(|report| match report {

@@ -18,7 +18,7 @@ use portolan_sys::{clock, thread, wait};
 use portolan_types::Instant;
 
 use crate::channel::ring_events::RingEvents;
-use crate::migration::{registration, yield_session};
+use crate::migration::{part, registration, yield_session};
 use crate::process::control::Control;
 use crate::process::inside;
 use crate::process::{CoreGuard, Process};
@@ -63,6 +63,7 @@ pub(crate) fn run(process: &'static Process, mut unattended: RingEvents) {
         }
         process.take_outcomes();
         registration::attend(process);
+        part::attend(process);
         process.check_for_unseen_waits(&mut schedule);
         let mut core = process.lock();
         let since = Since::of(seen, core.attended);
@@ -73,6 +74,8 @@ pub(crate) fn run(process: &'static Process, mut unattended: RingEvents) {
             }
             // That leader has to be watched.
             HelperStep::Rest if core.leader_computes => {}
+            // Connections wait to be accepted.
+            HelperStep::Rest if core.delegations.deadline().is_some() => {}
             HelperStep::Rest => process.rest(core),
             HelperStep::StandIn => {
                 process.publish(&mut core);
@@ -100,7 +103,7 @@ impl Process {
     /// Waits for the next tick, or until the filter reports unread frames, which it processes.
     /// Returns the value that `attended` would have without the helper, if it was `seen` before;
     /// the current value if there were such frames, so that the helper stands in from then on.
-    fn tick(&self, unattended: &mut RingEvents, mut seen: u64) -> u64 {
+    fn tick(&'static self, unattended: &mut RingEvents, mut seen: u64) -> u64 {
         let end = clock::now() + TICK;
         let mut until = end;
         self.lock().channel.watch_for_unattended(unattended);
@@ -154,6 +157,7 @@ impl Process {
             core.watch_as_leader(&mut set, true, listens);
             let deadline = earliest(core.deadline(), schedule.deadline());
             let deadline = earliest(deadline, core.next_registration());
+            let deadline = earliest(deadline, core.delegations.deadline());
             drop(core);
             let outcomes = self.sleep(&set, deadline);
             core = self.lock_in_turn();
@@ -169,6 +173,7 @@ impl Process {
             }
             drop(core);
             registration::attend(self);
+            part::attend(self);
             self.check_for_unseen_waits(schedule);
             core = self.lock();
             let since = Since::of(seen, core.attended);
@@ -193,7 +198,7 @@ impl Process {
 
     /// Sleeps until the channel or a timer requests attention, or the server hangs up. Without a
     /// server, looks for its successor.
-    fn sleep(&self, set: &WatchSet, mut deadline: Option<Instant>) -> Vec<libc::pollfd> {
+    fn sleep(&'static self, set: &WatchSet, mut deadline: Option<Instant>) -> Vec<libc::pollfd> {
         let mut fds = set.fds().to_vec();
         if self.control.is_lost() {
             let next_look = clock::now() + REST;
@@ -210,7 +215,11 @@ impl Process {
     }
 
     /// Waits for one of `fds`, the notifier or the deadline, and handles recalls by the server.
-    fn pause(&self, mut fds: Vec<libc::pollfd>, deadline: Option<Instant>) -> Vec<libc::pollfd> {
+    fn pause(
+        &'static self,
+        mut fds: Vec<libc::pollfd>,
+        deadline: Option<Instant>,
+    ) -> Vec<libc::pollfd> {
         fds.push(pollfd(
             self.helper.notifier.as_fd().as_raw_fd(),
             libc::POLLIN,
@@ -249,7 +258,7 @@ impl Process {
         }
     }
 
-    fn rest(&self, mut core: CoreGuard<'_>) {
+    fn rest(&'static self, mut core: CoreGuard<'_>) {
         self.publish(&mut core);
         self.helper.is_resting.store(true, Ordering::Release);
         drop(core);

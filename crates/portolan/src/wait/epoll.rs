@@ -312,6 +312,15 @@ impl<M> Epoll<M> {
         };
     }
 
+    /// Returns the registrations of a listener in the kernel's set.
+    pub(crate) fn interests_in_listener(&self, listener: &Arc<M>) -> Vec<libc::epoll_event> {
+        let state = self.state();
+        let all = state.listeners.values();
+        all.filter(|(member, _)| member.as_ptr() == Arc::as_ptr(listener))
+            .map(|(_, event)| *event)
+            .collect()
+    }
+
     /// Takes the memberships of a listener whose descriptor is replaced, which ends them in the kernel's set.
     pub(crate) fn take_listener(&self, listener: &Arc<M>) -> Vec<(RawFd, libc::epoll_event)> {
         let mut state = self.state();

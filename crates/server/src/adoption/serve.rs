@@ -195,6 +195,7 @@ impl Server {
                 warn!(%failure, ?key, "cannot close a port in the filter");
             }
         }
+        self.end_parts_of_absent();
         self.control.registry.release_channels();
         info!(
             adopted = self.control.counters.adopted,
@@ -217,7 +218,7 @@ impl Server {
                     && session.awaited.is_none()
                     && !session.is_local()
             }
-            Life::Listening(listener) => listener.delegate.is_some(),
+            Life::Listening(listener) => listener.is_delegated(),
             Life::Leased => used_leases.contains(&id),
             _ => false,
         })

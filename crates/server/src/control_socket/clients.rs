@@ -542,6 +542,7 @@ impl Server {
             RequestBody::ReturnPorts { ports } => Ok(self.end_leases(channel, ports)),
             RequestBody::Flooded { listener, queue } => self.flooded(channel, listener, queue),
             RequestBody::ExemptFlows { listener, flows } => self.spare(channel, listener, &flows),
+            RequestBody::TakePart { listener, offer } => self.take_part(channel, listener, offer),
             RequestBody::EndDelegation { listener } => self.end_delegation(channel, listener),
             RequestBody::Cache { session, slot } => self.cache(channel, session, slot, fds.pop()),
             RequestBody::Accepted { session } => Ok(self.leave_accepted(channel, session)),

@@ -36,13 +36,18 @@ impl Server {
         self.steer_listener(id);
         self.move_extensions_of(id);
         debug!(session = id.0, channel = channel.0, "handshakes delegated");
+        Some(self.rules(secret))
+    }
+
+    /// Returns the rules for a process that performs handshakes.
+    pub(crate) fn rules(&self, secret: [u8; 16]) -> Vec<u8> {
         let sysctls = self.sysctls.values();
-        Some(encode(&Rules {
+        encode(&Rules {
             config: self.base_config(),
             cookies: sysctls.cookies,
             syn_ack_retries: sysctls.syn_ack_retries,
             secret,
-        }))
+        })
     }
 
     fn is_delegation_wished(&self, id: SessionId, spec: &Listening) -> bool {
@@ -200,21 +205,39 @@ impl Server {
         self.control
             .registry
             .admit(channel, Command::Serve, listener)?;
-        if self.control.is_delegate(listener, channel) {
-            self.take_handshakes(listener);
-        }
+        self.take_handshakes_from(channel, listener);
         Ok(ReplyBody::Done.into())
     }
 
-    /// Returns the listener's handshakes to the server; those in progress may complete by the cookies
-    /// that the process sent.
-    pub(crate) fn take_handshakes(&mut self, id: SessionId) {
-        self.probe_unregistered_of(id);
-        let claimed = self.claimed_cookies(id);
+    fn take_handshakes_from(&mut self, channel: ChannelId, id: SessionId) {
+        if self.control.performs(id, channel) {
+            self.leave_part(channel, id);
+        } else if self.control.is_delegate(id, channel) {
+            self.take_handshakes(id);
+        }
+    }
+
+    /// The handshakes of a process that it performs no longer may complete by the cookies that it sent.
+    pub(crate) fn keep_cookies_of(&mut self, id: SessionId, channel: ChannelId) {
+        let claimed = self.claimed_cookies(id, channel);
         if let Some(listener) = self.control.registry.listener_mut(id) {
-            listener.delegate = None;
             listener.opens.cookies.add(claimed);
             self.note_cookies();
+        }
+    }
+
+    /// Returns the listener's handshakes to the server.
+    pub(crate) fn take_handshakes(&mut self, id: SessionId) {
+        for channel in self.control.delegates_of(id) {
+            if self.control.performs(id, channel) {
+                self.leave_part(channel, id);
+                continue;
+            }
+            self.probe_unregistered(channel, |_, port| port == id);
+            self.keep_cookies_of(id, channel);
+            if let Some(listener) = self.control.registry.listener_mut(id) {
+                listener.delegate = None;
+            }
             self.end_floods_of(id);
             self.steer_listener(id);
             self.move_extensions_of(id);
@@ -225,7 +248,7 @@ impl Server {
     /// Ends the delegations of an exited process; its listeners may continue in others.
     pub(crate) fn end_delegations_of(&mut self, channel: ChannelId) {
         for id in self.control.delegated_to(channel) {
-            self.take_handshakes(id);
+            self.take_handshakes_from(channel, id);
         }
     }
 }

@@ -47,7 +47,9 @@ impl Server {
     ) -> Result<Answer, Errno> {
         self.check_delegate(channel, id)?;
         let answering = self.answering();
-        let effects = self.control.on_flooded(id, queue, &answering, self.now);
+        let effects = self
+            .control
+            .on_flooded((channel, id), queue, &answering, self.now);
         self.carry_out(effects);
         Ok(Answer::Silence)
     }
@@ -130,29 +132,27 @@ impl Server {
         self.control.registry.listener(id)?;
         let floods = &self.filter.floods;
         let is_flooded = self.control.is_flooded(id, |binding| floods.seen(binding));
-        let claimed = self.claimed_cookies(id);
         let listener = self.control.registry.listener(id)?;
         let mut cookies = listener.opens.cookies;
-        cookies.add(claimed);
+        for channel in self.control.delegates_of(id) {
+            cookies.add(self.claimed_cookies(id, channel));
+        }
         Some(ListenerReport {
-            is_delegated: listener.delegate.is_some(),
+            is_delegated: listener.is_delegated(),
             is_flooded,
             filter: listener.floods,
             cookies,
         })
     }
 
-    /// Returns the cookie counts claimed by the process that performs the listener's handshakes.
-    pub(crate) fn claimed_cookies(&self, id: SessionId) -> CookieCounts {
-        let delegate = self
-            .control
-            .registry
-            .listener(id)
-            .and_then(|listener| listener.delegate);
-        let row = delegate.and_then(|delegate| {
-            let channel = self.channels.get(&delegate.channel)?;
-            channel.statistics.row(delegate.slot)
+    /// Returns the cookie counts claimed by a process that performs the listener's handshakes.
+    pub(crate) fn claimed_cookies(&self, id: SessionId, channel: ChannelId) -> CookieCounts {
+        let listener = self.control.registry.listener(id);
+        let slot = listener.and_then(|listener| {
+            let mut delegates = listener.delegates();
+            Some(delegates.find(|(its, _)| *its == channel)?.1)
         });
+        let row = slot.and_then(|slot| self.channels.get(&channel)?.statistics.row(slot));
         row.filter(|row| row.session == id.0)
             .map_or_else(CookieCounts::default, |row| CookieCounts::of(&row.figures))
     }

@@ -15,6 +15,7 @@ use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot};
 use rustix::event::epoll::EventFlags;
 use tracing::{debug, warn};
 
+use crate::adoption::Buckets;
 use crate::requests::{Answer, Listening, NewDescriptor};
 use crate::server::{Server, Source};
 
@@ -25,10 +26,10 @@ const KERNEL_ACCEPTS_PER_TURN: usize = 64;
 /// sender retransmits a lost one after a second.
 const GUARDED_FOR: Duration = Duration::from_secs(1);
 
-/// A slot without a session: the row of a listener names none.
-const NO_SLOT: Slot = Slot(u32::MAX);
-
 impl Server {
+    /// Where a row of a listener leads to: it names no session of the server.
+    pub(crate) const PLACE: (ChannelId, Slot) = (ChannelId::SERVER, Slot(u32::MAX));
+
     /// `listen`: makes a session a listener, or changes one.
     pub(crate) fn listen(
         &mut self,
@@ -230,8 +231,16 @@ impl Server {
         Ok(())
     }
 
-    /// Writes the row of a listener.
-    pub(crate) fn steer_listener(&self, id: SessionId) {
+    /// Writes the rows of a listener.
+    pub(crate) fn steer_listener(&mut self, id: SessionId) {
+        if self.control.has_performers(id) {
+            return self.steer_to_performers(id);
+        }
+        self.write_row_of_listener(id);
+        self.end_deal(id);
+    }
+
+    fn write_row_of_listener(&self, id: SessionId) {
         let Some(session) = self.control.registry.session(id) else {
             return;
         };
@@ -240,9 +249,9 @@ impl Server {
             // No frame from a network is for it.
             return;
         }
-        let (channel, slot, flags) = match self.control.delegate_of(id) {
-            Some(delegate) => (delegate.channel, delegate.slot, FlowRow::DELEGATED),
-            None => (ChannelId::SERVER, NO_SLOT, 0),
+        let ((channel, slot), flags) = match self.control.delegate_of(id) {
+            Some(delegate) => ((delegate.channel, delegate.slot), FlowRow::DELEGATED),
+            None => (Server::PLACE, 0),
         };
         let row = FlowRow {
             channel: channel.0,
@@ -269,8 +278,13 @@ impl Server {
             return;
         };
         let keys = BindingKey::of(Protocol::Tcp, session.local, session.v6_only);
-        let left = keys.filter(|key| self.inheritance.leave_port(key)).count();
-        if left > 0 {
+        let left: Vec<Buckets> = keys
+            .filter_map(|key| self.inheritance.leave_port(&key))
+            .collect();
+        if let Some(buckets) = left.iter().find(|buckets| !buckets.is_empty()) {
+            self.continue_deal(id, buckets);
+        }
+        if !left.is_empty() {
             self.steer_listener(id);
         }
     }

@@ -103,8 +103,8 @@ impl Server {
 
     /// The listener is no longer delegated, or gone, and nobody has its unregistered connections.
     pub(crate) fn probe_unregistered_of(&mut self, listener: SessionId) {
-        if let Some(delegate) = self.control.delegate_of(listener) {
-            self.probe_unregistered(delegate.channel, |_, port| port == listener);
+        for channel in self.control.delegates_of(listener) {
+            self.probe_unregistered(channel, |_, port| port == listener);
         }
     }
 

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr};
 
 use portolan_control::sharing::Deal;
-use portolan_control::{Budget, Charge, Limit};
+use portolan_control::{Budget, Charge, Exhausted, Limit};
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_types::SessionId;
 
@@ -89,7 +89,7 @@ struct Binding {
     sharers: Ordered,
     /// Sessions bound to a group or a broadcast address, which only send from it.
     guests: Ordered,
-    deal: Deal,
+    deal: Deal<SessionId>,
     /// For the buckets.
     charge: Option<Charge>,
     /// Channels and their classes.
@@ -100,6 +100,11 @@ struct Binding {
 impl Sharing {
     pub(crate) fn set_limit(&self, deals: Limit) {
         self.deals.set_limit(deals);
+    }
+
+    /// Charges a user for the buckets of endpoints.
+    pub(crate) fn charge_deals_of(&self, uid: u32, endpoints: u64) -> Result<Charge, Exhausted> {
+        self.deals.charge(uid, endpoints)
     }
 
     pub(crate) fn new(deals: Limit) -> Sharing {

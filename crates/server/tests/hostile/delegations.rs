@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use portolan_netns::Bed;
 use portolan_proto::control::{
-    AcceptQueue, Blob, HandshakeOptions, ReplyBody, RequestBody, Reuse, SessionRef,
+    AcceptQueue, Blob, HandshakeOptions, PartOffer, ReplyBody, RequestBody, Reuse, SessionRef,
 };
 use portolan_proto::extension::{Event, Extension, ExtensionReply, ExtensionRequest, Guard};
 use portolan_proto::journal::JournalRecord;
@@ -346,4 +346,63 @@ fn a_listeners_extension_goes_where_its_handshakes_go() {
     assert!(matches!(reply, ReplyBody::Done), "{reply:?}");
     assert_screened();
     meter.finish_but_for_starts();
+}
+
+/// Returns whether the process performs a part of the listener's handshakes from now on.
+fn take_part(library: &mut Library, listener: SessionId, offer: PartOffer) -> bool {
+    let reply = library
+        .client
+        .ask(RequestBody::TakePart { listener, offer });
+    match reply {
+        ReplyBody::Listening { rules, .. } => rules.is_some(),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_performer_has_the_flows_of_its_listener_only_and_leaves_nothing_behind() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut victim = Victim::start(&bed, &path);
+    let mut owner = Library::start(&path);
+    let (listener, _near, _) = listen(&mut owner, 4005, None);
+    let mut hostile = hostile_library(&path);
+    let anew = PartOffer::Anew(Slot(3));
+
+    let guessed = RequestBody::TakePart {
+        listener: SessionId(77),
+        offer: anew,
+    };
+    assert_eq!(refused(&mut hostile, guessed, &[]), BADF);
+    let early = claim(listener, a(4005), b(1));
+    assert_eq!(claim_refused(&mut hostile, early), PERM);
+    let invented = PartOffer::AsBefore(Slot(3));
+    assert!(!take_part(&mut hostile, listener, invented));
+
+    // One that has the listener, too, and says nothing to those that connect.
+    let connect = || {
+        let limit = Duration::from_millis(100);
+        bed.b.enter(|| TcpStream::connect_timeout(&a(4005), limit))
+    };
+    assert!(connect().is_ok(), "the server's");
+    assert!(take_part(&mut hostile, listener, anew));
+    assert!(connect().is_err(), "its own");
+    let others = claim(listener, a(4004), b(1));
+    assert_eq!(claim_refused(&mut hostile, others), INVAL);
+    let meter = Meter::start(&bed);
+    for slot in 0..500 {
+        let offer = PartOffer::Anew(Slot(slot));
+        assert!(take_part(&mut hostile, listener, offer));
+    }
+    meter.finish_but_for_starts();
+
+    let mut another = hostile_library(&path);
+    assert!(take_part(&mut another, listener, anew));
+    drop(hostile);
+    drop(another);
+    let is_servers = (0..50).any(|_| connect().is_ok());
+    assert!(is_servers, "it has no other performer");
+    victim.assert_unharmed();
+    assert_serves_others(&bed, &path);
 }

@@ -1,0 +1,199 @@
+//! Listeners that several processes have: each performs the handshakes of the flows that it is dealt (ADR 39).
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::process::{Child, Stdio};
+use std::thread::{scope, sleep};
+use std::time::{Duration, Instant};
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::Background;
+use portolan_programs::stream::connect;
+use portolan_programs::{PYTHON, bed, counter, eventually, file, restart_server};
+use rustix::process::{Pid, Signal, kill_process};
+
+const WORKERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/sharing_workers.py");
+const PORT: u16 = 7095;
+const PROMPTLY: Duration = Duration::from_secs(3);
+
+fn start(bed: &Bed, how: &str, number: usize) -> Background {
+    let endpoint = bed.endpoint(PORT);
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command
+        .args([WORKERS, how])
+        .args([endpoint.ip().to_string(), endpoint.port().to_string()])
+        .arg(number.to_string());
+    bed.serve_command(PORT, "sharing_workers.py", &mut command)
+        .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Returns the number of the worker that has answered.
+fn ask(bed: &Bed, line: &str) -> u32 {
+    let mut stream = connect(bed, PORT);
+    stream
+        .set_read_timeout(Some(2 * PROMPTLY))
+        .expect("a time-out");
+    stream.write_all(line.as_bytes()).expect("it takes bytes");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    answer.trim().parse().expect("a number")
+}
+
+/// Asks from several threads at once. Returns how many answers each worker has given.
+fn ask_often(bed: &Bed, threads: usize, each: usize) -> BTreeMap<u32, usize> {
+    let workers: Vec<u32> = scope(|scope| {
+        let ask_all = || (0..each).map(|_| ask(bed, "quick\n")).collect::<Vec<_>>();
+        let all: Vec<_> = (0..threads).map(|_| scope.spawn(ask_all)).collect();
+        let all = all.into_iter().map(|one| one.join().expect("all answered"));
+        all.flatten().collect()
+    });
+    let mut answers = BTreeMap::new();
+    for worker in workers {
+        *answers.entry(worker).or_default() += 1;
+    }
+    answers
+}
+
+/// Returns the number of connections whose handshakes processes have performed.
+fn performed(bed: &Bed) -> u64 {
+    counter(bed, Side::Server, "stack", "delegated_handshakes")
+}
+
+#[test]
+fn workers_perform_handshakes_whatever_their_way_of_waiting() {
+    for how in ["blocking", "poll", "select", "epoll"] {
+        let bed = bed();
+        let _workers = start(&bed, how, 3);
+        ask_often(&bed, 4, 100);
+        let before = performed(&bed);
+        let answers = ask_often(&bed, 4, 100);
+        let own = || performed(&bed) - before;
+        assert!(
+            eventually(PROMPTLY, || own() >= 360),
+            "{how}: {} of 400",
+            own()
+        );
+        assert_eq!(answers.len(), 3, "{how}: {answers:?}");
+    }
+}
+
+#[test]
+fn a_worker_that_computes_keeps_nobody_waiting() {
+    let bed = bed();
+    let _workers = start(&bed, "poll", 3);
+    ask_often(&bed, 4, 150);
+    scope(|scope| {
+        let slow = scope.spawn(|| ask(&bed, "slow\n"));
+        sleep(Duration::from_millis(50));
+        let mut longest = Duration::ZERO;
+        while !slow.is_finished() {
+            let begun = Instant::now();
+            ask(&bed, "quick\n");
+            longest = longest.max(begun.elapsed());
+        }
+        slow.join().expect("it has answered, too");
+        assert!(longest < Duration::from_millis(500), "{longest:?}");
+    });
+}
+
+#[test]
+fn the_others_serve_new_connections_of_a_worker_that_is_stopped() {
+    let bed = bed();
+    let _workers = start(&bed, "poll", 3);
+    let answers = ask_often(&bed, 4, 150);
+    let stopped = *answers.keys().next().expect("some have answered");
+    let process = Pid::from_raw(stopped.cast_signed()).expect("a number");
+    kill_process(process, Signal::STOP).expect("it runs");
+    // The first SYN for it waits for its repetition.
+    let answers = ask_often(&bed, 1, 100);
+    assert!(!answers.contains_key(&stopped), "{answers:?}");
+    assert!(counter(&bed, Side::Server, "receive", "syn_passed_by") > 0);
+    kill_process(process, Signal::CONT).expect("it runs");
+    ask_often(&bed, 4, 50);
+}
+
+#[test]
+fn the_others_serve_the_flows_of_a_worker_that_was_killed() {
+    let bed = bed();
+    let _workers = start(&bed, "epoll", 3);
+    let answers = ask_often(&bed, 4, 150);
+    let killed = *answers.keys().next().expect("some have answered");
+    let process = Pid::from_raw(killed.cast_signed()).expect("a number");
+    kill_process(process, Signal::KILL).expect("it runs");
+    // The master ends with its first worker; the others go on.
+    sleep(Duration::from_millis(300));
+    let answers = ask_often(&bed, 4, 100);
+    assert_eq!(answers.values().sum::<usize>(), 400);
+    assert!(!answers.contains_key(&killed), "{answers:?}");
+}
+
+/// Starts an nginx as distributions do: a master and workers.
+fn nginx(bed: &Bed) -> Background {
+    let endpoint = bed.endpoint(PORT);
+    let page = file(bed, "page", "a page".repeat(100));
+    let root = fs::canonicalize(page).expect("it is there");
+    let root = root.parent().expect("a folder").display();
+    let (pid, log) = (bed.file("nginx.pid"), bed.file("nginx.log"));
+    let config = format!(
+        "daemon off; user root; worker_processes 2; pid {}; error_log {};\n\
+         events {{ worker_connections 512; }}\n\
+         http {{ access_log off; server {{ listen {endpoint}; root {root}; }} }}\n",
+        pid.display(),
+        log.display()
+    );
+    let config = file(bed, "nginx.conf", config);
+    let mut nginx = bed.command(Side::Server, Stack::Portolan, "/usr/sbin/nginx");
+    nginx.args(["-c", &config]).stdout(Stdio::null());
+    let nginx = bed.serve_command(PORT, "nginx", &mut nginx);
+    nginx.unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Has a client of the kernel's stack open connections without a pause.
+fn start_load(bed: &Bed, seconds: u32) -> Child {
+    let url = format!("http://{}/page", bed.endpoint(PORT));
+    let seconds = seconds.to_string();
+    let mut load = bed.command(Side::Client, Stack::Kernel, "ab");
+    load.args(["-t", &seconds, "-n", "1000000", "-c", "10", &url]);
+    let load = load.stdout(Stdio::piped()).stderr(Stdio::piped());
+    load.spawn().expect("it starts")
+}
+
+fn assert_none_failed(load: Child) {
+    let output = load.wait_with_output().expect("it ends");
+    let told = String::from_utf8_lossy(&output.stdout);
+    let failed = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}{failed}");
+    let has_failed_none = |line: &str| line.starts_with("Failed requests:") && line.ends_with(" 0");
+    assert!(told.lines().any(has_failed_none), "{told}{failed}");
+}
+
+#[test]
+fn no_request_fails_while_nginx_replaces_its_workers() {
+    let bed = bed();
+    let nginx = nginx(&bed);
+    let load = start_load(&bed, 4);
+    for _ in 0..3 {
+        sleep(Duration::from_millis(900));
+        nginx.signal(Signal::HUP).expect("it runs");
+    }
+    assert_none_failed(load);
+    let performed = performed(&bed);
+    let opened = counter(&bed, Side::Server, "server", "passive_opens");
+    assert!(
+        performed > 10 * opened,
+        "{performed}, {opened} by the server"
+    );
+}
+
+#[test]
+fn no_request_fails_while_servers_are_restarted() {
+    let mut bed = bed();
+    let _nginx = nginx(&bed);
+    let load = start_load(&bed, 6);
+    for end in [Signal::TERM, Signal::KILL, Signal::TERM, Signal::KILL] {
+        sleep(Duration::from_millis(900));
+        restart_server(&mut bed, Side::Server, end);
+    }
+    assert_none_failed(load);
+}
