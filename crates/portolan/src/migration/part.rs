@@ -28,50 +28,55 @@ struct Offered<'a> {
     listener: &'a Arc<Socket>,
     id: SessionId,
     backlog: u32,
+    /// The slot for the segments of the part.
+    place: SlotReservation<'static, Process>,
 }
 
 impl Offered<'_> {
-    fn of(listener: &Arc<Socket>, id: SessionId) -> Offered<'_> {
+    fn of<'a>(process: &'static Process, listener: &'a Arc<Socket>, id: SessionId) -> Offered<'a> {
         let backlog = listener.setup().backlog;
         Offered {
             listener,
             id,
             backlog,
+            place: SlotReservation::at(process),
         }
     }
 }
 
 /// The listener accepts many connections that the server opened: offers to perform a part of their handshakes.
 pub(crate) fn take(process: &'static Process, listener: &Arc<Socket>, id: SessionId) {
-    let offered = Offered::of(listener, id);
+    let offered = Offered::of(process, listener, id);
     let _turn = turn(process);
-    take_in_turn(process, &offered);
+    take_in_turn(process, offered);
 }
 
-fn take_in_turn(process: &'static Process, offered: &Offered<'_>) {
+fn take_in_turn(process: &'static Process, offered: Offered<'_>) {
+    let id = offered.id;
     if !is_wanted(process, offered.listener) || !offer(process, offered) {
-        process.lock().busy_listeners.rest(clock::now(), offered.id);
+        process.lock().busy_listeners.rest(clock::now(), id);
     }
 }
 
 /// The flows are about to be dealt anew.
 pub(crate) fn take_again(process: &'static Process, listener: &Arc<Socket>, id: SessionId) {
-    let offered = Offered::of(listener, id);
+    // At another slot: what still comes to the former one is for connections that the server knows by now.
+    let offered = Offered::of(process, listener, id);
     let _turn = turn(process);
     if fall_quiet(process, id) {
-        take_in_turn(process, &offered);
+        take_in_turn(process, offered);
     }
 }
 
 /// Another process that has the listener performs handshakes: this one does, too, if it accepts connections at all.
 pub(crate) fn answer_invitation(process: &'static Process, listener: &Arc<Socket>, id: SessionId) {
-    let offered = Offered::of(listener, id);
+    let offered = Offered::of(process, listener, id);
     let _turn = turn(process);
     if process.lock().delegations.has(id) {
         return;
     }
     let is_in_use = process.lock().busy_listeners.is_in_use(clock::now(), id);
-    if !(is_in_use && is_wanted(process, listener) && offer(process, &offered)) {
+    if !(is_in_use && is_wanted(process, listener) && offer(process, offered)) {
         decline(process, id);
     }
 }
@@ -94,19 +99,23 @@ fn is_wanted(process: &Process, listener: &Socket) -> bool {
 }
 
 /// Returns false if the server refuses.
-fn offer(process: &'static Process, offered: &Offered<'_>) -> bool {
-    let id = offered.id;
+fn offer(process: &'static Process, offered: Offered<'_>) -> bool {
+    let Offered {
+        listener,
+        id,
+        backlog,
+        place,
+    } = offered;
     if process.lock().delegations.has(id) {
         // By an invitation.
         return true;
     }
-    let place = SlotReservation::at(process);
     let slot = place.slot();
     let Some(rules) = ask(process, id, PartOffer::Anew(slot)) else {
         return false;
     };
     place.keep();
-    let begun = begin(process, offered, slot, rules);
+    let begun = begin(process, (listener, id, backlog), slot, rules);
     if begun.is_err() {
         process.lock().stack.remove(slot);
         decline(process, id);
@@ -144,15 +153,10 @@ pub(crate) fn go_on(process: &Process, listener: &Socket, (id, backlog): (Sessio
 
 fn begin(
     process: &'static Process,
-    offered: &Offered<'_>,
+    (listener, id, backlog): (&Arc<Socket>, SessionId, u32),
     slot: Slot,
     rules: Rules,
 ) -> Result<(), Errno> {
-    let Offered {
-        listener,
-        id,
-        backlog,
-    } = *offered;
     let (near, far) = socket_pair(PairKind::SeqPacket)?;
     let near = InternalFd::new(near);
     show_in_kernel_epolls(listener, near.as_fd().as_raw_fd())?;

@@ -364,7 +364,6 @@ fn a_performer_has_the_flows_of_its_listener_only_and_leaves_nothing_behind() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);
     let path = control_path(&bed.a);
-    let mut victim = Victim::start(&bed, &path);
     let mut owner = Library::start(&path);
     let (listener, _near, _) = listen(&mut owner, 4005, None);
     let mut hostile = hostile_library(&path);
@@ -403,6 +402,5 @@ fn a_performer_has_the_flows_of_its_listener_only_and_leaves_nothing_behind() {
     drop(another);
     let is_servers = (0..50).any(|_| connect().is_ok());
     assert!(is_servers, "it has no other performer");
-    victim.assert_unharmed();
     assert_serves_others(&bed, &path);
 }
