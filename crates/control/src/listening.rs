@@ -194,20 +194,20 @@ impl Control {
         }
     }
 
-    /// A process performs no handshakes of the listener any more. Returns false if it performed none.
-    pub fn leave_part(&mut self, id: SessionId, channel: ChannelId, out: &mut Effects) -> bool {
+    /// A process performs no handshakes of the listener any more, or declines to.
+    pub fn leave_part(&mut self, id: SessionId, channel: ChannelId, out: &mut Effects) {
         let Some(listener) = self.registry.listener_mut(id) else {
-            return false;
+            return;
         };
         listener.acceptors.remove(&channel);
         let has_left = listener.performers.leave(channel).is_some();
-        if listener.performers.are_together() {
+        let are_together = listener.performers.are_together();
+        if are_together {
             listener.performers.deal();
         }
-        if has_left {
+        if has_left || are_together {
             out.push(Effect::SteerListener(id));
         }
-        has_left
     }
 
     /// The time for an answer to a recall is over.

@@ -3,6 +3,7 @@
 
 pub mod strangers;
 pub mod stream;
+pub mod web;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};

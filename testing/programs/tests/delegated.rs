@@ -1,6 +1,5 @@
 //! Delegated listeners (ADR 15): programs that perform the handshakes of their own ports.
 
-use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
@@ -10,8 +9,9 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{assert_ends_in_order, assert_served, connect, exchange};
+use portolan_programs::web::{self, assert_none_failed, start_load};
 use portolan_programs::{
-    PYTHON, bed, client, counter, eventually, file, live_sessions, restart_server, sessions_in,
+    PYTHON, bed, client, counter, eventually, live_sessions, restart_server, sessions_in,
     start_server, stop_server,
 };
 use rustix::process::Signal;
@@ -327,24 +327,10 @@ fn a_crowd_at_a_full_accept_queue_is_served_later() {
 
 /// Starts an nginx of a single process.
 fn nginx(bed: &Bed) -> Background {
-    let endpoint = bed.endpoint(PORT);
-    let page = file(bed, "page", "a page".repeat(1000));
-    let root = fs::canonicalize(page).expect("it is there");
-    let root = root.parent().expect("a folder").display();
-    let (pid, log) = (bed.file("nginx.pid"), bed.file("nginx.log"));
-    let config = format!(
-        "daemon off; master_process off; pid {}; error_log {};\n\
-         events {{ worker_connections 512; }}\n\
-         http {{ access_log off; server {{ listen {endpoint}; root {root}; }} }}\n",
-        pid.display(),
-        log.display()
-    );
-    let config = file(bed, "nginx.conf", config);
-    let mut nginx = bed.command(Side::Server, Stack::Portolan, "/usr/sbin/nginx");
-    nginx.env(DELEGATE.0, DELEGATE.1).args(["-c", &config]);
-    nginx.stdout(Stdio::null());
-    let nginx = bed.serve_command(PORT, "nginx", &mut nginx);
-    nginx.unwrap_or_else(|error| panic!("{error}"))
+    let page = "a page".repeat(1000);
+    web::nginx(bed, PORT, ("master_process off;", page), |nginx| {
+        nginx.env(DELEGATE.0, DELEGATE.1);
+    })
 }
 
 #[test]
@@ -509,23 +495,11 @@ fn who_waits_since_before_a_restart_hears_that_the_program_was_killed() {
 fn no_request_fails_while_servers_are_restarted() {
     let mut bed = bed();
     let _nginx = nginx(&bed);
-    let url = format!("http://{}/page", bed.endpoint(PORT));
-    let mut load = bed.command(Side::Client, Stack::Kernel, "ab");
-    load.args(["-t", "6", "-n", "1000000", "-c", "10", &url]);
-    let load = load.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let load = load.expect("it starts");
+    let load = start_load(&bed, PORT, 6);
     for end in [Signal::TERM, Signal::KILL, Signal::TERM, Signal::KILL] {
         sleep(Duration::from_millis(500));
         restart_server(&mut bed, Side::Server, end);
         assert!(eventually(PROMPTLY, || is_delegated(&bed)), "{end:?}");
     }
-    let output = load.wait_with_output().expect("it ends");
-    let (told, failed) = (output.stdout, output.stderr);
-    let (told, failed) = (
-        String::from_utf8_lossy(&told),
-        String::from_utf8_lossy(&failed),
-    );
-    assert!(output.status.success(), "{told}{failed}");
-    let has_failed_none = |line: &str| line.starts_with("Failed requests:") && line.ends_with(" 0");
-    assert!(told.lines().any(has_failed_none), "{told}{failed}");
+    assert_none_failed(load);
 }

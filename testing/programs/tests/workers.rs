@@ -1,16 +1,15 @@
 //! Listeners that several processes have: each performs the handshakes of the flows that it is dealt (ADR 39).
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::io::{Read, Write};
-use std::process::{Child, Stdio};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
 use portolan_programs::stream::connect;
-use portolan_programs::{PYTHON, bed, counter, eventually, file, restart_server};
+use portolan_programs::web::{self, assert_none_failed, start_load};
+use portolan_programs::{PYTHON, bed, counter, eventually, restart_server};
 use rustix::process::{Pid, Signal, kill_process};
 
 const WORKERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/sharing_workers.py");
@@ -103,13 +102,12 @@ fn the_others_serve_new_connections_of_a_worker_that_is_stopped() {
     let _workers = start(&bed, "poll", 3);
     let answers = ask_often(&bed, 4, 150);
     let stopped = *answers.keys().next().expect("some have answered");
-    let process = Pid::from_raw(stopped.cast_signed()).expect("a number");
-    kill_process(process, Signal::STOP).expect("it runs");
+    signal(stopped, Signal::STOP);
     // The first SYN for it waits for its repetition.
     let answers = ask_often(&bed, 1, 100);
     assert!(!answers.contains_key(&stopped), "{answers:?}");
     assert!(counter(&bed, Side::Server, "receive", "syn_passed_by") > 0);
-    kill_process(process, Signal::CONT).expect("it runs");
+    signal(stopped, Signal::CONT);
     ask_often(&bed, 4, 50);
 }
 
@@ -119,8 +117,7 @@ fn the_others_serve_the_flows_of_a_worker_that_was_killed() {
     let _workers = start(&bed, "epoll", 3);
     let answers = ask_often(&bed, 4, 150);
     let killed = *answers.keys().next().expect("some have answered");
-    let process = Pid::from_raw(killed.cast_signed()).expect("a number");
-    kill_process(process, Signal::KILL).expect("it runs");
+    signal(killed, Signal::KILL);
     // The master ends with its first worker; the others go on.
     sleep(Duration::from_millis(300));
     let answers = ask_often(&bed, 4, 100);
@@ -130,49 +127,20 @@ fn the_others_serve_the_flows_of_a_worker_that_was_killed() {
 
 /// Starts an nginx as distributions do: a master and workers.
 fn nginx(bed: &Bed) -> Background {
-    let endpoint = bed.endpoint(PORT);
-    let page = file(bed, "page", "a page".repeat(100));
-    let root = fs::canonicalize(page).expect("it is there");
-    let root = root.parent().expect("a folder").display();
-    let (pid, log) = (bed.file("nginx.pid"), bed.file("nginx.log"));
-    let config = format!(
-        "daemon off; user root; worker_processes 2; pid {}; error_log {};\n\
-         events {{ worker_connections 512; }}\n\
-         http {{ access_log off; server {{ listen {endpoint}; root {root}; }} }}\n",
-        pid.display(),
-        log.display()
-    );
-    let config = file(bed, "nginx.conf", config);
-    let mut nginx = bed.command(Side::Server, Stack::Portolan, "/usr/sbin/nginx");
-    nginx.args(["-c", &config]).stdout(Stdio::null());
-    let nginx = bed.serve_command(PORT, "nginx", &mut nginx);
-    nginx.unwrap_or_else(|error| panic!("{error}"))
+    let page = "a page".repeat(100);
+    web::nginx(bed, PORT, ("user root; worker_processes 2;", page), |_| ())
 }
 
-/// Has a client of the kernel's stack open connections without a pause.
-fn start_load(bed: &Bed, seconds: u32) -> Child {
-    let url = format!("http://{}/page", bed.endpoint(PORT));
-    let seconds = seconds.to_string();
-    let mut load = bed.command(Side::Client, Stack::Kernel, "ab");
-    load.args(["-t", &seconds, "-n", "1000000", "-c", "10", &url]);
-    let load = load.stdout(Stdio::piped()).stderr(Stdio::piped());
-    load.spawn().expect("it starts")
-}
-
-fn assert_none_failed(load: Child) {
-    let output = load.wait_with_output().expect("it ends");
-    let told = String::from_utf8_lossy(&output.stdout);
-    let failed = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}{failed}");
-    let has_failed_none = |line: &str| line.starts_with("Failed requests:") && line.ends_with(" 0");
-    assert!(told.lines().any(has_failed_none), "{told}{failed}");
+fn signal(worker: u32, signal: Signal) {
+    let process = Pid::from_raw(worker.cast_signed()).expect("a number");
+    kill_process(process, signal).expect("it runs");
 }
 
 #[test]
 fn no_request_fails_while_nginx_replaces_its_workers() {
     let bed = bed();
     let nginx = nginx(&bed);
-    let load = start_load(&bed, 4);
+    let load = start_load(&bed, PORT, 4);
     for _ in 0..3 {
         sleep(Duration::from_millis(900));
         nginx.signal(Signal::HUP).expect("it runs");
@@ -190,7 +158,7 @@ fn no_request_fails_while_nginx_replaces_its_workers() {
 fn no_request_fails_while_servers_are_restarted() {
     let mut bed = bed();
     let _nginx = nginx(&bed);
-    let load = start_load(&bed, 6);
+    let load = start_load(&bed, PORT, 6);
     for end in [Signal::TERM, Signal::KILL, Signal::TERM, Signal::KILL] {
         sleep(Duration::from_millis(900));
         restart_server(&mut bed, Side::Server, end);

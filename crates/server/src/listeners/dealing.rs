@@ -29,15 +29,16 @@ impl Server {
             PartOffer::Anew(slot) => self.choose_performer(id, (channel, slot)),
             PartOffer::AsBefore(slot) => {
                 let secret = self.control.confirm_part(id, (channel, slot));
-                debug!(
-                    session = id.0,
-                    channel = channel.0,
-                    goes_on = secret.is_some(),
-                    "handshakes go on"
-                );
                 secret.map(|secret| self.admit_performer(id, channel, secret))
             }
         };
+        debug!(
+            session = id.0,
+            channel = channel.0,
+            ?offer,
+            takes_part = rules.is_some(),
+            "handshakes offered"
+        );
         let body = ReplyBody::Listening {
             session: id,
             local,
@@ -63,12 +64,6 @@ impl Server {
         if !self.control.has_performers(id) {
             self.end_deal(id);
         }
-        debug!(
-            session = id.0,
-            channel = channel.0,
-            takes_part = secret.is_some(),
-            "handshakes offered"
-        );
         secret.map(|secret| self.admit_performer(id, channel, secret))
     }
 
@@ -142,14 +137,7 @@ impl Server {
         ) else {
             return Ok(());
         };
-        let row = |(channel, slot): (ChannelId, Slot), flags: u16| FlowRow {
-            channel: channel.0,
-            slot: slot.0,
-            flags: flags | self.extension_flags(session, channel),
-            class: self.class_in_row(session),
-            budget: self.budget_of(session),
-            ..FlowRow::default()
-        };
+        let row = |place, flags| self.row_of_listener(session, place, flags);
         let row_of = |owner: Option<(ChannelId, Slot)>| match owner {
             Some(performer) => row(performer, FlowRow::DELEGATED | FlowRow::SHARED),
             None => row(Server::PLACE, 0),

@@ -210,10 +210,11 @@ impl Server {
     }
 
     fn take_handshakes_from(&mut self, channel: ChannelId, id: SessionId) {
-        if self.control.performs(id, channel) {
-            self.leave_part(channel, id);
-        } else if self.control.is_delegate(id, channel) {
+        let sole = self.control.delegate_of(id);
+        if sole.is_some_and(|sole| sole.channel == channel) {
             self.take_handshakes(id);
+        } else {
+            self.leave_part(channel, id);
         }
     }
 

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_control::{
-    ClaimId, Command, Deadline, Errno, Input, Life, Listener, Opening, PortClaim, SessionPhase,
+    ClaimId, Command, Deadline, Errno, Input, Life, Listener, Opening, PortClaim, SessionEntry,
+    SessionPhase,
 };
 use portolan_proto::control::{DescriptorEvent, ReplyBody, SessionRef};
 use portolan_proto::filter::{BindingKey, FlowRow};
@@ -253,14 +254,7 @@ impl Server {
             Some(delegate) => ((delegate.channel, delegate.slot), FlowRow::DELEGATED),
             None => (Server::PLACE, 0),
         };
-        let row = FlowRow {
-            channel: channel.0,
-            slot: slot.0,
-            flags: flags | self.extension_flags(session, channel),
-            class: self.class_in_row(session),
-            budget: self.budget_of(session),
-            ..FlowRow::default()
-        };
+        let row = self.row_of_listener(session, (channel, slot), flags);
         for key in BindingKey::of(Protocol::Tcp, local, session.v6_only) {
             if channel == ChannelId::SERVER && self.inheritance.ports().contains_key(&key) {
                 // Until it is known whether the process continues.
@@ -269,6 +263,22 @@ impl Server {
             if let Err(error) = self.filter.bind(&key, row) {
                 warn!(%error, %local, "cannot open a port in the filter");
             }
+        }
+    }
+
+    pub(crate) fn row_of_listener(
+        &self,
+        session: &SessionEntry,
+        (channel, slot): (ChannelId, Slot),
+        flags: u16,
+    ) -> FlowRow {
+        FlowRow {
+            channel: channel.0,
+            slot: slot.0,
+            flags: flags | self.extension_flags(session, channel),
+            class: self.class_in_row(session),
+            budget: self.budget_of(session),
+            ..FlowRow::default()
         }
     }
 
