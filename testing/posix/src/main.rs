@@ -24,7 +24,7 @@ usage: posix-check server|client --local ADDRESS --remote ADDRESS --meet DIRECTO
        posix-check topics";
 
 /// Time limit of a topic.
-const TIMEOUT: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn main() -> ExitCode {
     let mut arguments = env::args().skip(1);

@@ -33,14 +33,14 @@ pub fn read_text(answer: Answer<usize>, buffer: &[u8]) -> String {
     }
 }
 
-/// Runs `act` and checks whether it took about the expected time.
+/// Runs `act` and checks whether it took about the expected time; a busy machine takes longer.
 pub fn timed<T>(expected: Duration, act: impl FnOnce() -> T) -> (T, &'static str) {
     let started = Instant::now();
     let result = act();
     let took = started.elapsed();
     let verdict = match took {
         took if took + Duration::from_millis(15) < expected => "early",
-        took if took > expected + Duration::from_millis(250) => "late",
+        took if took > expected + Duration::from_secs(1) => "late",
         _ => "in time",
     };
     (result, verdict)

@@ -17,7 +17,7 @@ use crate::{
 };
 
 /// Time limit for the other role to appear.
-const TIMEOUT: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(100);
 /// Ports of one topic; topics run in turn, but closed ports stay in TIME-WAIT for a while.
 const PORTS_PER_TOPIC: u16 = 40;
 
@@ -87,7 +87,12 @@ impl Side {
     }
 
     pub(crate) fn tell(&mut self, line: impl Display) {
-        writeln!(self.other.get_mut(), "{line}").expect("the other role listens");
+        tell(self.other.get_mut(), line);
+    }
+
+    /// Tells the other role something from another thread.
+    pub(crate) fn teller(&self) -> Teller {
+        Teller(self.other.get_ref().try_clone().expect("a descriptor"))
     }
 
     pub(crate) fn hear(&mut self) -> String {
@@ -165,6 +170,20 @@ impl Side {
         self.listener(ports[usize::from(self.is_server())])
     }
 
+    /// Makes sockets until no other socket has the port that was chosen for one, and returns that. The kernel gives
+    /// connections with different destinations the same port, and what can be done with it depends on all of them. In the
+    /// kernel's lists the port has `own` rows for the socket itself.
+    pub(crate) fn alone<T>(&self, own: usize, make: impl Fn() -> (Fd, T)) -> (Fd, T) {
+        loop {
+            let (socket, made) = make();
+            let port = call::local_address(socket).expect("a name").port();
+            if port == 0 || rows_of(port) <= own {
+                return (socket, made);
+            }
+            call::close(socket).expect("close");
+        }
+    }
+
     /// Returns one end of a new connection between the roles, both of which call this.
     pub(crate) fn connection(&mut self) -> Fd {
         let port = self.port();
@@ -204,6 +223,18 @@ impl Side {
     }
 }
 
+pub(crate) struct Teller(UnixStream);
+
+impl Teller {
+    pub(crate) fn tell(&mut self, line: impl Display) {
+        tell(&mut self.0, line);
+    }
+}
+
+fn tell(other: &mut UnixStream, line: impl Display) {
+    writeln!(other, "{line}").expect("the other role listens");
+}
+
 fn connect_patiently(place: &std::path::Path) -> io::Result<UnixStream> {
     let started = Instant::now();
     loop {
@@ -212,4 +243,16 @@ fn connect_patiently(place: &std::path::Path) -> io::Result<UnixStream> {
             connected => return connected,
         }
     }
+}
+
+/// Counts the rows of a local port in the kernel's lists of TCP sockets.
+fn rows_of(port: u16) -> usize {
+    let lists = ["tcp", "tcp6"].map(|list| fs::read_to_string(format!("/proc/self/net/{list}")));
+    let lists: Vec<String> = lists.into_iter().flatten().collect();
+    let locals = lists
+        .iter()
+        .flat_map(|list| list.lines())
+        .filter_map(|row| row.split_whitespace().nth(1));
+    let suffix = format!(":{port:04X}");
+    locals.filter(|local| local.ends_with(&suffix)).count()
 }

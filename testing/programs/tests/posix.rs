@@ -36,7 +36,12 @@ fn assert_alike(bed: impl Fn() -> Bed + Sync) {
     let topics: Vec<&str> = topics.iter().map(String::as_str).collect();
     let found = compare(bed, &topics);
     let deviations = Deviations::parse(DEVIATIONS);
-    assert_eq!(deviations.judge(&found), Vec::<String>::new());
+    assert_judged(&deviations, &found);
+}
+
+fn assert_judged(deviations: &Deviations, found: &[String]) {
+    let errors = deviations.judge(found);
+    assert!(errors.is_empty(), "differences:\n{}", errors.join("\n"));
 }
 
 /// Additional deviations of streams within one host.
@@ -125,7 +130,7 @@ fn assert_alike_within_one_host(address: &str, more: &'static str) {
     deviations.0.retain(|check| !check.starts_with("options "));
     deviations.0.extend(Deviations::parse(LOCAL).0);
     deviations.0.extend(Deviations::parse(more).0);
-    assert_eq!(deviations.judge(&found), Vec::<String>::new());
+    assert_judged(&deviations, &found);
 }
 
 /// Returns lines that differ from the kernel's, for each pairing. A run mostly waits, so all run at once, the topics in

@@ -20,6 +20,7 @@ extern "C" fn count(_signal: c_int) {
 }
 
 /// Number of signals that the handler has received since it was installed.
+#[derive(Clone, Copy)]
 pub struct Counted;
 
 impl Counted {
@@ -75,12 +76,15 @@ pub fn this_thread() -> pid_t {
     unsafe { libc::gettid() }
 }
 
-/// Sends `signal` to a thread after `after`, when it sleeps: on a busy machine it may not be blocked by then.
+/// Sends `signal` to a thread after `after`, when it sleeps, and not just for a lock: on a busy machine it may not be
+/// blocked by then.
 pub fn kick(target: pid_t, signal: c_int, after: Duration) -> JoinHandle<()> {
     thread::spawn(move || {
         thread::sleep(after);
-        while !sleeps(target) {
+        let mut asleep = 0;
+        while asleep < 2 {
             thread::sleep(MOMENT);
+            asleep = if sleeps(target) { asleep + 1 } else { 0 };
         }
         // SAFETY: the arguments are integers.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), target, signal) };

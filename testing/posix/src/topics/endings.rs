@@ -109,9 +109,14 @@ fn reused_port(side: &mut Side) {
         return;
     }
     side.step();
-    let connected = side.socket(STREAM);
-    call::set_option(connected, SOL_SOCKET, SO_REUSEADDR, &1).expect("SO_REUSEADDR");
-    call::connect(connected, side.there(port)).expect("connect");
+    let (connected, _) = side.alone(1, || {
+        let connected = side.socket(STREAM);
+        call::set_option(connected, SOL_SOCKET, SO_REUSEADDR, &1).expect("SO_REUSEADDR");
+        (
+            connected,
+            call::connect(connected, side.there(port)).expect("connect"),
+        )
+    });
     let local = call::local_address(connected).expect("an address");
     for reuse in [0, 1] {
         let other = side.socket(STREAM);

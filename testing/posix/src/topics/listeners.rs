@@ -1,5 +1,7 @@
 //! A listener's port after it has stopped listening, and a client's port when there is no listener.
 
+use std::net::SocketAddr;
+
 use libc::{POLLIN, POLLRDHUP, SHUT_RD, SHUT_RDWR, SO_ACCEPTCONN, SO_REUSEADDR, SOL_SOCKET};
 
 use crate::{
@@ -199,6 +201,18 @@ fn chosen_port(side: &mut Side) {
     }
 }
 
+/// Returns a socket whose connection was refused, and what `connect` returned.
+fn refused_socket(side: &Side, nobodys: u16, bound: Option<SocketAddr>) -> (Fd, String) {
+    side.alone(0, || {
+        let socket = side.socket(STREAM);
+        if let Some(local) = bound {
+            call::bind(socket, local).expect("bind");
+        }
+        let connect = told(call::connect(socket, side.there(nobodys)));
+        (socket, connect)
+    })
+}
+
 /// A refused connection releases a port that was chosen for it.
 fn refused(side: &mut Side) {
     let (nobodys, chosen, last) = (side.port(), side.port(), side.port());
@@ -211,14 +225,8 @@ fn refused(side: &mut Side) {
         ("bound to any port", Some(side.here(0))),
         ("bound", Some(side.here(chosen))),
     ] {
-        let socket = side.socket(STREAM);
-        if let Some(local) = bound {
-            call::bind(socket, local).expect("bind");
-        }
-        side.report(
-            &format!("refused, {name}: connect"),
-            told(call::connect(socket, side.there(nobodys))),
-        );
+        let (socket, connect) = refused_socket(side, nobodys, bound);
+        side.report(&format!("refused, {name}: connect"), connect);
         let port = call::local_address(socket).expect("a name").port();
         if port != 0 {
             report_binds(side, &format!("refused, {name}: another"), port);

@@ -5,13 +5,14 @@ use std::{thread, time::Duration};
 use libc::{POLLIN, SA_RESTART, SIGUSR1, SOL_SOCKET, timeval};
 
 use crate::{
-    call::{self, Fd, STREAM, count_signals, kick, this_thread},
+    call::{self, Counted, Fd, STREAM, count_signals, kick, this_thread},
     show::{events, read_text, told, worked},
     side::Side,
 };
 
 const SOON: Duration = Duration::from_millis(60);
 const LATER: Duration = Duration::from_millis(250);
+const MOMENT: Duration = Duration::from_millis(5);
 /// Much later than the signal, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
@@ -28,10 +29,36 @@ pub(super) fn run(side: &mut Side) {
 
 /// Interrupts `act` on this thread after SOON.
 fn interrupted<T>(side: &Side, flags: i32, check: &str, act: impl FnOnce() -> T) -> T {
+    interrupted_and_then(side, flags, check, |_| {}, act)
+}
+
+/// Interrupts `act` on this thread after SOON, and tells the other role when the handler has run.
+fn interrupted_and_told<T>(side: &Side, flags: i32, check: &str, act: impl FnOnce() -> T) -> T {
+    let mut teller = side.teller();
+    let tell = move |signals: Counted| {
+        while signals.so_far() == 0 {
+            thread::sleep(MOMENT);
+        }
+        teller.tell("interrupted");
+    };
+    interrupted_and_then(side, flags, check, tell, act)
+}
+
+fn interrupted_and_then<T>(
+    side: &Side,
+    flags: i32,
+    check: &str,
+    then: impl FnOnce(Counted) + Send + 'static,
+    act: impl FnOnce() -> T,
+) -> T {
     let signals = count_signals(SIGUSR1, flags);
     let kicker = kick(this_thread(), SIGUSR1, SOON);
+    let after = thread::spawn(move || {
+        kicker.join().expect("the kicker");
+        then(signals);
+    });
     let result = act();
-    kicker.join().expect("the kicker");
+    after.join().expect("the kicker");
     side.report(&format!("{check}: signals"), signals.so_far());
     result
 }
@@ -45,24 +72,23 @@ fn receive(socket: Fd, flags: i32) -> String {
 fn receiving(side: &mut Side, flags: i32, name: &str) {
     let socket = side.connection();
     if side.is_server() {
-        side.step();
-        thread::sleep(LATER);
+        side.hear();
         call::send(socket, b"late", 0).expect("send");
         side.step();
         call::send(socket, b"half", 0).expect("send");
-        thread::sleep(LATER);
+        side.hear();
         call::send(socket, b"rest", 0).expect("send");
         side.step();
         return;
     }
-    side.step();
     let check = format!("{name}: receive");
-    let got = interrupted(side, flags, &check, || receive(socket, 0));
+    let got = interrupted_and_told(side, flags, &check, || receive(socket, 0));
     side.report(&check, got);
     wait_quietly(socket);
     side.step();
+    call::wait_for(socket, POLLIN);
     let check = format!("{name}: receive all");
-    let got = interrupted(side, flags, &check, || receive(socket, libc::MSG_WAITALL));
+    let got = interrupted_and_told(side, flags, &check, || receive(socket, libc::MSG_WAITALL));
     side.report(&check, got);
     side.step();
 }
@@ -101,16 +127,14 @@ fn accepting(side: &mut Side, flags: i32, name: &str) {
     let port = side.port();
     if side.is_server() {
         let listener = side.listener(port);
-        side.step();
         let check = format!("{name}: accept");
-        let got = interrupted(side, flags, &check, || {
+        let got = interrupted_and_told(side, flags, &check, || {
             worked(call::accept_quietly(listener))
         });
         side.report(&check, got);
         side.step();
     } else {
-        side.step();
-        thread::sleep(LATER);
+        side.hear();
         let socket = side.socket(STREAM);
         let _ = call::connect(socket, side.there(port));
         side.step();
@@ -141,8 +165,7 @@ fn timed_receive(side: &mut Side, flags: i32, name: &str) {
 fn sending(side: &mut Side, flags: i32, name: &str) {
     let socket = side.connection();
     if side.is_server() {
-        side.step();
-        thread::sleep(LATER);
+        side.hear();
         call::shutdown(socket, libc::SHUT_WR).expect("shutdown");
         let mut room = vec![0; 1 << 16];
         while call::receive(socket, &mut room, 0).is_ok_and(|length| length > 0) {}
@@ -164,9 +187,8 @@ fn sending(side: &mut Side, flags: i32, name: &str) {
         while call::send(socket, b"x", libc::MSG_DONTWAIT).is_ok() {}
         thread::sleep(2 * LATER);
     }
-    side.step();
     let check = format!("{name}: send");
-    let got = interrupted(side, flags, &check, || call::send(socket, b"x", 0));
+    let got = interrupted_and_told(side, flags, &check, || call::send(socket, b"x", 0));
     side.report(&check, told(got));
     call::close(socket).expect("close");
 }
