@@ -1,4 +1,4 @@
-//! wrk with 64 connections, and with few, against one nginx worker, one core each, with and without keep-alive.
+//! wrk with 64 connections, and with few, against nginx, with and without keep-alive.
 
 use std::fs;
 
@@ -20,13 +20,14 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         connections,
         options,
     };
-    let mut cases = vec![case("wrk-c64", load("64", &[]), Handshakes::ByServer)];
+    let mut cases = vec![case("wrk-c64", load("64", &[]), Nginx::OneProcess)];
     if !effort.quick {
         let close = load("64", &["-H", "Connection: close"]);
-        cases.push(case("wrk-close", close, Handshakes::ByServer));
-        cases.push(case("wrk-close-delegated", close, Handshakes::ByNginx));
-        cases.push(case("wrk-c1", load("1", &[]), Handshakes::ByServer));
-        cases.push(case("wrk-c4", load("4", &[]), Handshakes::ByServer));
+        cases.push(case("wrk-close", close, Nginx::OneProcess));
+        cases.push(case("wrk-close-delegated", close, Nginx::Delegated));
+        cases.push(case("wrk-close-workers", close, Nginx::MasterAndWorkers));
+        cases.push(case("wrk-c1", load("1", &[]), Nginx::OneProcess));
+        cases.push(case("wrk-c4", load("4", &[]), Nginx::OneProcess));
     }
     cases
 }
@@ -39,22 +40,36 @@ struct Load {
     options: &'static [&'static str],
 }
 
-/// Who performs the handshakes of nginx's port, on Portolan.
+/// How nginx runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Handshakes {
-    ByServer,
-    ByNginx,
+enum Nginx {
+    OneProcess,
+    /// The same; on Portolan it performs its handshakes itself from the start.
+    Delegated,
+    /// As distributions configure it, with two workers.
+    MasterAndWorkers,
 }
 
-fn case(name: &str, load: Load, handshakes: Handshakes) -> Case {
+impl Nginx {
+    fn directives(self) -> &'static str {
+        match self {
+            Nginx::OneProcess | Nginx::Delegated => "master_process off;",
+            Nginx::MasterAndWorkers => "user root; worker_processes 2;",
+        }
+    }
+}
+
+fn case(name: &str, load: Load, nginx: Nginx) -> Case {
     // wrk accepts whole seconds only.
     let duration = format!("{}s", load.seconds.ceil());
     Case::new(name, "req/s", Better::Higher, move |bed, stack| {
-        let config = configure(bed)?;
+        let config = configure(bed, nginx)?;
         let words = ["-c", config.as_str()];
-        let _server = match handshakes {
-            Handshakes::ByServer => bed.serve(stack, PORT, "nginx", &words)?,
-            Handshakes::ByNginx => bed.serve_delegated(stack, PORT, "nginx", &words)?,
+        let _server = match nginx {
+            Nginx::Delegated => bed.serve_delegated(stack, PORT, "nginx", &words)?,
+            Nginx::OneProcess | Nginx::MasterAndWorkers => {
+                bed.serve(stack, PORT, "nginx", &words)?
+            }
         };
         let url = format!("http://{}/", bed.endpoint(PORT));
         let output = run(bed
@@ -77,15 +92,16 @@ fn case(name: &str, load: Load, handshakes: Handshakes) -> Case {
     })
 }
 
-/// Writes nginx's page and a configuration with one process in the foreground, without logs.
-fn configure(bed: &Bed) -> Result<String, MeasureError> {
+/// Writes nginx's page and a configuration in the foreground, without logs.
+fn configure(bed: &Bed, nginx: Nginx) -> Result<String, MeasureError> {
     let root = bed.file("www");
     let config = bed.file("nginx.conf");
     let text = format!(
-        "daemon off; master_process off; pid {pid}; error_log stderr crit;\n\
+        "daemon off; {directives} pid {pid}; error_log stderr crit;\n\
          events {{ worker_connections 1024; }}\n\
          http {{ access_log off; keepalive_requests 1000000000;\n\
          server {{ listen {endpoint}; root {root}; }} }}\n",
+        directives = nginx.directives(),
         pid = bed.file("nginx.pid").display(),
         endpoint = bed.endpoint(PORT),
         root = root.display(),
