@@ -34,6 +34,16 @@ struct Session {
     ends: Vec<(ChannelId, SessionId)>,
     interface: u32,
     closed: u8,
+    /// The close of an end that nobody records: the records of what it sent before come from the other end, until that is
+    /// closed, too.
+    unshown: Option<Close>,
+}
+
+/// How an end was closed.
+#[derive(Clone, Copy)]
+struct Close {
+    side: Side,
+    is_reset: bool,
 }
 
 /// What happened, in the order in which it is shown.
@@ -45,11 +55,7 @@ enum Event {
 /// What is shown after the records that precede it.
 #[derive(Clone, Copy)]
 enum Ending {
-    Closed {
-        pair: u64,
-        side: Side,
-        is_reset: bool,
-    },
+    Closed(u64, Close),
     Gone(ChannelId),
 }
 
@@ -154,11 +160,10 @@ impl<W: Write> View<W> {
                 pair,
                 side,
                 is_reset,
-            } => self.endings.push(Ending::Closed {
-                pair,
-                side,
-                is_reset,
-            }),
+            } => {
+                let close = Close { side, is_reset };
+                self.endings.push(Ending::Closed(pair, close));
+            }
             CaptureNews::ProcessGone(channel) => self.endings.push(Ending::Gone(channel)),
             CaptureNews::Ready => {}
         }
@@ -178,6 +183,7 @@ impl<W: Write> View<W> {
                 ends: Vec::new(),
                 interface: recorder.interface,
                 closed: 0,
+                unshown: None,
             }
         });
         session.ends.push(place);
@@ -267,27 +273,7 @@ impl<W: Write> View<W> {
     fn end(&mut self, ending: Ending) -> io::Result<()> {
         let now = clock::now().as_nanos();
         match ending {
-            Ending::Closed {
-                pair,
-                side,
-                is_reset,
-            } => {
-                let Some(session) = self.sessions.get_mut(&pair) else {
-                    return Ok(());
-                };
-                session.closed += 1;
-                let (interface, is_last) = (session.interface, session.closed == 2);
-                let segment = session.conversation.close(side, is_reset);
-                if is_last && let Some(session) = self.sessions.remove(&pair) {
-                    session.ends.iter().for_each(|place| {
-                        self.ends.remove(place);
-                    });
-                }
-                match segment {
-                    Some(segment) => self.packet(now, (interface, Way::Out), segment.into_data()),
-                    None => Ok(()),
-                }
-            }
+            Ending::Closed(pair, close) => self.close(now, pair, close),
             Ending::Gone(channel) => {
                 let Some(recorder) = self.recorders.remove(&channel) else {
                     return Ok(());
@@ -299,6 +285,40 @@ impl<W: Write> View<W> {
                     .statistics(recorder.interface, self.epoch + now, figures)
             }
         }
+    }
+
+    fn close(&mut self, now: u64, pair: u64, close: Close) -> io::Result<()> {
+        let Some(session) = self.sessions.get_mut(&pair) else {
+            return Ok(());
+        };
+        session.closed += 1;
+        let is_last = session.closed == 2;
+        let sides = session.ends.iter().filter_map(|place| self.ends.get(place));
+        let recorded: Vec<Side> = sides.map(|(_, side)| *side).collect();
+        if !is_last && !recorded.contains(&close.side) {
+            session.unshown = Some(close);
+            return Ok(());
+        }
+        let interface = session.interface;
+        let mut shown = Vec::new();
+        for Close { side, is_reset } in session.unshown.take().into_iter().chain([close]) {
+            let way = if recorded.contains(&side) {
+                Way::Out
+            } else {
+                Way::In
+            };
+            let segment = session.conversation.close(side, is_reset);
+            shown.extend(segment.map(|segment| (way, segment)));
+        }
+        if is_last && let Some(session) = self.sessions.remove(&pair) {
+            session.ends.iter().for_each(|place| {
+                self.ends.remove(place);
+            });
+        }
+        for (way, segment) in shown {
+            self.packet(now, (interface, way), segment.into_data())?;
+        }
+        Ok(())
     }
 
     fn packet(

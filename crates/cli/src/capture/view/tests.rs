@@ -37,6 +37,14 @@ fn scene() -> (View<Vec<u8>>, CaptureWriter) {
     (view, writer)
 }
 
+fn closed(side: Side) -> CaptureNews {
+    CaptureNews::Closed {
+        pair: 1,
+        side,
+        is_reset: false,
+    }
+}
+
 fn sent(session: u64, position: u64, bytes: &[u8]) -> RecordHeader {
     RecordHeader {
         session,
@@ -66,21 +74,34 @@ fn an_ending_waits_for_the_records_before_it() {
         .unwrap();
     view.collect();
     writer.write(&sent(5, 0, b"last"), b"last");
-    for side in [Side::Opener, Side::Accepter] {
-        let is_reset = false;
-        let closed = CaptureNews::Closed {
-            pair: 1,
-            side,
-            is_reset,
-        };
-        view.hear(closed, Vec::new()).unwrap();
-    }
+    view.hear(closed(Side::Opener), Vec::new()).unwrap();
+    view.hear(closed(Side::Accepter), Vec::new()).unwrap();
     view.hear(CaptureNews::ProcessGone(CHANNEL), Vec::new())
         .unwrap();
     assert_eq!(view.write().unwrap(), 3, "the handshake");
     view.collect();
     assert_eq!(view.write().unwrap(), 3, "data and two FINs");
     assert!(view.sessions.is_empty() && view.ends.is_empty() && view.recorders.is_empty());
+}
+
+/// The other end, which nobody records, is closed while this one has not seen all that it sent.
+#[test]
+fn the_close_of_an_end_that_is_not_recorded_waits_for_the_records_of_the_other_end() {
+    let (mut view, mut writer) = scene();
+    view.hear(CaptureNews::Ends(vec![end(5, Side::Opener)]), Vec::new())
+        .unwrap();
+    view.hear(closed(Side::Accepter), Vec::new()).unwrap();
+    view.collect();
+    assert_eq!(view.write().unwrap(), 3, "the handshake");
+    let received = RecordHeader {
+        direction: direction::IN,
+        ..sent(5, 0, b"late")
+    };
+    writer.write(&received, b"late");
+    view.hear(closed(Side::Opener), Vec::new()).unwrap();
+    view.collect();
+    assert_eq!(view.write().unwrap(), 3, "data and two FINs");
+    assert!(view.sessions.is_empty() && view.ends.is_empty());
 }
 
 #[test]
