@@ -6,6 +6,7 @@
 //! stays allocated.
 
 use core::fmt;
+use core::ops::RangeInclusive;
 use std::sync::Mutex;
 
 use crate::encoding::{Encoded, Reader, Refused, Writer};
@@ -150,7 +151,7 @@ impl ByteRing {
 
     fn reserve(&mut self, needed: usize) {
         if needed > self.circle {
-            self.widen(needed.next_power_of_two().max(SMALLEST));
+            self.widen(circle_for(needed));
         }
     }
 
@@ -204,14 +205,22 @@ impl Drop for ByteRing {
     }
 }
 
-/// Memory for a large ring. Does not wait for the memory kept for reuse if another thread has it locked.
+/// The smallest circle that takes so many bytes.
+fn circle_for(bytes: usize) -> usize {
+    bytes.next_power_of_two().max(SMALLEST)
+}
+
+/// Memory for a large ring that grows.
 fn memory(least: usize) -> Vec<u8> {
-    if let Ok(mut left) = LEFT.try_lock()
-        && left.capacity() >= least
-    {
-        return std::mem::take(&mut *left);
-    }
-    Vec::with_capacity((least * SPARE).min(LARGEST.max(least)))
+    let room = || Vec::with_capacity((least * SPARE).min(LARGEST.max(least)));
+    left_memory(least..=usize::MAX).unwrap_or_else(room)
+}
+
+/// Takes the memory kept for reuse, if it has such a size. Does not wait for it if another thread has it locked.
+fn left_memory(sizes: RangeInclusive<usize>) -> Option<Vec<u8>> {
+    let mut left = LEFT.try_lock().ok()?;
+    let fits = sizes.contains(&left.capacity());
+    fits.then(|| std::mem::take(&mut *left))
 }
 
 fn leave(mut store: Vec<u8>) {
@@ -246,11 +255,21 @@ impl Encoded for ByteRing {
             return Err(Refused::Value(""));
         }
         let bytes = from.bytes(span)?;
-        let mut ring = ByteRing::default();
-        ring.reserve(span);
-        ring.push(bytes);
-        ring.len = len;
-        Ok(ring)
+        let circle = if span > 0 { circle_for(span) } else { 0 };
+        // Without room to grow: whoever holds sessions of others is charged for their bytes, and most of these only drain.
+        let exact = || Vec::with_capacity(circle);
+        let mut store = match circle {
+            ..LARGE => exact(),
+            _ => left_memory(circle..=2 * circle).unwrap_or_else(exact),
+        };
+        store.extend_from_slice(bytes);
+        Ok(ByteRing {
+            store,
+            circle,
+            head: 0,
+            len,
+            span,
+        })
     }
 }
 
@@ -299,6 +318,19 @@ mod tests {
         }
         assert!(sent > 2 << 20);
         assert_eq!((ring.circle, ring.store.len()), (SMALLEST, 1 << 20));
+    }
+
+    #[test]
+    fn a_ring_from_a_capsule_takes_no_more_memory_than_its_bytes_need() {
+        for bytes in [0, 1, 3000, LARGE - 1, 1 << 20] {
+            let mut capsule = Writer::new(0);
+            ring(&[&vec![7; bytes]]).put(&mut capsule);
+            let capsule = capsule.finish();
+            let copy = ByteRing::take(&mut Reader::new(&capsule).unwrap()).unwrap();
+            let most = 2 * bytes.max(SMALLEST).next_power_of_two();
+            assert!(copy.store.capacity() <= most, "{bytes}");
+            assert_eq!((copy.len(), copy.span()), (bytes, bytes));
+        }
     }
 
     #[test]
