@@ -34,7 +34,10 @@ static __always_inline struct bpf_sock *find_kernel_socket(hook_context *packet,
 	return bpf_skc_lookup_tcp(packet, &tuple, sizeof(tuple.ipv6), BPF_F_CURRENT_NETNS, 0);
 }
 
-/* Of a TCP segment that only a binding claims and that does not open a connection: the listener gets those that do. */
+/*
+ * Of a TCP segment that only a binding claims and that does not open a connection: the listener gets those that do. So it may
+ * have a connection between the endpoints of one that the kernel has in TIME-WAIT; late segments of that one are reset.
+ */
 static __always_inline bool is_of_kernel_connection(hook_context *packet,
 						    const struct filter_key *key)
 {
@@ -44,7 +47,7 @@ static __always_inline bool is_of_kernel_connection(hook_context *packet,
 	socket = find_kernel_socket(packet, key);
 	if (!socket)
 		return false;
-	is_connection = socket->state != BPF_TCP_LISTEN;
+	is_connection = socket->state != BPF_TCP_LISTEN && socket->state != BPF_TCP_TIME_WAIT;
 	bpf_sk_release(socket);
 	return is_connection;
 }

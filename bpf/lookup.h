@@ -7,8 +7,8 @@
 
 #include "maps.h"
 
-/* Chosen at the first look-up of a shared binding, so that peers cannot select one of its sockets. Outlives a server. */
-volatile __u32 share_seed SEC(".data.seed");
+/* The seed is chosen at the first look-up of a shared binding, so that peers cannot select one of its sockets. */
+volatile struct lasting lasting SEC(".data.lasting");
 
 static __always_inline struct flow_row *find_flow(const struct filter_key *key)
 {
@@ -44,11 +44,11 @@ static __always_inline void to_wildcard(struct binding_key *binding)
 /* The finalizer of MurmurHash3 over the peer's address and port. */
 static __always_inline __u32 hash_of_peer(const struct filter_key *key)
 {
-	__u32 hash = share_seed;
+	__u32 hash = lasting.share_seed;
 
 	if (!hash) {
-		__sync_val_compare_and_swap(&share_seed, 0, bpf_get_prandom_u32() | 1);
-		hash = share_seed;
+		__sync_val_compare_and_swap(&lasting.share_seed, 0, bpf_get_prandom_u32() | 1);
+		hash = lasting.share_seed;
 	}
 	for (int i = 0; i < 4; i++) {
 		hash ^= key->remote.words[i];

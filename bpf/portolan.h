@@ -363,6 +363,15 @@ struct flood {
 /* The accept queue is full: SYNs are dropped. */
 #define FLOOD_FULL 16
 
+/* What outlives a server, in memory that programs cannot see. */
+struct lasting {
+	/* Of the hash by which peers are dealt; 0: not chosen yet. */
+	__u32 share_seed;
+	__u32 reserved;
+	/* The server's, not used by the filter. */
+	__u64 secret[2];
+};
+
 struct path_key {
 	__u32 prefix;
 	union address address;
@@ -427,6 +436,7 @@ _Static_assert(sizeof(struct extension_control) == 16, "ExtensionControl");
 _Static_assert(sizeof(struct extension_statistics) == 112, "ExtensionStatistics");
 _Static_assert(sizeof(struct extension_run) == 16, "ExtensionRun");
 _Static_assert(sizeof(struct flood) == 48, "Flood");
+_Static_assert(sizeof(struct lasting) == 24, "Lasting");
 _Static_assert(sizeof(struct path_key) == 20, "PathKey");
 _Static_assert(sizeof(struct return_path) == 8, "ReturnPath");
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use libbpf_rs::MapHandle;
 use portolan_proto::filter::{
     ADDRESS_BROADCAST, ADDRESS_OWN, BindingKey, Budget, FilterChannel, FilterInterface, FilterKey,
-    FilterSettings, FilterTap, FlowRow, Losses, MAX_INTERFACES, MemberKey, RawKey, SenderKey,
-    ShareKey, mapped,
+    FilterSettings, FilterTap, FlowRow, Lasting, Losses, MAX_INTERFACES, MemberKey, RawKey,
+    SenderKey, ShareKey, mapped,
 };
 use portolan_types::{ChannelId, FlowKey};
 
@@ -69,6 +69,7 @@ pub struct Filter {
     _attentions: MapHandle,
     budgets: Table<u32, Budget>,
     policy: Table<u32, u32>,
+    lasting: Table<u32, Lasting>,
     pub(crate) map_builder: Arc<MapBuilder>,
     /// What programs install in the packets' path.
     pub extensions: Extensions,
@@ -144,6 +145,7 @@ impl Filter {
             _attentions: objects.map("attentions")?,
             budgets: Table::of(objects, "budgets")?,
             policy: Table::of(objects, ".data.policy")?,
+            lasting: Table::of(objects, ".data.lasting")?,
             map_builder: Arc::new(MapBuilder::of(objects, limits)?),
             extensions: Extensions::of(objects)?,
             floods: Floods::of(objects)?,
@@ -152,6 +154,18 @@ impl Filter {
             tap_of: HashMap::new(),
             heritage: objects.heritage()?,
         })
+    }
+
+    /// Returns the secret that the servers of this host have had, or has this one chosen. Called before the filter is
+    /// attached.
+    pub fn secret_or(&self, chosen: [u8; 16]) -> Result<[u8; 16], TableError> {
+        let lasting = self.lasting.read(&0).unwrap_or_default();
+        if lasting.secret != [0; 16] {
+            return Ok(lasting.secret);
+        }
+        let secret = chosen;
+        self.lasting.set(&0, &Lasting { secret, ..lasting })?;
+        Ok(secret)
     }
 
     /// Returns descriptors by which the next server may take over the tables, if somebody keeps them for it.

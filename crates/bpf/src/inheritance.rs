@@ -1,7 +1,7 @@
 //! What a dead server has left in the tables, and what of it stays: the rows of TCP connections that processes hold, and
 //! the channels that these lead to. Everything else was the dead server's own, or is made anew.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use portolan_proto::filter::{BindingKey, FilterChannel, FilterKey, FlowRow};
 use portolan_types::{ChannelId, Protocol};
@@ -35,8 +35,8 @@ pub struct InheritedChannel {
 
 impl Filter {
     /// Removes from the shared tables what does not survive a server. Rows that stay lead to the ring of their channel:
-    /// a ring of its own, a class and a budget were the dead server's to give.
-    pub fn take_over(&mut self) -> Result<Inheritance, TableError> {
+    /// a ring of its own, a class and a budget were the dead server's to give. Rows of the flows `held` stay the server's.
+    pub fn take_over(&mut self, held: &HashSet<FilterKey>) -> Result<Inheritance, TableError> {
         self.leave_listeners()?;
         let mut inheritance = Inheritance {
             channels: self.inherited_channels()?,
@@ -65,6 +65,9 @@ impl Filter {
             }
         }
         for key in self.flows.keys() {
+            if held.contains(&key) {
+                continue;
+            }
             let row = self.flows.read(&key).filter(|row| {
                 key.protocol == Protocol::Tcp.number()
                     && inheritance.channels.contains_key(&ChannelId(row.channel))

@@ -20,7 +20,7 @@ pub(crate) const SHARED: [&str; 10] = [
     "bindings",
     "shares",
     "senders",
-    ".data.seed",
+    ".data.lasting",
     "rings",
     "doorbells",
     "channels",

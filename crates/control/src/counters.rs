@@ -74,6 +74,8 @@ counters! {
     /// already.
     reopened = "sessions_reopened",
     rejoined = "sessions_rejoined",
+    /// Connections that the previous server held, and this one has taken up.
+    taken_up = "connections_taken_up",
     /// Connections of the previous server that their process has continued, was refused, and those that were reset because
     /// no process named them in time. Channels that were not given to who showed their ring; servers whose tables could
     /// not be taken over.

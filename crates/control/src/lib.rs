@@ -29,7 +29,7 @@ pub mod session;
 pub mod sharing;
 pub mod timer;
 
-pub use adoption::Adopted;
+pub use adoption::{Adopted, HeldBefore, Reach};
 pub use budget::{Budget, Charge, Exhausted, Limit, Shares, Slices};
 pub use control::{Control, ControlLimits, Effect, Effects, Input, Progress};
 pub use errno::Errno;

@@ -89,11 +89,10 @@ impl Control {
                 .is_none_or(|delegate| delegate.channel == channel && !delegate.is_wanted_back)
     }
 
-    /// Ports that listeners share cannot be delegated, nor what only the server does: Fast Open, and waiting for data.
+    /// Ports that listeners share cannot be delegated, nor what only the server does: Fast Open.
     fn is_delegable(&self, session: &SessionEntry, listener: &Listener) -> bool {
         let options = &listener.opens.options;
         options.fast_open_queue.is_none()
-            && options.defer_accept_seconds.is_none()
             && !session.local.ip().is_loopback()
             && self.listeners.is_alone(session.local.port())
     }

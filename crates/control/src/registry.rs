@@ -228,7 +228,7 @@ impl Registry {
         }
         let charge = self.session_budget.charge(opening.uid, 1)?;
         let mut id = SessionId(random());
-        while id.0 == 0 || self.sessions.contains_key(&id) {
+        while id == SessionId::NONE || self.sessions.contains_key(&id) {
             id = SessionId(random());
         }
         if opening.cookie != 0 {

@@ -122,7 +122,7 @@ pub struct SessionEntry {
     pub awaited_since: Instant,
     /// Set while the session is recalled from its holder.
     pub recall: Option<Recall>,
-    /// The other end, if both are on this host.
+    /// The other end, if both are on this host; [`SessionId::NONE`] if it is not known after a restart.
     pub local_peer: Option<SessionId>,
     /// The server has its end of the descriptor.
     pub has_descriptor: bool,

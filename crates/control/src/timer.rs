@@ -31,6 +31,8 @@ pub enum Timer {
     LocalSessions,
     /// Processes to be told of local peers that have ended.
     EndedPeers,
+    /// Ends of local sessions whose peers have not come back after a restart.
+    LocalPeers,
     LeavingClasses,
     Cpu,
     Extensions,

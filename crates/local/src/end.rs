@@ -548,9 +548,14 @@ impl Local {
         self.mine().notifier.0.wants.load(Relaxed) & wanted != wanted
     }
 
-    /// Sets the notifier that wakes this end's holder; called by the server.
+    /// Sets the notifier that wakes this end's holder; called by the server, or by a holder whose server is another.
     pub fn give_to(&self, number: u64) {
         self.mine().notifier.0.number.store(number, Release);
+    }
+
+    /// Returns the number of the notifier that wakes the peer's holder.
+    pub fn peer_notifier(&self) -> u64 {
+        self.theirs().notifier.0.number.load(Acquire)
     }
 
     fn wanted(&self) -> u32 {

@@ -20,6 +20,9 @@ const HIDDEN_FROM: RawFd = 900;
 const AMPLE: u64 = 8192;
 const LEFT: u64 = 16;
 
+/// The part of the program's numbers that [`keep_spare`] may use.
+const SPARE: RawFd = 8;
+
 const FOREIGN: u8 = 0;
 const OURS: u8 = 1;
 /// The library's own: the channel, the control connection.
@@ -123,6 +126,23 @@ pub(crate) fn hide(fd: OwnedFd) -> OwnedFd {
     fd
 }
 
+/// Keeps a descriptor that the library can do without, unless it would take a number that the program may need.
+pub(crate) fn keep_spare(fd: &OwnedFd) -> Option<InternalFd> {
+    let copy = |first| rustix::io::fcntl_dupfd_cloexec(fd, first).ok();
+    let limit = RawFd::try_from(limit::current()).unwrap_or(RawFd::MAX);
+    let first = limit.saturating_add(LEFT as RawFd);
+    let is_below = |end| move |fd: &OwnedFd| fd.as_raw_fd() < end;
+    let above = limit::raise().and_then(|_raised| copy(first));
+    // The other half is for what the library needs.
+    let above = above.filter(is_below(first.saturating_add(limit::ROOM as RawFd / 2)));
+    // A small part of many numbers is not missed.
+    let spare = above.or_else(|| copy(HIDDEN_FROM).filter(is_below(limit / SPARE)))?;
+    can_hold(spare.as_raw_fd()).then(|| {
+        note_internal(&spare);
+        InternalFd::hidden(spare)
+    })
+}
+
 fn note_internal(fd: &OwnedFd) {
     store(fd.as_raw_fd(), INTERNAL);
 }
@@ -133,7 +153,22 @@ pub(crate) fn renumber(
     from: BorrowedFd<'_>,
     onto: BorrowedFd<'_>,
 ) -> Result<(), rustix::io::Errno> {
-    descriptor::replace(from, onto.as_raw_fd(), true)
+    replace(from, onto.as_raw_fd(), true)
+}
+
+/// Makes the open descriptor `onto` refer to the file of `from`, also if the program's limit is lower than its number by now.
+pub(crate) fn replace(
+    from: impl AsFd,
+    onto: RawFd,
+    close_on_exec: bool,
+) -> Result<(), rustix::io::Errno> {
+    match descriptor::replace(&from, onto, close_on_exec) {
+        Err(rustix::io::Errno::BADF) => {
+            let _raised = limit::raise_above(onto.unsigned_abs().into());
+            descriptor::replace(from, onto, close_on_exec)
+        }
+        result => result,
+    }
 }
 
 /// Copies a descriptor for the library's own use, out of the program's range if that is possible.

@@ -267,6 +267,10 @@ impl Process {
         let registration = Registration::with(&control, &path, ring)?;
         self.take_registration(&control, registration)
             .map_err(|errno| NotRegistered::Refused(errno.to_string()))?;
+        let mut core = self.lock();
+        core.locals.retry_unwoken();
+        core.look_at_locals(clock::now());
+        drop(core);
         self.has_warned.store(false, Ordering::Relaxed);
         Ok(())
     }
@@ -427,13 +431,20 @@ impl Process {
 
     /// Notifies the peer of a local session whose notifier is not known here yet.
     fn notify_unknown_peer(&self, session: SessionId, slot: Slot) {
-        // Without a server the peer sleeps until something else wakes it.
-        if let Ok((ReplyBody::PeerNotifier { number }, fds)) = self
-            .control
-            .call(RequestBody::PeerNotifier { session }, &[])
-            && let Some(wake_sender) = fds.into_iter().next()
-        {
-            self.lock().locals.learn(slot, number, wake_sender);
+        let Some(number) = self.lock().locals.peer_notifier(slot) else {
+            return;
+        };
+        let request = RequestBody::PeerNotifier { session, number };
+        let answer = self.control.call(request, &[]);
+        let mut core = self.lock();
+        match answer {
+            Ok((ReplyBody::PeerNotifier { number }, fds)) => {
+                if let Some(wake_sender) = fds.into_iter().next() {
+                    core.locals.learn(slot, number, wake_sender);
+                }
+            }
+            // Until there is a server the peer looks for itself now and then.
+            _ => core.locals.note_unwoken(session, slot),
         }
     }
 }

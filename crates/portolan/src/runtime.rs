@@ -17,7 +17,7 @@ use std::os::fd::{BorrowedFd, RawFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portolan_local::{Local, WakeBy};
+use portolan_local::WakeBy;
 use portolan_proto::control::RequestBody;
 use portolan_stack::{NextHop, Routes, Session, Stack};
 use portolan_sys::clock;
@@ -37,7 +37,7 @@ use crate::runtime::busy_listeners::BusyListeners;
 use crate::runtime::delegations::Delegations;
 use crate::runtime::leases::Leases;
 use crate::runtime::lending::Lending;
-use crate::runtime::locals::Locals;
+use crate::runtime::locals::{Locals, NewEnd};
 use crate::runtime::migrated_flows::MigratedFlows;
 use crate::runtime::openings::{Openings, Taker};
 use crate::runtime::tx_queues::TxQueueMap;
@@ -64,6 +64,8 @@ pub(crate) struct Core {
     pub(crate) locals: Locals,
     pub(crate) inboxes: Inboxes,
     pub(crate) delegations: Delegations,
+    /// The listener whose connections the thread that polls accepts next: they are not announced.
+    pub(crate) accepts_next: Option<SessionId>,
     pub(crate) busy_listeners: BusyListeners,
     pub(crate) unregistered: Unregistered,
     pub(crate) leases: Leases,
@@ -131,7 +133,7 @@ impl OwnerSignal {
 /// A session that moves to this process.
 pub(crate) enum NewSession {
     Session(Session),
-    Local(SessionId, Box<Local>),
+    Local(Box<NewEnd>),
 }
 
 impl Core {
@@ -155,6 +157,7 @@ impl Core {
             locals,
             inboxes: Inboxes::default(),
             delegations: Delegations::default(),
+            accepts_next: None,
             busy_listeners: BusyListeners::default(),
             unregistered: Unregistered::new(journal),
             leases: Leases::default(),
@@ -193,10 +196,10 @@ impl Core {
                 self.stack.insert_at(now, slot, session);
                 self.choose_tx_queue(slot);
             }
-            NewSession::Local(id, mut end) => {
-                probes::arrived(id.0, slot.0.into());
-                end.begin(now);
-                self.locals.insert(slot, id, *end);
+            NewSession::Local(mut arrival) => {
+                probes::arrived(arrival.id.0, slot.0.into());
+                arrival.end.begin(now);
+                self.locals.insert(slot, *arrival);
                 if self.watch.sleeps_on_words() {
                     self.additions += 1;
                 }
@@ -598,14 +601,18 @@ impl Core {
         }
         let changed: Vec<(Slot, Events)> = self.stack.changed().collect();
         for (slot, events) in changed {
-            if self.delegations.is_empty()
-                || !self.delegations.on_changed(&mut self.stack, (slot, events))
+            if !self.delegations.is_empty()
+                && self.delegations.on_changed(&mut self.stack, (slot, events))
             {
-                if events.contains(Events::CLOSED) {
-                    self.unregistered.note_end(slot);
+                if self.stack.get(slot).is_none() {
+                    self.unregistered.forget_waiting(slot);
                 }
-                self.tell(slot, events);
+                continue;
             }
+            if events.contains(Events::CLOSED) {
+                self.unregistered.note_end(slot);
+            }
+            self.tell(slot, events);
         }
     }
 

@@ -119,10 +119,9 @@ pub enum RequestBody {
         remote: SocketAddr,
         slot: Slot,
     },
-    /// The process, which continues with its channel of an earlier server, holds a connection of that time: cached at
-    /// `slot`, under its old number, as the row of the flow says, or without a number (0), if it had not registered the
-    /// connection and the row of the port entitles it. The packet carries the far and near end of its new descriptor.
-    /// Reply: `Bound` or `Error`.
+    /// The process holds a connection of an earlier server's time: cached at `slot`, under its old number, or without a
+    /// number (0), if it had not registered the connection and the row of the port entitles it. The packet carries the far
+    /// and near end of its new descriptor, and the memory if that is the evidence. Reply: `Bound` or `Error`.
     Adopt {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]
@@ -130,7 +129,7 @@ pub enum RequestBody {
         #[serde(with = "portolan_types::endpoint")]
         remote: SocketAddr,
         slot: Slot,
-        generation: Generation,
+        evidence: Evidence,
         reuse: Reuse,
         v6_only: bool,
         delivery: Delivery,
@@ -247,9 +246,9 @@ pub enum RequestBody {
         #[serde(with = "crate::bytes")]
         frame: Vec<u8>,
     },
-    /// Requests the notifier of the peer of a local session that this process holds. Reply: `PeerNotifier` or
-    /// `Error`.
-    PeerNotifier { session: SessionId },
+    /// Requests the notifier of the peer of a local session that this process holds; of a session of an earlier server's
+    /// time, the one with the number in the session's memory. Reply: `PeerNotifier` or `Error`.
+    PeerNotifier { session: SessionId, number: u64 },
     /// Identifies a descriptor that this process did not open. The packet carries the fd, as proof; needs
     /// no `Hello`. Reply: `Probed`.
     Probe,
@@ -402,6 +401,15 @@ pub enum Caching {
     /// With the first call that needs it, to the calling process, which is a child of the one that
     /// accepted.
     WithFirstUse,
+}
+
+/// What shows that a process holds a connection of an earlier server's time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Evidence {
+    /// The row of its flow, which only servers write.
+    Row(Generation),
+    /// The memory of a session within the host, which nobody but its ends has.
+    Memory(Side),
 }
 
 /// How an active open uses Fast Open (RFC 7413).

@@ -420,6 +420,19 @@ impl Flood {
     pub const FULL: u8 = 16;
 }
 
+/// What outlives a server.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct Lasting {
+    /// Of the hash by which peers are dealt; the filter chooses it.
+    pub share_seed: u32,
+    pub reserved: u32,
+    /// The server's, from which its other secrets are derived; zeros: not chosen yet.
+    pub secret: [u8; 16],
+}
+
 /// Key of the table of return paths: an address and its prefix length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
@@ -507,6 +520,7 @@ const _: () = assert!(size_of::<FilterInterface>() == 12);
 const _: () = assert!(size_of::<RecordHeader>() == 32);
 const _: () = assert!(size_of::<TapStamp>() == 12);
 const _: () = assert!(size_of::<Doorbell>() == 80);
+const _: () = assert!(size_of::<Lasting>() == 24);
 const _: () = assert!(size_of::<Budget>() == 72);
 const _: () = assert!(size_of::<Losses>() == 24);
 const _: () = assert!(size_of::<Flood>() == 48);

@@ -2,10 +2,15 @@
 //! their state (ADR 34). A process shows the ring of its channel, gets the channel back, and names its connections, each
 //! of which the row of its flow confirms. What nobody has named after a while is reset.
 
+mod handover;
+mod held;
 mod serve;
+pub(crate) mod unpaired;
+mod within_host;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use portolan_bpf::{
@@ -14,9 +19,10 @@ use portolan_bpf::{
 };
 use portolan_proto::filter::{BindingKey, FilterKey, FilterSettings, FlowRow};
 use portolan_sys::device;
-use portolan_types::{ChannelId, FlowKey, Generation, Instant, Protocol, Slot};
+use portolan_types::{ChannelId, FlowKey, Generation, Instant, Protocol, SessionId, Slot};
 use tracing::{info, warn};
 
+use crate::adoption::held::LeftConnection;
 use crate::supervisor;
 
 /// How long processes may take to come and name what they hold. They look for a server at intervals of at most 250 ms.
@@ -36,6 +42,10 @@ pub(crate) struct Inheritance {
     ports: HashMap<BindingKey, FlowRow>,
     /// Of those ports whose flows are dealt, the buckets that processes have.
     buckets: HashMap<BindingKey, Buckets>,
+    /// Connections that the previous server itself held.
+    held: Vec<LeftConnection>,
+    /// Those of them that wait for their listeners.
+    queued: HashMap<SessionId, Vec<SessionId>>,
     /// To be reset.
     abandoned: VecDeque<(FilterKey, FlowRow)>,
     until: Option<Instant>,
@@ -43,7 +53,7 @@ pub(crate) struct Inheritance {
 
 impl Inheritance {
     /// Connections whose process has gone meanwhile, and its tap with it, are reset first.
-    fn new(left: Left, now: Instant) -> Inheritance {
+    fn new(left: Left, held: Vec<LeftConnection>, now: Instant) -> Inheritance {
         let is_there =
             |channel: &InheritedChannel| channel.taps.iter().any(|tap| device::exists(*tap));
         let gone: BTreeSet<ChannelId> = left
@@ -71,12 +81,14 @@ impl Inheritance {
         let mut ports = left.ports;
         ports.retain(|key, row| !is_gone(row) || buckets.contains_key(key));
         Inheritance {
-            until: (!left.channels.is_empty()).then(|| now + TIMEOUT),
+            until: (!left.channels.is_empty() || !held.is_empty()).then(|| now + TIMEOUT),
             channels: left.channels,
             claimed: BTreeSet::new(),
             flows,
             ports,
             buckets,
+            held,
+            queued: HashMap::new(),
             abandoned: abandoned.into_iter().collect(),
         }
     }
@@ -115,6 +127,10 @@ impl Inheritance {
     pub(crate) fn leave_port(&mut self, key: &BindingKey) -> Option<Buckets> {
         self.ports.remove(key)?;
         Some(self.buckets.remove(key).unwrap_or_default())
+    }
+
+    fn take_queue(&mut self, listener: SessionId) -> Vec<SessionId> {
+        self.queued.remove(&listener).unwrap_or_default()
     }
 
     /// Does the row of the flow say that the connection is there?
@@ -156,7 +172,13 @@ pub(crate) fn load(
     (limits, settings): (&Limits, &FilterSettings),
     now: Instant,
 ) -> Result<Loaded, LoadError> {
-    let inherited = inherit(devices, (limits, settings));
+    let supervisor::Inherited {
+        tables,
+        connections,
+    } = supervisor::take_kept();
+    let held = connections.as_ref().map_or(Vec::new(), held::read);
+    let flows = held.iter().map(|left| FilterKey::new(left.flow()));
+    let inherited = inherit(devices, (limits, settings), (&tables, &flows.collect()));
     let is_refused = inherited.is_err();
     let inherited = inherited.unwrap_or_else(|reason| {
         warn!(%reason, "connections of the previous server are reset");
@@ -175,7 +197,7 @@ pub(crate) fn load(
     }
     Ok(Loaded {
         filter,
-        inheritance: Inheritance::new(left, now),
+        inheritance: Inheritance::new(left, held, now),
         is_refused,
     })
 }
@@ -183,12 +205,12 @@ pub(crate) fn load(
 fn inherit(
     devices: &BTreeSet<u32>,
     with: (&Limits, &FilterSettings),
+    (tables, held): (&[OwnedFd], &HashSet<FilterKey>),
 ) -> Result<Option<(Filter, Left)>, Refusal> {
-    let kept = supervisor::take_kept();
-    let Some(predecessor) = Predecessor::find(devices.iter().copied(), &kept, with)? else {
+    let Some(predecessor) = Predecessor::find(devices.iter().copied(), tables, with)? else {
         return Ok(None);
     };
     let mut filter = Filter::load_beside(&predecessor, with)?;
-    let left = filter.take_over()?;
+    let left = filter.take_over(held)?;
     Ok(Some((filter, left)))
 }

@@ -12,6 +12,7 @@ use portolan_sys::shm::Rings;
 use portolan_sys::wait::{WakeAddress, WakeReceiver, WakeSender, wake_receiver};
 use portolan_types::{ChannelId, Instant, SessionId};
 
+use crate::adoption::unpaired::{MemoryKey, Unpaired};
 use crate::handles::HandleTable;
 use crate::random::random_u64;
 
@@ -40,6 +41,8 @@ pub(crate) struct LocalEnd {
     pub(crate) is_untold: bool,
     /// The process with it in [`Channel::ended`](crate::channels::channel::Channel::ended).
     pub(crate) told: Option<ChannelId>,
+    /// Set while the end waits for its peer after a restart, whose number is not known until then.
+    pub(crate) unpaired: Option<MemoryKey>,
 }
 
 /// The memory shared by both ends.
@@ -59,6 +62,23 @@ impl Memory {
 }
 
 impl LocalEnd {
+    pub(crate) fn new(side: Side, peer: SessionId, memory: Arc<Memory>) -> LocalEnd {
+        LocalEnd {
+            side,
+            peer,
+            memory,
+            watched: None,
+            is_listed: false,
+            is_due: false,
+            awaited_by: None,
+            has_ended: false,
+            peer_has_ended: false,
+            is_untold: false,
+            told: None,
+            unpaired: None,
+        }
+    }
+
     /// Sets the notifier of this end's holder.
     pub(crate) fn give_to(&self, number: u64) {
         let end = self.memory.rings.ends().of(self.side);
@@ -106,6 +126,7 @@ pub(crate) struct Locals {
     pub(crate) address: WakeAddress,
     /// How many local sessions were made.
     pub(crate) made: u64,
+    pub(crate) unpaired: Unpaired,
 }
 
 impl Locals {
@@ -121,7 +142,15 @@ impl Locals {
             due: VecDeque::new(),
             untold: VecDeque::new(),
             made: 0,
+            unpaired: Unpaired::default(),
         })
+    }
+
+    pub(crate) fn note_memory(&mut self, fd: OwnedFd, rings: Rings) -> Arc<Memory> {
+        self.made += 1;
+        let number = self.made;
+        let rings = Arc::new(rings);
+        Arc::new(Memory { fd, rings, number })
     }
 
     /// Schedules the end for one of the next turns.

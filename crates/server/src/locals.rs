@@ -17,12 +17,13 @@ use portolan_proto::control::{
 use portolan_proto::local::{Side, holder};
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
+use portolan_sys::wait::WakeAddress;
 use portolan_tcp::Events;
 use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot};
 use tracing::debug;
 
 use crate::captures::ClosedEnd;
-use crate::local_ends::{LocalEnd, Memory};
+use crate::local_ends::{LocalEnd, ProcessNotifier};
 use crate::random::random_u64;
 use crate::requests::Answer;
 use crate::requests::NewDescriptor;
@@ -102,30 +103,14 @@ impl Server {
             .control
             .introduce(opener, to, listener, ends, random_u64)?;
         let made = Rings::create(RING).ok().and_then(|fd| {
-            let rings = Arc::new(Rings::map(&fd).ok()?);
-            self.locals.made += 1;
-            let number = self.locals.made;
-            Some(Arc::new(Memory { fd, rings, number }))
+            let rings = Rings::map(&fd).ok()?;
+            Some(self.locals.note_memory(fd, rings))
         });
         let Some(memory) = made else {
             self.forget(accepter);
             return Err(Errno::NOBUFS);
         };
-        let end = |side, peer| {
-            Box::new(LocalEnd {
-                side,
-                peer,
-                memory: Arc::clone(&memory),
-                watched: None,
-                is_listed: false,
-                is_due: false,
-                awaited_by: None,
-                has_ended: false,
-                peer_has_ended: false,
-                is_untold: false,
-                told: None,
-            })
-        };
+        let end = |side, peer| Box::new(LocalEnd::new(side, peer, Arc::clone(&memory)));
         let early = match target.early {
             FastOpenMode::Payload { bytes, .. } if opens_fast => {
                 let mut opener = Local::new(Arc::clone(&memory.rings), Side::Opener);
@@ -265,7 +250,12 @@ impl Server {
         }
         let (peer, awaited_by) = (end.peer, end.awaited_by.take());
         let pair = (end.memory.number, end.side);
+        let side = end.side;
+        let unpaired = end.unpaired.take();
         let mut local = end.watched.take().unwrap_or_else(|| end.open());
+        if let Some(key) = unpaired {
+            self.locals.unpaired.note_end(key, side);
+        }
         finish(&mut local);
         // The wake-up that it requests is among those that follow.
         let _ = local.publish(self.now);
@@ -278,28 +268,33 @@ impl Server {
             }
         }
         self.leave_behind(id, peer, local.remains());
-        let mut is_last = true;
-        if let Some(other) = self.handles.local_mut(peer) {
-            other.peer_has_ended = true;
-            is_last = other.has_ended;
-        }
+        let other = self.handles.local(peer);
+        let is_last = other.is_none_or(|other| other.has_ended);
         let is_reset = local.has_reset();
         self.tell_of_closed_end(pair, ClosedEnd { is_reset, is_last });
-        match self.holder(peer) {
+        self.note_peer_has_ended(peer);
+    }
+
+    /// The peer of this end has ended.
+    pub(crate) fn note_peer_has_ended(&mut self, id: SessionId) {
+        if let Some(end) = self.handles.local_mut(id) {
+            end.peer_has_ended = true;
+        }
+        match self.holder(id) {
             Some(Holder::Process(channel, _)) => {
                 if let Some(channel) = self.channels.get(&channel) {
                     channel.notifier.wake_sender.wake();
                 }
-                self.tell_of_end_later(peer);
+                self.tell_of_end_later(id);
             }
-            Some(_) => self.attend_later(peer),
+            Some(_) => self.attend_later(id),
             None => {}
         }
     }
 
     /// If the peer of this end has ended: whoever shares the memory can write its flags back before the holder of this
     /// one reads them, so the holder is told by a message.
-    fn tell_of_end_later(&mut self, id: SessionId) {
+    pub(crate) fn tell_of_end_later(&mut self, id: SessionId) {
         let due = self.now + TOLD_AFTER;
         if let Some(end) = self.handles.local_mut(id)
             && end.peer_has_ended
@@ -465,41 +460,50 @@ impl Server {
             None | Some(holder::NONE) => {}
             Some(holder::SERVER) => self.locals.wake_sender.wake(),
             Some(number) => {
-                let mut notifiers = self.channels.values().map(|channel| &channel.notifier);
-                if let Some(notifier) = notifiers.find(|notifier| notifier.number == number) {
+                if let Some(notifier) = self.notifier(number) {
                     notifier.wake_sender.wake();
                 }
             }
         }
     }
 
-    /// `PeerNotifier`: returns the notifier of the peer.
+    fn notifier(&self, number: u64) -> Option<&ProcessNotifier> {
+        let mut notifiers = self.channels.values().map(|channel| &channel.notifier);
+        notifiers.find(|notifier| notifier.number == number)
+    }
+
+    /// `PeerNotifier`: returns the notifier of the peer. Numbers of notifiers are random, and in the memory of those only
+    /// whom they wake: who knows one may have it.
     pub(crate) fn notifier_of_peer(
         &mut self,
         channel: ChannelId,
-        id: SessionId,
+        (id, number): (SessionId, u64),
     ) -> Result<Answer, Errno> {
-        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
+        let Some(session) = self.control.registry.session(id) else {
+            let notifier = self.notifier(number).ok_or(Errno::BADF)?;
+            return wake_sender_of(number, &notifier.address);
+        };
         if !matches!(session.holder, Holder::Process(holder, _) if holder == channel) {
             return Err(Errno::BADF);
         }
-        let peer = self.handles.local(id).ok_or(Errno::BADF)?.peer;
-        let holder = self
-            .control
-            .registry
-            .session(peer)
-            .map(|session| session.holder);
-        let (number, address) = match holder {
+        let end = self.handles.local(id).ok_or(Errno::BADF)?;
+        if end.unpaired.is_some() {
+            let notifier = self.notifier(number).ok_or(Errno::BADF)?;
+            return wake_sender_of(number, &notifier.address);
+        }
+        let (number, address) = match self.holder(end.peer) {
             Some(Holder::Process(holder, _)) => {
                 let notifier = &self.channels.get(&holder).ok_or(Errno::BADF)?.notifier;
                 (notifier.number, &notifier.address)
             }
             _ => (holder::SERVER, &self.locals.address),
         };
-        let wake_sender = address.wake_sender().map_err(|_| Errno::NOBUFS)?;
-        Ok(Answer::Reply(
-            ReplyBody::PeerNotifier { number },
-            vec![wake_sender.into()],
-        ))
+        wake_sender_of(number, address)
     }
+}
+
+fn wake_sender_of(number: u64, address: &WakeAddress) -> Result<Answer, Errno> {
+    let wake_sender = address.wake_sender().map_err(|_| Errno::NOBUFS)?;
+    let body = ReplyBody::PeerNotifier { number };
+    Ok(Answer::Reply(body, vec![wake_sender.into()]))
 }

@@ -64,7 +64,8 @@ use crate::server::{
 /// packet filters, and sessions that no program holds. It attaches a packet filter to each interface; packets
 /// that do not belong to Portolan continue to the kernel's stack. There is one server per network namespace; a
 /// second one is refused. SIGTERM stops it: connections that programs hold go on, with the filter, until the next
-/// server takes them over; without such connections it detaches the filter. SIGINT stops it for good: it resets all
+/// server takes them over, and a service manager with a descriptor store keeps those that the server itself holds;
+/// without any it detaches the filter. SIGINT stops it for good: it resets all
 /// connections and detaches the filter.
 #[derive(Debug, Parser)]
 #[command(name = "portoland", version = version(), max_term_width = 100, after_long_help = AFTER_OPTIONS)]

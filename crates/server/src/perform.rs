@@ -14,6 +14,8 @@ const TIMERS_PER_TURN: usize = 256;
 
 /// How long the allocator keeps the memory of disconnected programs, if the server is idle then.
 const MEMORY_KEPT: Duration = Duration::from_secs(5);
+/// The same if it is never idle.
+const MEMORY_KEPT_MOST: Duration = Duration::from_secs(20);
 
 /// A slot without a session.
 const NO_SLOT: Slot = Slot(u32::MAX);
@@ -119,6 +121,7 @@ impl Server {
                 Timer::LostConnections => self.probe_lost_connections(),
                 Timer::LocalSessions => self.attend_locals(),
                 Timer::EndedPeers => self.tell_of_ended_peers(),
+                Timer::LocalPeers => self.look_at_unpaired(),
                 Timer::LeavingClasses => self.look_at_leaving_classes(),
                 Timer::Cpu => self.look_at_cpu(),
                 Timer::Extensions => self.look_for_stopped_extensions(),
@@ -137,13 +140,17 @@ impl Server {
     pub(crate) fn give_back_memory_later(&mut self) {
         let later = self.now + MEMORY_KEPT;
         self.control.timers.arm_once(Timer::FreeMemory, later);
+        self.memory_free_since.get_or_insert(self.now);
     }
 
-    /// Returns free memory to the kernel. It walks the allocator's lists, so it waits until the server is idle.
+    /// Returns free memory to the kernel. It walks the allocator's lists, so it waits until the server is idle, but not for
+    /// ever.
     fn give_back_memory(&mut self) {
-        if self.was_asked {
+        let since = self.memory_free_since.unwrap_or(self.now);
+        if self.was_asked && self.now.since(since) < MEMORY_KEPT_MOST {
             return self.give_back_memory_later();
         }
+        self.memory_free_since = None;
         portolan_sys::allocator::give_back_free();
     }
 }

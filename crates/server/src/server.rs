@@ -10,10 +10,10 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError};
+use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError, TableError};
 use portolan_control::qos::transmit::ClassId;
 use portolan_control::{
-    Budget, ClientId, Control, Input, PortTable, SessionPhase, Shares, Slices, Timer,
+    Budget, ClientId, Control, Holder, Input, PortTable, SessionPhase, Shares, Slices, Timer,
 };
 use portolan_stack::passive::{CookieClock, path_config};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, ResetLimit, Routes, Stack, Wire};
@@ -27,9 +27,9 @@ use portolan_sys::sysctl::{ReserveError, ReservedPorts};
 use portolan_sys::tap::{self, Tap};
 use portolan_sys::unix::{BindError, Listener as ControlSocket};
 use portolan_sys::{accounts, clock};
-use portolan_tcp::isn::{Secret, initial_sequence};
+use portolan_tcp::isn::Secret;
 use portolan_tcp::{Config as TcpConfig, CongestionKind};
-use portolan_types::{ChannelId, FlowKey, Instant, SeqNum, SessionId};
+use portolan_types::{ChannelId, FlowKey, Instant, SessionId};
 use rustix::event::epoll::EventFlags;
 use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
@@ -59,7 +59,7 @@ use crate::random::{random_bytes, random_u64};
 use crate::raw::RawFlows;
 use crate::report::listings::LISTS;
 use crate::requests::PendingClose;
-use crate::supervisor::Supervisor;
+use crate::supervisor::{Kept, Supervisor};
 use crate::udp::sharing::{GROUPS, Sharing};
 use crate::user_threads::UserThreads;
 use crate::wake_directory::WakeDirectory;
@@ -117,6 +117,8 @@ pub(crate) enum StartError {
     Device(#[from] DeviceError),
     #[error("cannot load the packet filter: {0}")]
     Load(#[from] LoadError),
+    #[error("cannot write to the packet filter's tables: {0}")]
+    Table(#[from] TableError),
     #[error("cannot make the directory for wake-ups: {0}")]
     WakeDirectory(std::io::Error),
     #[error("cannot watch over the packet filter: {0}")]
@@ -171,7 +173,7 @@ pub(crate) struct Server {
     /// Read once each turn.
     pub(crate) now: Instant,
     stopping: Option<Departure>,
-    supervisor: Supervisor,
+    pub(crate) supervisor: Supervisor,
     pub(crate) socket: PathBuf,
 
     pub(crate) control: Control,
@@ -206,6 +208,8 @@ pub(crate) struct Server {
     pub(crate) nested_reads: u32,
     /// Whether there were events in this turn.
     pub(crate) was_asked: bool,
+    /// Since when the allocator may have memory to give back.
+    pub(crate) memory_free_since: Option<Instant>,
     /// Whether all clients were read since the pending hang-ups were found.
     pub(crate) are_all_clients_read: bool,
     pub(crate) sink: Sink,
@@ -354,7 +358,7 @@ impl Server {
                 now,
             ),
             handles: HandleTable::default(),
-            secret: Secret(random_bytes()),
+            secret: Secret(filter.secret_or(random_bytes())?),
             hasher: RandomState::new(),
             started: now,
             incarnation: random_u64(),
@@ -378,6 +382,7 @@ impl Server {
             buffer: Vec::new(),
             nested_reads: 0,
             was_asked: false,
+            memory_free_since: None,
             calls,
             are_all_clients_read: false,
             sink: Sink::new(threads),
@@ -437,6 +442,7 @@ impl Server {
         server.start_cpu(instance);
         // The tables are complete before the first packet reaches the filter.
         server.publish();
+        server.take_up_connections();
         for ifindex in server.managed.clone() {
             server.filter_device(ifindex)?;
         }
@@ -456,7 +462,13 @@ impl Server {
         server
             .supervisor
             .tell_ready(&server.config.interfaces.join(", "));
-        server.supervisor.keep(server.filter.heritage());
+        server.supervisor.drop_kept(Kept::Connections);
+        let kept = server
+            .supervisor
+            .keep(Kept::Tables, server.filter.heritage());
+        if let Err(error) = kept {
+            warn!(%error, "the service manager does not keep the tables");
+        }
         Ok(server)
     }
 
@@ -630,17 +642,25 @@ impl Server {
         let mut left = 0;
         let used_leases = self.used_leases();
         for id in held {
-            if departure == Departure::ForSuccessor && self.is_left_to_successor(id, &used_leases) {
+            if departure == Departure::ForSuccessor
+                && (self.is_left_to_successor(id, &used_leases) || self.can_hand_over(id))
+            {
                 left += 1;
                 continue;
             }
             if self.handles.local(id).is_some() {
-                self.handles.of(id).local = None;
+                if matches!(self.holder(id), Some(Holder::Process(..))) {
+                    // Its process goes on with it.
+                    self.handles.of(id).local = None;
+                }
                 self.forget(id);
                 continue;
             }
             match (self.phase(id), self.server_slot(id)) {
                 (Some(SessionPhase::Listening), _) => {
+                    if departure == Departure::ForSuccessor {
+                        self.leave_queue(id);
+                    }
                     listeners.extend(self.take_far(id));
                     self.input(Input::ListeningEnds(id));
                     self.forget(id);
@@ -683,9 +703,10 @@ impl Server {
 
     /// Leaves everything to the next server except what it cannot continue with.
     fn leave_connections(&mut self, used_leases: &HashSet<SessionId>) {
+        let handed_over: HashSet<SessionId> = self.hand_connections_over().into_iter().collect();
         let sessions = self.control.registry.sessions().map(|session| session.id);
         let lost: Vec<SessionId> = sessions
-            .filter(|id| !self.is_left_to_successor(*id, used_leases))
+            .filter(|id| !self.is_left_to_successor(*id, used_leases) && !handed_over.contains(id))
             .collect();
         for id in lost {
             self.forget(id);
@@ -724,17 +745,15 @@ impl Server {
         }
     }
 
-    pub(crate) fn isn(&self, flow: &FlowKey) -> SeqNum {
-        initial_sequence(&self.secret, flow, self.now)
+    /// Of the initial numbers of connections that a user opens, here or from ports under lease: they do not go back when a
+    /// port is used again.
+    pub(crate) fn secret_of_opens(&self, uid: u32) -> Secret {
+        self.secret.derive("opens", uid.into())
     }
 
-    /// Whoever knows a secret that was derived learns nothing of others.
-    pub(crate) fn derive_secret(&self, purpose: impl std::hash::Hash) -> Secret {
-        let mut secret = [0; 16];
-        for (half, bytes) in secret.chunks_exact_mut(8).enumerate() {
-            bytes.copy_from_slice(&self.hash((&purpose, half)).to_ne_bytes());
-        }
-        Secret(secret)
+    /// Of the offsets of timestamps of all connections that are opened from this host, for the same reason.
+    pub(crate) fn secret_of_timestamps(&self) -> Secret {
+        self.secret.derive("timestamps", 0)
     }
 
     pub(crate) fn hash(&self, value: impl std::hash::Hash) -> u64 {

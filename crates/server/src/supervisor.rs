@@ -13,20 +13,49 @@ use portolan_sys::unix::{self, MAX_FDS};
 use sd_notify::NotifyState;
 use tracing::warn;
 
-/// Name of what it keeps.
-const KEPT: &str = "tables";
+/// What it keeps for the next server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kept {
+    /// Of the packet filter.
+    Tables,
+    /// A socket with the connections that the server itself holds.
+    Connections,
+}
+
+impl Kept {
+    const ALL: [Kept; 2] = [Kept::Tables, Kept::Connections];
+
+    fn name(self) -> &'static str {
+        match self {
+            Kept::Tables => "tables",
+            Kept::Connections => "connections",
+        }
+    }
+}
+
+/// What it has kept for this server.
+#[derive(Debug, Default)]
+pub(crate) struct Inherited {
+    pub tables: Vec<OwnedFd>,
+    pub connections: Option<OwnedFd>,
+}
+
+/// Environment variable with the path of its socket.
+const NOTIFY_SOCKET: &str = "NOTIFY_SOCKET";
 
 /// How often the service manager is notified.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     /// Half of the service manager's watchdog time-out; none if it does not watch.
     interval: Option<Duration>,
+    is_there: bool,
 }
 
 impl Supervisor {
     pub(crate) fn new() -> Supervisor {
         Supervisor {
             interval: sd_notify::watchdog_enabled().map(|limit| limit / 2),
+            is_there: std::env::var_os(NOTIFY_SOCKET).is_some(),
         }
     }
 
@@ -35,23 +64,32 @@ impl Supervisor {
         tell(&[NotifyState::Ready, NotifyState::Status(&status)]);
     }
 
+    /// Is there one that keeps descriptors?
+    pub(crate) fn keeps(&self) -> bool {
+        self.is_there
+    }
+
     /// Has it keep descriptors for the next server, in place of those that it has.
-    pub(crate) fn keep<'a>(&self, descriptors: impl Iterator<Item = BorrowedFd<'a>>) {
-        self.keep_nothing();
-        let descriptors: Vec<BorrowedFd<'_>> = descriptors.collect();
-        // A map is always readable by an error, and would be closed.
-        let stored = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={KEPT}\n");
-        for some in descriptors.chunks(MAX_FDS) {
-            if let Err(error) = tell_with(&stored, some) {
-                warn!(%error, "the service manager does not keep the tables");
-            }
-        }
+    pub(crate) fn keep<'a>(
+        &self,
+        what: Kept,
+        descriptors: impl IntoIterator<Item = BorrowedFd<'a>>,
+    ) -> io::Result<()> {
+        self.drop_kept(what);
+        let descriptors: Vec<BorrowedFd<'_>> = descriptors.into_iter().collect();
+        // A map is always readable by an error, as is a socket whose other end is closed: it would close them.
+        let stored = format!("FDSTORE=1\nFDPOLL=0\nFDNAME={}\n", what.name());
+        let mut parts = descriptors.chunks(MAX_FDS);
+        parts.try_for_each(|some| tell_with(&stored, some))
+    }
+
+    pub(crate) fn drop_kept(&self, what: Kept) {
+        let removed = format!("FDSTOREREMOVE=1\nFDNAME={}", what.name());
+        tell(&[NotifyState::Custom(&removed)]);
     }
 
     pub(crate) fn keep_nothing(&self) {
-        tell(&[NotifyState::Custom(&format!(
-            "FDSTOREREMOVE=1\nFDNAME={KEPT}"
-        ))]);
+        Kept::ALL.into_iter().for_each(|what| self.drop_kept(what));
     }
 
     pub(crate) fn tell_stopping(&self) {
@@ -67,14 +105,22 @@ impl Supervisor {
 }
 
 /// Takes the descriptors that it has kept. Called once, at the start.
-pub(crate) fn take_kept() -> Vec<OwnedFd> {
+pub(crate) fn take_kept() -> Inherited {
+    let mut inherited = Inherited::default();
     let numbers = sd_notify::listen_fds().into_iter().flatten();
-    numbers.filter_map(|fd| descriptor::own(fd).ok()).collect()
+    for fd in numbers.filter_map(|fd| descriptor::own(fd).ok()) {
+        if rustix::net::sockopt::socket_type(&fd).is_ok() {
+            inherited.connections = Some(fd);
+        } else {
+            inherited.tables.push(fd);
+        }
+    }
+    inherited
 }
 
 /// As `sd_pid_notify_with_fds(3)`.
 fn tell_with(message: &str, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else {
+    let Some(path) = std::env::var_os(NOTIFY_SOCKET) else {
         return Ok(());
     };
     let address = match path.as_bytes().strip_prefix(b"@") {

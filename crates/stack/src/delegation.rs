@@ -5,6 +5,9 @@
 
 mod flood;
 
+use core::time::Duration;
+use std::collections::VecDeque;
+
 use portolan_proto::control::HandshakeOptions;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::CookieCounts;
@@ -32,6 +35,9 @@ use flood::FloodReports;
 /// Limit of the answers waiting to be sent; further ones are dropped, like packets.
 pub(crate) const ANSWERS_MAX: usize = 1024;
 
+/// Connections that wait for their first bytes, before those are forgotten that do so no more.
+const DEFERRED_LEAST: usize = 64;
+
 /// The result for a frame of the port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DelegateInput {
@@ -56,6 +62,10 @@ pub struct Delegation {
     flows: FlowTable,
     /// Connections whose handshake is done, until the caller takes them.
     done: Vec<(Slot, FlowKey)>,
+    /// Connections that wait for their first bytes, or did so, and until when.
+    deferred: VecDeque<(Instant, Slot)>,
+    /// With as many, those that do so no more are forgotten.
+    deferred_most: usize,
     answers: Vec<(FlowKey, TcpHeader)>,
     reset_limit: ResetLimit,
 }
@@ -73,6 +83,8 @@ impl Delegation {
             flood: FloodReports::default(),
             flows: FlowTable::default(),
             done: Vec::new(),
+            deferred: VecDeque::new(),
+            deferred_most: DEFERRED_LEAST,
             answers: Vec::new(),
             reset_limit: ResetLimit::default(),
         }
@@ -122,7 +134,7 @@ impl Delegation {
             }
             self.hold_handshake(stack, known.slot);
             let met = deliver(stack, (known.slot, flow), now, record, frame);
-            self.look_at_handshake(stack, known.slot);
+            self.look_at_handshake(stack, now, known.slot);
             if met == DelegateInput::Done && self.flows.note_segment(&flow) {
                 return DelegateInput::Busy(known.slot);
             }
@@ -281,13 +293,56 @@ impl Delegation {
     }
 
     /// Called after a segment, since the next one depends on whether the queue is full.
-    fn look_at_handshake(&mut self, stack: &mut Stack, slot: Slot) {
-        if self.opens.queue.is_handshake(slot)
-            && let Some(session) = stack.tcp(slot)
-            && Handshake::of(&session.connection) != Handshake::Undone
-        {
-            self.opens.queue.handshake_done(slot);
+    fn look_at_handshake(&mut self, stack: &mut Stack, now: Instant, slot: Slot) {
+        if !self.opens.queue.is_handshake(slot) {
+            return;
+        }
+        let Some(session) = stack.tcp(slot) else {
+            return;
+        };
+        let is_known_as_done = self.opens.queue.deferred_until(slot).is_some();
+        let deferral = self.opens.options.defer_accept_seconds;
+        match (Handshake::of(&session.connection), deferral) {
+            (Handshake::Undone, _) => return,
+            (Handshake::Done, Some(_)) if is_known_as_done => return,
+            (Handshake::Done, Some(seconds)) => {
+                let until = now + Duration::from_secs(u64::from(seconds));
+                self.opens.queue.defer(slot, until);
+                self.note_deferred(until, slot);
+            }
+            (Handshake::Done, None) | (Handshake::Readable, _) => {
+                self.opens.queue.handshake_done(slot);
+            }
+        }
+        if !is_known_as_done {
             self.done.push((slot, session.flow));
+        }
+    }
+
+    fn note_deferred(&mut self, until: Instant, slot: Slot) {
+        if self.deferred.len() >= self.deferred_most {
+            let queue = &self.opens.queue;
+            self.deferred
+                .retain(|(until, slot)| queue.deferred_until(*slot) == Some(*until));
+            self.deferred_most = (2 * self.deferred.len()).max(DEFERRED_LEAST);
+        }
+        self.deferred.push_back((until, slot));
+    }
+
+    /// When a connection will be accepted although no bytes have come.
+    pub fn deferred_until(&self) -> Option<Instant> {
+        self.deferred.front().map(|(until, _)| *until)
+    }
+
+    /// Connections whose first bytes have not come in time wait to be accepted, as others do.
+    pub fn end_deferrals(&mut self, now: Instant) {
+        while let Some((until, slot)) = self.deferred.front().copied()
+            && until <= now
+        {
+            self.deferred.pop_front();
+            if self.opens.queue.deferred_until(slot) == Some(until) {
+                self.opens.queue.handshake_done(slot);
+            }
         }
     }
 

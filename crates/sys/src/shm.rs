@@ -39,6 +39,8 @@ pub enum MapError {
     Unsealed,
     #[error("the shared memory is too short")]
     TooShort,
+    #[error("the shared memory is not of the usual kind")]
+    Foreign,
     #[error("cannot map the shared memory: {0}")]
     Map(#[from] Errno),
 }

@@ -1,6 +1,7 @@
 //! Initial sequence numbers and timestamp offsets that an off-path attacker cannot guess (RFC 6528,
 //! RFC 7323 §5.4).
 
+use core::hash::Hasher;
 use core::net::SocketAddr;
 
 use portolan_types::{FlowKey, Instant, SeqNum};
@@ -30,6 +31,19 @@ impl Secret {
         message[44..].copy_from_slice(&extra.to_le_bytes());
         SipHasher24::new_with_key(&self.0).hash(&message)
     }
+
+    /// A secret for that purpose and number. Whoever knows it learns nothing of others.
+    pub fn derive(&self, purpose: &str, number: u64) -> Secret {
+        let mut derived = [0; 16];
+        for (half, bytes) in derived.chunks_exact_mut(8).enumerate() {
+            let mut hasher = SipHasher24::new_with_key(&self.0);
+            hasher.write(&[DERIVED, half as u8]);
+            hasher.write(&number.to_le_bytes());
+            hasher.write(purpose.as_bytes());
+            bytes.copy_from_slice(&hasher.finish().to_le_bytes());
+        }
+        Secret(derived)
+    }
 }
 
 /// The address of `endpoint`; IPv4 as IPv4-mapped IPv6.
@@ -43,6 +57,8 @@ fn address(endpoint: SocketAddr) -> [u8; 16] {
 /// Domain separators of the keyed hash: one value must not reveal another.
 const ISN: u8 = 1;
 const TIMESTAMP: u8 = 2;
+/// Those of cookies are 3 and 4 (`cookie.rs`).
+const DERIVED: u8 = 5;
 
 /// RFC 6528 §3: a clock plus a keyed hash of the flow. The clock ticks each 64 ns as on Linux.
 pub fn initial_sequence(secret: &Secret, flow: &FlowKey, now: Instant) -> SeqNum {
@@ -63,6 +79,22 @@ pub fn timestamp_offset(secret: &Secret, flow: &FlowKey) -> u32 {
 mod tests {
     use super::*;
     use portolan_types::Protocol;
+
+    #[test]
+    fn what_is_derived_depends_on_secret_purpose_and_number() {
+        let secret = Secret([7; 16]);
+        let derived = secret.derive("opens", 1);
+        assert_eq!(derived.0, secret.derive("opens", 1).0);
+        for other in [
+            secret.derive("opens", 2),
+            secret.derive("timestamps", 1),
+            Secret([8; 16]).derive("opens", 1),
+            secret,
+        ] {
+            assert_ne!(derived.0, other.0);
+        }
+        assert_ne!(derived.0[..8], derived.0[8..]);
+    }
 
     fn flow(port: u16) -> FlowKey {
         FlowKey {

@@ -76,6 +76,11 @@ impl fmt::Display for FlowKey {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct SessionId(pub u64);
 
+impl SessionId {
+    /// No session has this number.
+    pub const NONE: SessionId = SessionId(0);
+}
+
 /// Identifies a channel; 0 is the server's own.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize, Deserialize)]
 pub struct ChannelId(pub u32);

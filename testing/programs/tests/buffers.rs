@@ -173,7 +173,7 @@ fn losses_and_disorder_change_nothing() {
 #[test]
 fn who_keeps_pieces_is_sent_no_more_until_they_are_given_back() {
     over_both_families(|bed| {
-        let said = play(bed, "keep", "1");
+        let said = play(bed, "keep", "2");
         assert!(
             said.contains("stopped at") && said.contains("all "),
             "{said}"
@@ -187,8 +187,8 @@ fn a_piece_that_is_kept_neither_stops_other_connections_nor_keeps_the_program_aw
     let to = bed.endpoint(PORT).to_string();
     let service = Service::start(&bed, &["case", "keep-one", &to]);
     let mut first = Background::start_with_output(&mut pattern_to(&bed, "0.5")).unwrap();
-    let established = || live_sessions(&bed, Side::Server) > 0;
-    assert!(eventually(PROMPTLY, established));
+    let keeps = || service.said().contains("keeps one");
+    assert!(eventually(PROMPTLY, keeps), "{}", service.said());
     std::thread::sleep(Duration::from_secs(1));
     report(&mut pattern_to(&bed, "1.5"));
     assert!(first.wait(PROMPTLY));

@@ -4,7 +4,7 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
@@ -24,8 +24,17 @@ const PROMPTLY: Duration = Duration::from_secs(3);
 const DELEGATE: (&str, &str) = ("PORTOLAN_DELEGATE", "1");
 
 fn start_with(bed: &Bed, way: &str, more: &[&str], variables: &[(&str, &str)]) -> Background {
+    start_on(bed, Stack::Portolan, (way, more), variables)
+}
+
+fn start_on(
+    bed: &Bed,
+    stack: Stack,
+    (way, more): (&str, &[&str]),
+    variables: &[(&str, &str)],
+) -> Background {
     let endpoint = bed.endpoint(PORT);
-    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    let mut command = bed.command(Side::Server, stack, PYTHON);
     command
         .envs(variables.iter().copied())
         .args([SERVER, way])
@@ -98,6 +107,60 @@ fn programs_serve_whatever_their_way_of_waiting() {
         assert!(eventually(PROMPTLY, || handshakes() >= accepted), "{way}");
     }
     assert_eq!(served(&bed, "passive_opens"), 0, "the server opened none");
+}
+
+#[test]
+fn who_sends_nothing_is_accepted_later_if_the_program_defers() {
+    const DEFERRED: Duration = Duration::from_secs(1);
+    let bed = bed();
+    let _server = start_with(&bed, "greeting", &[], &[DELEGATE, ("DEFER", "1")]);
+    assert!(is_delegated(&bed));
+    let greeted = |words: &[u8]| {
+        let begun = Instant::now();
+        let mut stream = connect(&bed, PORT);
+        stream.set_read_timeout(Some(PROMPTLY)).expect("a time-out");
+        stream.write_all(words).expect("it takes bytes");
+        stream.read_exact(&mut [0; 5]).expect("a greeting");
+        begun.elapsed()
+    };
+    let early = greeted(b"hi");
+    let late = greeted(b"");
+    assert!(early < DEFERRED / 2, "{early:?}");
+    assert!((DEFERRED..2 * DEFERRED).contains(&late), "{late:?}");
+    assert_eq!(served(&bed, "passive_opens"), 0, "the server opened none");
+}
+
+/// Connects from one port, reads until the server closes, and fails if that takes long.
+const FROM_ONE_PORT: &str = r#"
+import socket, sys, time
+address, port = sys.argv[1], int(sys.argv[2])
+sock = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+sock.bind(("", 45555))
+sock.settimeout(5)
+begun = time.monotonic()
+sock.connect((address, port))
+assert sock.makefile("rb").read() == b"hello"
+assert time.monotonic() - begun < 0.5, time.monotonic() - begun
+"#;
+
+#[test]
+fn who_comes_from_a_port_that_the_kernel_has_in_time_wait_is_served() {
+    for bed in [bed(), bed().over_ipv6()] {
+        let endpoint = bed.endpoint(PORT);
+        let (address, port) = (endpoint.ip().to_string(), PORT.to_string());
+        let greeted = || {
+            let words = ["-c", FROM_ONE_PORT, &address, &port];
+            client(&bed, Stack::Kernel, PYTHON, &words)
+        };
+        let kernels = start_on(&bed, Stack::Kernel, ("greeting", &[]), &[]);
+        greeted();
+        drop(kernels);
+        for variables in [&[][..], &[DELEGATE]] {
+            let _server = start_with(&bed, "greeting", &[], variables);
+            greeted();
+        }
+    }
 }
 
 #[test]

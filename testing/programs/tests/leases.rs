@@ -8,8 +8,8 @@ use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
 use portolan_programs::stream::assert_served;
 use portolan_programs::{
-    PYTHON, bed, client, counter, each_pairing, eventually, over_both_families, restart_server,
-    serve, sessions_in,
+    PYTHON, Steps, bed, client, counter, each_pairing, eventually, over_both_families,
+    restart_server, serve, sessions_in,
 };
 use rustix::process::Signal;
 
@@ -65,6 +65,40 @@ fn many_connections_take_few_requests() {
         assert!(opens <= BY_SERVER, "{opens} requests");
         assert_nothing_is_left(bed);
     });
+}
+
+/// Says whether the timestamps of that many SYNs to a port are of one clock.
+const CLOCK: &str = r#"
+import socket, struct, sys, time
+packets = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(0x0800))
+print("ready", flush=True)
+offsets = []
+while len(offsets) < int(sys.argv[2]):
+    packet = packets.recv(100)
+    segment = packet[(packet[0] & 15) * 4:]
+    if packet[9] != 6 or segment[13] != 2 or segment[2:4] != struct.pack("!H", int(sys.argv[1])):
+        continue
+    options = segment[20:(segment[12] >> 4) * 4]
+    while options[0] != 8:
+        options = options[1 if options[0] == 1 else options[1]:]
+    offsets.append(struct.unpack("!I", options[2:6])[0] - int(time.monotonic() * 1000) & 0xffffffff)
+print("one clock" if max(offsets) - min(offsets) < 1000 else offsets, flush=True)
+"#;
+
+#[test]
+fn timestamps_never_go_back_whoever_opens_and_whichever_server() {
+    const OPENS: usize = 20;
+    let mut bed = bed();
+    let _server = start_server(&bed, Stack::Kernel);
+    let mut command = bed.command(Side::Server, Stack::Kernel, PYTHON);
+    command.args(["-c", CLOCK, &PORT.to_string(), &(2 * OPENS).to_string()]);
+    let mut clock = Steps::start(&mut command);
+    clock.await_line("ready");
+    // The first ones by the server.
+    open(&bed, "many", OPENS);
+    restart_server(&mut bed, Side::Client, Signal::KILL);
+    open(&bed, "many", OPENS);
+    clock.await_line("one clock");
 }
 
 #[test]

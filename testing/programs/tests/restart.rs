@@ -7,6 +7,7 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -37,6 +38,9 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 /// Descriptors that a process opens on first use, at any time: one for each waiting thread, and one or two copies of
 /// the connection to the server. A leak would grow with each restart.
 const LAZY: usize = 3;
+
+const MANAGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/manager.py");
+const HELD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/held.py");
 
 /// Ends the server of the server host, and starts the next one.
 fn restart(bed: &mut Bed, end: Signal) {
@@ -516,10 +520,10 @@ impl Load {
     fn start(client: impl FnOnce(&AtomicBool) -> std::io::Result<u64> + Send + 'static) -> Load {
         let is_over = Arc::new(AtomicBool::new(false));
         let theirs = Arc::clone(&is_over);
-        Load {
-            is_over,
-            client: std::thread::spawn(move || client(&theirs)),
-        }
+        let client = std::thread::spawn(move || {
+            client(&theirs).inspect_err(|error| eprintln!("a client has ended: {error}"))
+        });
+        Load { is_over, client }
     }
 
     /// Returns how much it has done.
@@ -772,4 +776,258 @@ fn doctor_names_the_filter_of_a_server_that_is_gone() {
         said.contains("the filter of a server that is gone"),
         "{said}"
     );
+}
+
+/// Sends each line of its input by the connection that the line's first word numbers.
+const TELLER: &str = r#"
+import socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("listens", flush=True)
+connections = [listener.accept()[0] for _ in range(2)]
+for line in sys.stdin:
+    connections[int(line.split()[0])].sendall(line.encode())
+"#;
+
+/// Prints what comes by any of its connections.
+const HEARER: &str = r#"
+import select, socket, sys
+connections = [socket.create_connection((sys.argv[1], int(sys.argv[2]))) for _ in range(2)]
+print("connected", flush=True)
+while True:
+    for connection in select.select(connections, [], [], 60)[0]:
+        print(connection.recv(100).decode(), end="", flush=True)
+"#;
+
+/// Starts two programs on the server host, of which the second connects to the first.
+fn start_within_host(bed: &Bed, [listens, connects]: [&str; 2]) -> (Steps, Steps) {
+    let start = |code, says| {
+        let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+        command.args(["-c", code, &bed.server.address.to_string()]);
+        let mut program = Steps::start(command.arg(PORT.to_string()));
+        program.await_line(says);
+        program
+    };
+    (start(listens, "listens"), start(connects, "connected"))
+}
+
+/// Programs of one host that have not woken each other yet have to ask the server how: without one they look for themselves.
+#[test]
+fn programs_of_one_host_wake_each_other_without_a_server_and_with_the_next_one() {
+    const PROMPTLY: Duration = Duration::from_millis(500);
+    let mut bed = bed();
+    let (mut teller, mut hearer) = start_within_host(&bed, [TELLER, HEARER]);
+    let mut heard = |line: &str| {
+        let start = Instant::now();
+        teller.say(line);
+        hearer.await_line(line);
+        assert!(start.elapsed() < PROMPTLY, "{line}: {:?}", start.elapsed());
+    };
+    std::thread::sleep(PROMPTLY);
+    stop(&mut bed, Signal::KILL);
+    std::thread::sleep(PROMPTLY);
+    heard("0 without a server");
+    start_server(&mut bed, Side::Server);
+    let are_back = || processes(&bed) == 2;
+    assert!(eventually(SOON, are_back), "{}", processes(&bed));
+    std::thread::sleep(PROMPTLY);
+    heard("1 with the next server");
+    heard("0 with the next server");
+}
+
+/// Connects, and then does as the lines of its input say: receives itself, has a child receive that inherits the
+/// connection, or waits for the end.
+const WITNESS: &str = r#"
+import socket, subprocess, sys
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+print("connected", flush=True)
+for line in sys.stdin:
+    if line == "receive\n":
+        print(connection.recv(100).decode(), end="", flush=True)
+    elif line == "share\n":
+        subprocess.run(["head", "-n", "1"], stdin=connection)
+    else:
+        try:
+            print("ended:", connection.recv(100), flush=True)
+        except ConnectionResetError:
+            print("reset", flush=True)
+"#;
+
+/// One connection after another; a line of its input goes to the latest.
+const SPEAKER: &str = r#"
+import socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("listens", flush=True)
+connection = listener.accept()[0]
+for line in sys.stdin:
+    connection.sendall(line.encode())
+"#;
+
+/// The server is not needed for the data of such a connection, but it moves ends, and notices the death of a program.
+#[test]
+fn connections_within_the_host_are_known_to_the_next_server() {
+    let mut bed = bed();
+    let (mut speaker, mut witness) = start_within_host(&bed, [SPEAKER, WITNESS]);
+    restart(&mut bed, Signal::KILL);
+    let adopted = || counter(&bed, Side::Server, "server", "connections_adopted");
+    assert!(eventually(SOON, || adopted() == 2), "{}", sockets(&bed));
+    for (way, line) in [("share", "to a child"), ("receive", "to itself")] {
+        witness.say(way);
+        speaker.say(line);
+        witness.await_line(line);
+    }
+    witness.say("wait");
+    drop(speaker);
+    let start = Instant::now();
+    witness.await_line("ended: b''");
+    assert!(start.elapsed() < SOON, "{:?}", start.elapsed());
+    drop(witness);
+    assert!(eventually(SOON, || live_sessions(&bed, Side::Server) == 0));
+}
+
+#[test]
+fn the_death_of_a_program_without_a_server_is_told_to_its_peer_within_the_host() {
+    let mut bed = bed();
+    let (speaker, mut witness) = start_within_host(&bed, [SPEAKER, WITNESS]);
+    stop(&mut bed, Signal::KILL);
+    drop(speaker);
+    start_server(&mut bed, Side::Server);
+    witness.say("wait");
+    witness.await_line("reset");
+}
+
+/// Talks to [`HELD`] on its own host: by a connection that a child of that has, and by one that nobody has accepted yet.
+const WITHIN_HOST: &str = r#"
+import socket, sys
+held, queued = (socket.create_connection((sys.argv[1], int(sys.argv[2]) + place)) for place in (0, 2))
+lines = held.makefile("rw")
+queued.sendall(b"early, ")
+print("connected", flush=True)
+while (line := sys.stdin.readline()) != "\n":
+    print(line, file=lines, end="", flush=True)
+    print(lines.readline(), end="", flush=True)
+queued.sendall(b"late")
+queued.shutdown(socket.SHUT_WR)
+print(queued.makefile().read(), flush=True)
+"#;
+
+#[test]
+fn connections_within_the_host_that_the_server_held_go_on() {
+    let mut bed = bed();
+    stop(&mut bed, Signal::TERM);
+    start_manager(&mut bed);
+    let address = bed.server.address.to_string();
+    let start = |arguments: &[&str]| {
+        let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+        Steps::start(command.args(arguments))
+    };
+    let port = PORT.to_string();
+    let mut program = start(&[HELD, &address, &port, "/dev/null"]);
+    program.await_line("listens");
+    let mut asker = start(&["-c", WITHIN_HOST, &address, &port]);
+    asker.await_line("connected");
+    for turn in 0..4 {
+        let word = format!("turn {turn}");
+        asker.say(&word);
+        asker.await_line(&word);
+        renew(&mut bed);
+        let log = bed.daemon_log(Side::Server);
+        let taken_up = counter(&bed, Side::Server, "server", "connections_taken_up");
+        assert_eq!(taken_up, 2, "{turn}: {}\n{log}", sockets(&bed));
+        let adopted = || counter(&bed, Side::Server, "server", "connections_adopted");
+        assert!(eventually(SOON, || adopted() == 2), "{}", sockets(&bed));
+    }
+    program.go_on();
+    asker.go_on();
+    asker.await_line("early, late");
+    program.await_line("echoed");
+}
+
+fn processes(bed: &Bed) -> u64 {
+    status(bed)["processes"].as_u64().unwrap_or_default()
+}
+
+/// The state of the server of the server host; null if it does not answer.
+fn status(bed: &Bed) -> serde_json::Value {
+    let text = bed.portolan(Side::Server, &["status", "--json"]);
+    serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
+}
+
+/// Under a service manager the next server continues also with what the previous one held itself: connections of programs
+/// that share them, of programs that are gone, and those that nobody has accepted yet.
+#[test]
+fn connections_that_the_server_held_go_on() {
+    const LENGTH: usize = 2_000_000;
+    const QUEUED: usize = 3;
+    let mut bed = bed();
+    stop(&mut bed, Signal::TERM);
+    start_manager(&mut bed);
+    let file = bed.file("sent");
+    let text: Vec<u8> = (0..LENGTH).map(|at| (at % 251) as u8).collect();
+    fs::write(&file, &text).expect("the bed's directory is writable");
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command.arg(HELD).arg(bed.server.address.to_string());
+    command.arg(PORT.to_string()).arg(&file);
+    let mut program = Steps::start(&mut command);
+    program.await_line("listens");
+
+    let loads = [bulk(connect(&bed, PORT)), bulk(connect(&bed, PORT))];
+    let mut late = connect(&bed, PORT + 1);
+    late.read_exact(&mut [0; 1]).expect("it sends");
+    let mut queued: Vec<TcpStream> = (0..QUEUED).map(|_| connect(&bed, PORT + 2)).collect();
+    for stream in &mut queued {
+        stream.write_all(b"early, ").expect("it is connected");
+    }
+    let all = loads.len() + 1 + QUEUED;
+    let are_there = || live_sessions(&bed, Side::Server) >= all;
+    assert!(eventually(SOON, are_there), "{}", sockets(&bed));
+    for turn in 0..5 {
+        renew(&mut bed);
+        let taken_up = counter(&bed, Side::Server, "server", "connections_taken_up");
+        let log = bed.daemon_log(Side::Server);
+        assert_eq!(taken_up, all as u64, "{turn}: {}\n{log}", sockets(&bed));
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    for load in loads {
+        assert!(load.finish() > 0);
+    }
+    let mut rest = vec![text[0]];
+    late.read_to_end(&mut rest).expect("the end");
+    assert!(rest == text, "{} of {LENGTH} bytes", rest.len());
+    for mut stream in queued {
+        program.go_on();
+        stream.write_all(b"late").expect("it is connected");
+        stream
+            .shutdown(std::net::Shutdown::Write)
+            .expect("it is connected");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("the end");
+        assert_eq!(answer, "early, late");
+        program.await_line("echoed");
+    }
+}
+
+/// Starts a service manager, and by it the server of the server host.
+fn start_manager(bed: &mut Bed) {
+    let script = bed.file("managed");
+    let (notify, server) = (bed.file("notify"), bed.tools().portoland.clone());
+    let words = [PYTHON.as_ref(), MANAGER.as_ref(), &*notify, &*server];
+    let words = words.map(|word: &Path| format!("'{}'", word.display()));
+    let text = format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" "));
+    fs::write(&script, text).expect("the bed's directory is writable");
+    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    bed.start_daemon_of(Side::Server, &script)
+        .unwrap_or_else(|error| panic!("{error}"));
+}
+
+/// Has the service manager restart the server of the server host.
+fn renew(bed: &mut Bed) {
+    let before = server_pid(bed);
+    let manager = bed.daemon(Side::Server).as_mut().expect("it runs");
+    manager.signal(Signal::HUP).expect("it runs");
+    let is_new = || server_pid(bed).is_some_and(|pid| Some(pid) != before);
+    assert!(eventually(SOON, is_new), "{}", bed.daemon_log(Side::Server));
+}
+
+fn server_pid(bed: &Bed) -> Option<u64> {
+    status(bed)["pid"].as_u64()
 }

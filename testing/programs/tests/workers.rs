@@ -61,7 +61,7 @@ fn performed(bed: &Bed) -> u64 {
 
 #[test]
 fn workers_perform_handshakes_whatever_their_way_of_waiting() {
-    for how in ["blocking", "poll", "select", "epoll"] {
+    for how in ["blocking", "poll", "select", "epoll", "deferred"] {
         let bed = bed();
         let _workers = start(&bed, how, 3);
         ask_often(&bed, 4, 100);

@@ -1,6 +1,6 @@
 //! The tables that a dead server leaves with its filter on a device.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::os::fd::AsFd;
 
 use portolan_proto::filter::{BindingKey, FilterKey, FilterSettings, FlowRow, SenderKey, ShareKey};
@@ -33,7 +33,7 @@ fn find(limits: &Limits, settings: &FilterSettings) -> Result<Option<Predecessor
 fn take_over() -> (Filter, Inheritance) {
     let predecessor = find(&LIMITS, &SETTINGS).unwrap().expect("it is there");
     let mut filter = Filter::load_beside(&predecessor, (&LIMITS, &SETTINGS)).unwrap();
-    let left = filter.take_over().unwrap();
+    let left = filter.take_over(&HashSet::new()).unwrap();
     (filter, left)
 }
 
@@ -64,6 +64,24 @@ fn connections_of_processes_stay_with_their_channels() {
 }
 
 #[test]
+fn flows_that_the_next_server_holds_have_a_row_at_every_moment() {
+    in_fresh_namespace(|| {
+        let flows = flows(Protocol::Tcp);
+        die(|filter| {
+            for flow in &flows {
+                filter.steer(flow, row(ChannelId::SERVER)).unwrap();
+            }
+        });
+        let predecessor = find(&LIMITS, &SETTINGS).unwrap().expect("it is there");
+        let mut filter = Filter::load_beside(&predecessor, (&LIMITS, &SETTINGS)).unwrap();
+        let held = FilterKey::new(&flows[0]);
+        let left = filter.take_over(&HashSet::from([held])).unwrap();
+        assert!(left.flows.is_empty(), "they are no process's");
+        assert!(filter.flows.keys() == [held]);
+    });
+}
+
+#[test]
 fn descriptors_that_somebody_has_kept_are_enough() {
     in_fresh_namespace(|| {
         let mut kept = Vec::new();
@@ -78,7 +96,7 @@ fn descriptors_that_somebody_has_kept_are_enough() {
         let found = Predecessor::find([IFINDEX], &kept, (&LIMITS, &SETTINGS));
         let predecessor = found.unwrap().expect("it is there");
         let mut filter = Filter::load_beside(&predecessor, (&LIMITS, &SETTINGS)).unwrap();
-        assert_eq!(filter.take_over().unwrap().channels.len(), 1);
+        assert_eq!(filter.take_over(&HashSet::new()).unwrap().channels.len(), 1);
         kept.retain(|fd| map_id(fd.as_fd()).is_none());
         kept.truncate(1);
         let found = Predecessor::find([IFINDEX], &kept, (&LIMITS, &SETTINGS));

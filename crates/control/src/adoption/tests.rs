@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use portolan_proto::local::Side;
 use portolan_types::{Generation, SessionId};
 
 use super::*;
@@ -20,7 +21,7 @@ fn adopted(id: u64) -> Adopted {
         id: SessionId(id),
         flow: flow(),
         slot: SLOT,
-        generation: Generation(9),
+        evidence: Evidence::Row(Generation(9)),
         reuse: Reuse::default(),
         v6_only: false,
         options: HandshakeOptions::default(),
@@ -69,6 +70,29 @@ fn a_listener_returns_to_the_port_of_adopted_connections() {
 }
 
 #[test]
+fn ends_of_a_session_within_the_host_are_adopted_without_a_port_and_paired() {
+    let mut bed = Bed::new();
+    let end = |id, side| Adopted {
+        evidence: Evidence::Memory(side),
+        ..adopted(id)
+    };
+    let opener = bed.control.adopt(bed.channel, end(77, Side::Opener), 5);
+    let accepter = bed.control.adopt(bed.channel, end(78, Side::Accepter), 6);
+    let (opener, accepter) = (opener.unwrap(), accepter.unwrap());
+    assert!(bed.control.ports.is_empty());
+    assert_eq!(bed.control.registry.by_flow(&flow()), None);
+    let peer = |bed: &Bed| bed.control.registry.session(opener).unwrap().local_peer;
+    assert_eq!(peer(&bed), Some(SessionId::NONE));
+    bed.control.pair_again(opener, accepter);
+    assert_eq!(peer(&bed), Some(accepter));
+    let ended = bed.does(Input::Orphaned(opener));
+    assert_eq!(
+        ended,
+        [Effect::UnholdLocal(opener), Effect::CloseLocal(opener)]
+    );
+}
+
+#[test]
 fn what_nobody_names_is_reset_as_after_the_death_of_its_holder() {
     let mut bed = Bed::new();
     let effects = bed.control.abandon((&flow(), USER), || 5, bed.now).unwrap();
@@ -83,5 +107,31 @@ fn what_nobody_names_is_reset_as_after_the_death_of_its_holder() {
     bed.does(Input::ProbeAnswered(id));
     bed.does(Input::Forget(id));
     bed.passes(Duration::from_secs(61));
+    assert!(bed.control.ports.is_empty());
+}
+
+#[test]
+fn a_connection_that_the_preceding_server_held_is_entered_once_for_its_user() {
+    let mut bed = Bed::new();
+    let held = HeldBefore {
+        id: SessionId(77),
+        flow: flow(),
+        listener: Some(SessionId(5)),
+        uid: USER,
+        cookie: 9,
+        reuse: Reuse::default(),
+        v6_only: false,
+        options: HandshakeOptions::default(),
+    };
+    let id = bed.control.enter_held(held, Reach::Network).unwrap();
+    let session = bed.control.registry.session(id).unwrap();
+    assert_eq!((session.id, session.uid), (held.id, USER));
+    assert_eq!((session.holder, session.cookie), (Holder::None, 9));
+    assert_eq!(session.listener, held.listener);
+    for id in [77, 78, 0].map(SessionId) {
+        let again = HeldBefore { id, ..held };
+        assert!(bed.control.enter_held(again, Reach::Network).is_err());
+    }
+    bed.does(Input::Forget(id));
     assert!(bed.control.ports.is_empty());
 }

@@ -20,7 +20,7 @@ use crate::migration::arrival::install;
 use crate::migration::capsule::open_capsule;
 use crate::process::Process;
 use crate::runtime::NewSession;
-use crate::runtime::locals;
+use crate::runtime::locals::NewEnd;
 use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
 
@@ -162,8 +162,8 @@ fn read_outcome(
             .map(|session| NewSession::Session(Session::Tcp(Box::new(session)))),
         Ok(DescriptorEvent::EstablishedLocal) => session
             .ok_or(libc::EPROTO)
-            .and_then(|id| Ok((id, locals::open(fds.pop(), Side::Opener)?)))
-            .map(|(id, end)| NewSession::Local(id, Box::new(end))),
+            .and_then(|id| NewEnd::open(id, fds.pop(), Side::Opener))
+            .map(NewSession::Local),
         Ok(DescriptorEvent::Failed { errno }) => Err(errno),
         Ok(_) | Err(_) => Err(libc::EPROTO),
     })

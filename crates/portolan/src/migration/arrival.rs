@@ -17,7 +17,7 @@ use crate::migration::finish::close_arrival;
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
-use crate::runtime::locals;
+use crate::runtime::locals::NewEnd;
 use crate::socket::{Socket, SocketState};
 use crate::wait::events::IN;
 
@@ -93,8 +93,8 @@ pub(crate) fn fetch(
             Ok(Some((arrival, reservation.keep(), options_blob)))
         }
         Ok((ReplyBody::CachedLocal { side, options_blob }, mut fds)) => {
-            let end = locals::open(fds.pop(), side).map_err(Errno::from_raw_os_error)?;
-            let arrival = NewSession::Local(session, Box::new(end));
+            let end = NewEnd::open(session, fds.pop(), side);
+            let arrival = NewSession::Local(end.map_err(Errno::from_raw_os_error)?);
             Ok(Some((arrival, reservation.keep(), options_blob)))
         }
         Ok((ReplyBody::Relayed, _)) => Ok(None),
@@ -112,14 +112,14 @@ pub(crate) fn install(
 ) {
     match &mut arrival {
         NewSession::Session(session) => socket.options().apply(session),
-        NewSession::Local(_, end) => socket.options().apply_to_stream(&mut **end),
+        NewSession::Local(it) => socket.options().apply_to_stream(&mut it.end),
     }
     match &mut arrival {
         NewSession::Session(Session::Tcp(session)) => {
             socket.options().apply_quickack(&mut session.connection);
         }
         NewSession::Session(Session::Udp(_)) => {}
-        NewSession::Local(_, end) => socket.options().apply_quickack(&mut **end),
+        NewSession::Local(it) => socket.options().apply_quickack(&mut it.end),
     }
     let id = match &arrival {
         NewSession::Session(session) => Some(session.id()),

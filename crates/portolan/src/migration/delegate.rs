@@ -138,31 +138,49 @@ pub(crate) fn note_accept(process: &'static Process, listener: &Arc<Socket>) {
     }
 }
 
-/// Accepts the next connection that this process performed the handshake of in place of others that have the listener, too.
-pub(crate) fn accept_of_part(
+/// Accepts the next connection that this process performed the handshake of, unless a message on the listener's descriptor
+/// tells of it; `None` if none waits.
+pub(crate) fn accept_at_hand(
     listener: &Socket,
     flags: i32,
 ) -> Outcome<Option<(RawFd, SocketAddr)>> {
-    let (Some(near), Some(process)) = (listener.own_near(), Process::running()) else {
+    let (Some(id), Some(process)) = (listener.setup().session, Process::running()) else {
         return Ok(None);
     };
-    let mut token = [0; TOKEN_MAX];
-    match unix::receive(descriptor::borrow(near)?, &mut token) {
-        Ok(_) => accept(process, listener, flags),
-        Err(_) => Ok(None),
+    let taken = if process.lock().delegations.has_at_hand(id) {
+        // Until its socket has it, nobody else could register the connection.
+        let _turn = turn(process);
+        accept_next(process, (listener, id), flags)
+    } else {
+        Ok(None)
+    };
+    if let Some(near) = listener.own_near()
+        && process.lock().delegations.withdraw_announcement(id)
+    {
+        // Another one may have been sent since: the order does not matter.
+        let _ = unix::receive(descriptor::borrow(near)?, &mut [0; TOKEN_MAX]);
     }
+    taken
 }
 
-/// Accepts the connection of a delegated listener that has waited longest; `None` if none waits.
+/// Accepts the connection of a delegated listener that has waited longest, after the message on its descriptor was read;
+/// `None` if none waits.
 pub(crate) fn accept(
     process: &'static Process,
     listener: &Socket,
     flags: i32,
 ) -> Outcome<Option<(RawFd, SocketAddr)>> {
     let id = listener.setup().session.ok_or(Errno::INVAL)?;
-    // Until its socket has it, nobody else could register the connection.
     let _turn = turn(process);
     process.lock().take_announcement(id);
+    accept_next(process, (listener, id), flags)
+}
+
+fn accept_next(
+    process: &'static Process,
+    (listener, id): (&Socket, SessionId),
+    flags: i32,
+) -> Outcome<Option<(RawFd, SocketAddr)>> {
     let taken = if may_wait(process, listener) {
         accept_unregistered(process, (listener, id), flags)
     } else {

@@ -12,6 +12,7 @@ use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
+use crate::descriptors;
 use crate::outcome::CallError;
 use crate::process::Process;
 use crate::socket::near_end::replace_fds;
@@ -188,7 +189,7 @@ fn become_kernel(
     socket.become_unless_closed(SocketState::Relayed);
     for number in numbers {
         let is_cloexec = descriptor::is_close_on_exec(number).unwrap_or(false);
-        descriptor::replace(&kernel, number, is_cloexec)?;
+        descriptors::replace(&kernel, number, is_cloexec)?;
         table::remove(number);
     }
     hand_to_kernel_epolls(socket);

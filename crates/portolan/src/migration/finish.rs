@@ -19,9 +19,9 @@ use crate::socket::Socket;
 pub(crate) fn close_arrival(process: &Process, socket: &Arc<Socket>, arrival: NewSession) {
     let now = clock::now();
     match arrival {
-        NewSession::Local(session, mut end) => {
-            end.close(now);
-            flush_local(process, session);
+        NewSession::Local(mut arrival) => {
+            arrival.end.close(now);
+            flush_local(process, arrival.id);
         }
         NewSession::Session(mut session) => {
             if let Session::Tcp(session) = &mut session {

@@ -8,14 +8,14 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use portolan_proto::control::{
-    DescriptorEvent, FastOpenMode, GroupAction, GroupChange, HandshakeOptions, ReplyBody,
+    DescriptorEvent, Evidence, FastOpenMode, GroupAction, GroupChange, HandshakeOptions, ReplyBody,
     RequestBody, SessionRef,
 };
 use portolan_proto::encode;
 use portolan_sys::port_right::BoundPort;
 use portolan_sys::unix::{self, PairKind, socket_pair};
 use portolan_sys::{clock, descriptor, socket_filter};
-use portolan_types::{Generation, Protocol, SessionId};
+use portolan_types::{Generation, Protocol, SessionId, Slot};
 use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, listen, shutdown, sockopt};
 
@@ -26,6 +26,7 @@ use crate::migration::fallback::{new_kernel_socket, replace_listener, set_option
 use crate::migration::part;
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
+use crate::runtime::Core;
 use crate::settings::{Mode, settings};
 use crate::socket::near_end::replace_fds;
 use crate::socket::table;
@@ -341,6 +342,39 @@ fn bind_again(
     }
 }
 
+/// A connection of before, as it is here.
+struct Found {
+    session: SessionId,
+    local: SocketAddr,
+    remote: SocketAddr,
+    evidence: Evidence,
+    /// Of a session within the host.
+    memory: Option<Arc<InternalFd>>,
+}
+
+impl Found {
+    fn at(core: &mut Core, setup: &Setup, slot: Slot) -> Option<Found> {
+        if let Some((session, side, memory)) = core.locals.evidence(slot) {
+            return Some(Found {
+                session,
+                local: setup.local?,
+                remote: setup.remote?,
+                evidence: Evidence::Memory(side),
+                memory: Some(memory),
+            });
+        }
+        let session = core.stack.tcp(slot);
+        let session = session.filter(|it| !it.connection.is_closed())?;
+        Some(Found {
+            session: session.id,
+            local: session.flow.local,
+            remote: session.flow.remote,
+            evidence: Evidence::Row(session.generation),
+            memory: None,
+        })
+    }
+}
+
 /// Has the server adopt a connection of before, on a new descriptor. One that it refuses ends.
 fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     let mut setup = socket.setup();
@@ -349,19 +383,16 @@ fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
         return Ok(());
     }
     let slot = socket.slot();
-    let Some((session, flow, generation)) = ({
+    let Some(found) = ({
         let mut core = process.lock();
         if core.is_on_delegated_port(slot) {
             // It is registered later, as under the server of before.
             socket.note_server(process.incarnation());
             return Ok(());
         }
-        let session = core.stack.tcp(slot);
-        session
-            .filter(|it| !it.connection.is_closed())
-            .map(|it| (it.id, it.flow, it.generation))
+        Found::at(&mut core, &setup, slot)
     }) else {
-        // Within the host, or it has ended.
+        // It has ended.
         return Ok(());
     };
     let (reuse, v6_only, delivery, priority) = {
@@ -376,23 +407,30 @@ fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     };
     let (near, far) = process.control.replacing_pair(PairKind::Stream)?;
     let request = RequestBody::Adopt {
-        session,
-        local: flow.local,
-        remote: flow.remote,
+        session: found.session,
+        local: found.local,
+        remote: found.remote,
         slot,
-        generation,
+        evidence: found.evidence,
         reuse,
         v6_only,
         delivery,
         priority,
     };
-    match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
+    let memory = found.memory.as_ref().map(|memory| memory.as_fd());
+    let fds: Vec<_> = [far.as_fd(), near.as_fd()]
+        .into_iter()
+        .chain(memory)
+        .collect();
+    match process.control.call(request, &fds) {
         Ok((ReplyBody::Bound { session, .. }, _)) => {
             note_adopted(process, socket, &mut setup, session)
         }
         Ok((ReplyBody::Error { errno }, _)) if is_shortage(errno) => {
             return Err(Errno::from_raw_os_error(errno).into());
         }
+        // It works without a server, too, except that nobody else can have it.
+        Ok(_) if found.memory.is_some() => return Ok(()),
         Ok(_) => {
             let mut core = process.lock();
             core.end_one(clock::now(), slot);

@@ -34,7 +34,8 @@
 //! [`moved`] counts both.
 //!
 //! # What a program can do with pieces
-//! Keep them: the receive window of that connection closes; all other connections continue. Once pieces hold up half of
+//! Keep them: bytes that were not copied count against the receive window of that connection, which closes in the end; all
+//! other connections continue. Once pieces hold up half of
 //! the ring, their memory is replaced by a copy, transparently. Use them after the stream is closed or has moved to
 //! another process: they belong to the program. Use them after a `fork`: both processes have them. They cannot be
 //! returned twice.

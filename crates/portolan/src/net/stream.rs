@@ -219,7 +219,7 @@ impl TcpStream {
     /// pieces to `pieces`, in the stream's order, and returns their length in bytes. It is 0, and
     /// no piece is added, if the peer has ended the stream.
     ///
-    /// Pieces are returned by dropping them, in any order. Until then their bytes count against the
+    /// Pieces are returned by dropping them, in any order. Until then bytes that were not copied count against the
     /// receive window, so that the peer of a program that keeps them stops sending.
     /// # Errors
     /// As for reading: `WouldBlock` after the read time-out or on a non-blocking socket, `ConnectionReset`, `TimedOut`.

@@ -136,7 +136,7 @@ pub fn accept(fd: RawFd, flags: i32) -> Outcome<(RawFd, SocketAddr)> {
         if listener.phase() == SocketPhase::Relayed {
             return Err(CallError::NotOurs);
         }
-        match delegate::accept_of_part(&listener, flags) {
+        match delegate::accept_at_hand(&listener, flags) {
             Ok(Some(accepted)) => return Ok(accepted),
             // Without a server it waits, and the rest may be the kernel's.
             Ok(None) | Err(CallError::Errno(Errno::NETDOWN)) => {}
@@ -222,13 +222,18 @@ fn wait_for_connection(
             Ok(_) => Ok(()),
         };
     };
+    let session = listener.setup().session;
     let sleep = Sleep {
         kernel: &mut kernel,
+        accepts: session,
         ..Sleep::until(deadline)
     };
     let _watching = Watching::new(vec![listener]);
-    let is_over = || (listener.phase() != SocketPhase::Listening).then_some(());
-    match process.wait(sleep, |_, _| is_over()) {
+    let woken = process.wait(sleep, |core, _| {
+        let has_some = || session.is_some_and(|id| core.delegations.has_at_hand(id));
+        (listener.phase() != SocketPhase::Listening || has_some()).then_some(())
+    });
+    match woken {
         Ok(Woken::TimedOut) => Err(Errno::AGAIN.into()),
         Err(Errno::INTR) if restarts(deadline) => Ok(()),
         Err(errno) => Err(errno.into()),

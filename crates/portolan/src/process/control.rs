@@ -6,8 +6,9 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use portolan_proto::MAX_MESSAGE;
 use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
@@ -15,7 +16,7 @@ use portolan_sys::unix::{
     ConnectError, Connection, PairKind, ReceiveError, SendError, socket_pair,
 };
 use portolan_sys::wait::pollfd;
-use portolan_sys::{descriptor, wait};
+use portolan_sys::{clock, descriptor, wait};
 use portolan_types::Instant;
 use rustix::io::{DupFlags, Errno};
 use rustix::process::{Resource, getrlimit};
@@ -23,11 +24,16 @@ use rustix::process::{Resource, getrlimit};
 use crate::descriptors::limit::{self, Raised};
 use crate::descriptors::{self, InternalFd};
 
+/// A socket is the kernel's if the server had hung up that long ago.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
 pub(crate) struct Control {
     /// Its descriptor number is constant; after a restart of the server it refers to another connection.
     connection: Connection,
     exchange: Mutex<Exchange>,
     state: ConnectionState,
+    /// When it was last checked whether the server has hung up, in nanoseconds.
+    looked_at: AtomicU64,
 }
 
 /// Number of the current connection, and whether it is lost: a failed call on an earlier connection
@@ -140,6 +146,7 @@ impl Control {
                 reserve: Reserve::default(),
             }),
             state: ConnectionState::default(),
+            looked_at: AtomicU64::new(0),
         }
     }
 
@@ -172,6 +179,17 @@ impl Control {
             self.state.lose(seen);
         }
         self.is_lost()
+    }
+
+    /// As [`Control::has_hung_up`], or what was found less than [`LOOK_AGAIN`] ago.
+    pub(crate) fn has_hung_up_lately(&self) -> bool {
+        let now = clock::now().as_nanos();
+        let last = self.looked_at.load(Ordering::Relaxed);
+        if now.wrapping_sub(last) < LOOK_AGAIN.as_nanos() as u64 {
+            return self.is_lost();
+        }
+        self.looked_at.store(now, Ordering::Relaxed);
+        self.has_hung_up()
     }
 
     /// Does the server answer? One that is ending does not: this waits until it has hung up.

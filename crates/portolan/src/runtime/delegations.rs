@@ -141,10 +141,32 @@ impl Delegations {
         })
     }
 
+    /// Does a connection wait to be accepted that the listener's descriptor says nothing about, or one of this process's own?
+    pub(crate) fn has_at_hand(&self, id: SessionId) -> bool {
+        self.get(id).is_some_and(|known| {
+            known.handshakes.has_ready() && (known.part.is_some() || !known.is_announced)
+        })
+    }
+
+    /// Returns true if the message is still on the descriptor of this process's own although no connection waits; the caller
+    /// takes it away.
+    pub(crate) fn withdraw_announcement(&mut self, id: SessionId) -> bool {
+        let Some(known) = self.named(id).filter(|known| known.part.is_some()) else {
+            return false;
+        };
+        let is_vain = known.is_announced && !known.handshakes.has_ready();
+        known.is_announced &= !is_vain;
+        is_vain
+    }
+
     /// Returns the number of connections that wait to be accepted.
     pub(crate) fn waiting(&self, id: SessionId) -> Option<u32> {
-        let known = self.0.iter().find(|known| known.id == id)?;
+        let known = self.get(id)?;
         Some(known.handshakes.waiting())
+    }
+
+    fn get(&self, id: SessionId) -> Option<&Delegated> {
+        self.0.iter().find(|known| known.id == id)
     }
 
     fn named(&mut self, id: SessionId) -> Option<&mut Delegated> {
@@ -152,15 +174,12 @@ impl Delegations {
     }
 
     pub(crate) fn slot_of(&self, id: SessionId) -> Option<Slot> {
-        self.0
-            .iter()
-            .find(|known| known.id == id)
-            .map(|known| known.slot)
+        self.get(id).map(|known| known.slot)
     }
 
     pub(crate) fn may_leave_unregistered(&self, id: SessionId) -> bool {
-        let known = self.0.iter().find(|known| known.id == id);
-        known.is_some_and(|known| known.may_leave_unregistered)
+        self.get(id)
+            .is_some_and(|known| known.may_leave_unregistered)
     }
 
     /// From now on all accepted connections are registered.
@@ -172,8 +191,7 @@ impl Delegations {
 
     /// Do other processes perform the listener's handshakes, too?
     pub(crate) fn is_part(&self, id: SessionId) -> bool {
-        let known = self.0.iter().find(|known| known.id == id);
-        known.is_some_and(|known| known.part.is_some())
+        self.get(id).is_some_and(|known| known.part.is_some())
     }
 
     /// Does this process alone perform the listener's handshakes?
@@ -185,6 +203,13 @@ impl Delegations {
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let parts = self.0.iter().filter_map(|known| known.part.as_ref());
         parts.filter_map(Part::due).min()
+    }
+
+    /// Returns when connections stop waiting for their first bytes.
+    pub(crate) fn deferred_until(&self) -> Option<Instant> {
+        let all = self.0.iter();
+        all.filter_map(|known| known.handshakes.deferred_until())
+            .min()
     }
 
     /// Returns the listeners whose waiting connections are to be given up.
@@ -430,7 +455,10 @@ impl Core {
     pub(crate) fn attend_delegations(&mut self, now: Instant) {
         for known in &mut self.delegations.0 {
             known.handshakes.answer(&self.routes, &mut self.channel);
-            known.announce();
+            known.handshakes.end_deferrals(now);
+            if self.accepts_next != Some(known.id) {
+                known.announce();
+            }
             known.note_waiting(now);
             let listener = known.id;
             let reports = known.handshakes.flood_reports().into_iter();

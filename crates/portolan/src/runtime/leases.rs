@@ -47,6 +47,10 @@ struct Pool {
 
 /// How to open a connection.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "it is taken apart where it is made"
+)]
 pub(crate) enum Way {
     /// By a request to the server.
     Server,

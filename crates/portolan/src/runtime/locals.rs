@@ -4,12 +4,14 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::fence;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use portolan_local::{Local, Stream, Wake, WakeBy, WakeRequest};
 use portolan_proto::capture::CaptureRing;
-use portolan_proto::local::Side;
+use portolan_proto::local::{Side, holder};
 use portolan_sys::clock;
 use portolan_sys::shm::Rings;
 use portolan_sys::wait::{WakeReceiver, WakeSender, pollfd};
@@ -43,6 +45,8 @@ pub(crate) struct Locals {
     wake_senders: HashMap<u64, Weak<WakeSender<InternalFd>>>,
     /// Ends whose peers' notifiers must be requested from the server.
     unknown_peers: Vec<(SessionId, Slot)>,
+    /// Ends whose peers could not be woken for want of a server.
+    unwoken: Vec<(SessionId, Slot)>,
     looked_at_all: Instant,
     was_notified: bool,
     /// Number of checks that found something.
@@ -69,6 +73,8 @@ struct Notifier {
 struct LocalSlot {
     id: SessionId,
     end: Local,
+    /// For the next server, to which it shows that the end is here.
+    memory: Option<Arc<InternalFd>>,
     is_active: bool,
     /// It is in [`Locals::corked`].
     is_corked: bool,
@@ -76,10 +82,28 @@ struct LocalSlot {
     recorded: Recorded,
 }
 
-/// Opens an end, in the memory that came with a message.
-pub(crate) fn open(memory: Option<OwnedFd>, side: Side) -> Result<Local, i32> {
-    let rings = Rings::map(memory.ok_or(libc::EPROTO)?).map_err(|_| libc::ENOBUFS)?;
-    Ok(Local::new(Arc::new(rings), side))
+/// An end that arrives.
+pub(crate) struct NewEnd {
+    pub(crate) id: SessionId,
+    pub(crate) end: Local,
+    memory: Option<InternalFd>,
+}
+
+impl NewEnd {
+    /// Opens an end in the memory that came with a message.
+    pub(crate) fn open(
+        id: SessionId,
+        memory: Option<OwnedFd>,
+        side: Side,
+    ) -> Result<Box<NewEnd>, i32> {
+        let memory = memory.ok_or(libc::EPROTO)?;
+        let rings = Rings::map(&memory).map_err(|_| libc::ENOBUFS)?;
+        Ok(Box::new(NewEnd {
+            id,
+            end: Local::new(Arc::new(rings), side),
+            memory: descriptors::keep_spare(&memory),
+        }))
+    }
 }
 
 impl Locals {
@@ -93,6 +117,7 @@ impl Locals {
             armed: WakeBy::default(),
             wake_senders: HashMap::new(),
             unknown_peers: Vec::new(),
+            unwoken: Vec::new(),
             looked_at_all: Instant::ZERO,
             was_notified: false,
             news: 0,
@@ -105,11 +130,30 @@ impl Locals {
     }
 
     /// Switches to the notifier of another server. The previous one is kept until the last session whose peer knows it
-    /// ends.
+    /// ends; the other peers find the new one in the memory.
     pub(crate) fn renew(&mut self, notifier: OwnedFd, number: u64) {
         let before = std::mem::replace(&mut self.notifier, Notifier::new(notifier, number));
         self.earlier.push(before);
         self.prune();
+        self.forget_server();
+        self.iter().for_each(|(_, _, end)| end.give_to(number));
+        // A peer that has not seen the number has shown its data before: the next look finds it.
+        fence(SeqCst);
+        self.expect_missed();
+    }
+
+    /// The next server has the same number as the one before, and another notifier.
+    fn forget_server(&mut self) {
+        self.wake_senders.remove(&holder::SERVER);
+        for held in self.ends.iter_mut().flatten() {
+            held.wake_sender
+                .take_if(|(number, _)| *number == holder::SERVER);
+        }
+    }
+
+    /// The next check is of all ends: a peer may have been unable to wake this process.
+    pub(crate) fn expect_missed(&mut self) {
+        self.was_notified = true;
     }
 
     fn prune(&mut self) {
@@ -128,7 +172,8 @@ impl Locals {
         self.news
     }
 
-    pub(crate) fn insert(&mut self, slot: Slot, id: SessionId, end: Local) {
+    pub(crate) fn insert(&mut self, slot: Slot, arrival: NewEnd) {
+        let NewEnd { id, end, memory } = arrival;
         let index = slot.0 as usize;
         if self.ends.len() <= index {
             self.ends.resize_with(index + 1, || None);
@@ -137,6 +182,7 @@ impl Locals {
             id,
             recorded: Recorded::until_now(&end),
             end,
+            memory: memory.map(Arc::new),
             is_active: true,
             is_corked: false,
             wake_sender: None,
@@ -294,6 +340,29 @@ impl Locals {
         if let Some(Some(held)) = self.ends.get_mut(slot.0 as usize) {
             held.wake_sender = Some((number, wake_sender));
         }
+    }
+
+    /// The peer of `slot` could not be woken, since no server told its notifier.
+    pub(crate) fn note_unwoken(&mut self, id: SessionId, slot: Slot) {
+        if !self.unwoken.contains(&(id, slot)) && self.unwoken.len() < self.count {
+            self.unwoken.push((id, slot));
+        }
+    }
+
+    /// Has the peers that could not be woken be woken now.
+    pub(crate) fn retry_unwoken(&mut self) {
+        self.unknown_peers.append(&mut self.unwoken);
+    }
+
+    /// Returns what shows a server that the end at `slot` is here.
+    pub(crate) fn evidence(&self, slot: Slot) -> Option<(SessionId, Side, Arc<InternalFd>)> {
+        let held = self.get(slot)?;
+        Some((held.id, held.end.side(), held.memory.clone()?))
+    }
+
+    /// Returns the number of the notifier of `slot`'s peer.
+    pub(crate) fn peer_notifier(&self, slot: Slot) -> Option<u64> {
+        Some(self.get(slot)?.end.peer_notifier())
     }
 
     pub(crate) fn has_unknown_peers(&self) -> bool {
@@ -454,8 +523,12 @@ impl Core {
 
     /// Returns when something is due, for any kind of session.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let both = [self.stack.deadline(), self.locals.deadline()];
-        both.into_iter().flatten().min()
+        let all = [
+            self.stack.deadline(),
+            self.locals.deadline(),
+            self.delegations.deferred_until(),
+        ];
+        all.into_iter().flatten().min()
     }
 
     /// The server says that the peers of these sessions have ended, whatever is in their memory.
@@ -560,10 +633,10 @@ mod tests {
         let (wake_receiver, wake_sender) = wake_pair().expect("a socket");
         let mut locals = Locals::new(wake_receiver.into(), 7);
         let memory = Rings::create(RING_MIN).expect("memory");
-        let rings = Arc::new(Rings::map(memory).expect("memory"));
-        let here = Local::new(Arc::clone(&rings), Side::Opener);
-        here.give_to(7);
-        locals.insert(SLOT, SessionId(1), here);
+        let rings = Arc::new(Rings::map(&memory).expect("memory"));
+        let here = NewEnd::open(SessionId(1), Some(memory), Side::Opener).expect("an end");
+        here.end.give_to(7);
+        locals.insert(SLOT, *here);
         (locals, Local::new(rings, Side::Accepter), wake_sender)
     }
 

@@ -118,8 +118,10 @@ impl Core {
         open: &OwnOpen,
         options: &HandshakeOptions,
     ) -> bool {
-        let (flow, secret) = (open.flow, Secret(open.rules.secret));
-        let mut config = path_config(&open.rules.config, &open.path, &flow, &secret);
+        let flow = open.flow;
+        let secret = Secret(open.rules.secret);
+        let timestamp_secret = Secret(open.rules.timestamp_secret);
+        let mut config = path_config(&open.rules.config, &open.path, &flow, &timestamp_secret);
         tune_config(&mut config, options);
         let isn = initial_sequence(&secret, &flow, now);
         let ports = (flow.local.port(), flow.remote.port());

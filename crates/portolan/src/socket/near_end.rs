@@ -75,7 +75,7 @@ pub(crate) fn replace_by_prepared(
 fn put_at(near: impl AsFd, numbers: Vec<RawFd>) -> Result<(), Errno> {
     let near = near.as_fd();
     for number in numbers {
-        descriptor::replace(near, number, descriptor::is_close_on_exec(number)?)?;
+        descriptors::replace(near, number, descriptor::is_close_on_exec(number)?)?;
     }
     Ok(())
 }

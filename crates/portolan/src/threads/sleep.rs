@@ -10,7 +10,7 @@ use portolan_local::{WakeBy, WakeRequest};
 use portolan_sys::wait::pollfd;
 use portolan_sys::word;
 use portolan_sys::{clock, probes, wait};
-use portolan_types::Instant;
+use portolan_types::{Instant, SessionId};
 use rustix::io::Errno;
 
 use crate::channel::layers::{self, Layer};
@@ -39,6 +39,8 @@ pub(crate) struct Sleep<'a> {
     /// Returns whether a signal would only restart the call after its handler, if that has
     /// `SA_RESTART`. Then the kernel may do so.
     pub(crate) begins_again: Option<&'a dyn Fn() -> bool>,
+    /// The listener that the thread accepts from: `ready` looks at its connections.
+    pub(crate) accepts: Option<SessionId>,
 }
 
 /// What a thread sleeps on.
@@ -84,6 +86,7 @@ impl Sleep<'static> {
             deadline,
             mask: None,
             begins_again: None,
+            accepts: None,
         }
     }
 }
@@ -113,7 +116,9 @@ impl Process {
             self.take_outcomes();
             let mut core = self.lock();
             let now = clock::now();
+            core.accepts_next = sleep.accepts;
             core.poll(now);
+            core.accepts_next = None;
             let news = (core.locals.news(), core.notify_seq);
             if let Some(value) = ready(&mut core, now) {
                 turn.found(now);

@@ -81,7 +81,7 @@ pub(crate) fn for_new_socket() -> Result<&'static Process, Absent> {
         follow_namespace()?;
     }
     if let Some(process) = Process::running()
-        && process.control.has_hung_up()
+        && process.control.has_hung_up_lately()
     {
         // There may be a successor by now.
         return match process.renew() {

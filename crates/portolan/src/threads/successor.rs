@@ -22,6 +22,8 @@ const INTERVALS: [(Duration, Duration); 2] = [
 ];
 /// Interval after that.
 const RARELY: Duration = Duration::from_millis(250);
+/// Longest interval if there are sessions within the host.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(50);
 /// Interval after a server has refused this process.
 const REFUSED: Duration = Duration::from_secs(2);
 
@@ -96,6 +98,9 @@ fn look() {
     let mut refusal = None;
     while !IS_STOPPING.load(Ordering::Acquire) {
         let mut next = interval(clock::now().since(start));
+        if look_at_locals() {
+            next = next.min(BETWEEN_LOOKS);
+        }
         match try_once() {
             Look::Done => return,
             Look::Absent => {}
@@ -117,6 +122,21 @@ fn look() {
         std::thread::park_timeout(next);
         drop(outside);
     }
+}
+
+/// Peers within the host that have not woken this process yet cannot do so without a server. Returns whether there are
+/// sessions with such.
+fn look_at_locals() -> bool {
+    let Some(process) = Process::running() else {
+        return false;
+    };
+    let mut core = process.lock();
+    if core.locals.is_empty() {
+        return false;
+    }
+    core.locals.expect_missed();
+    core.look_at_locals(clock::now());
+    true
 }
 
 fn interval(looked_for: Duration) -> Duration {

@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_bpf::map_id;
-use portolan_control::{Adopted, ClientId, Errno, Holder, Life, Timer};
-use portolan_proto::control::ReplyBody;
+use portolan_control::{Adopted, ClientId, Errno, Holder, Input, Life, Timer};
+use portolan_proto::control::{Evidence, ReplyBody};
 use portolan_proto::filter::{FilterKey, FlowRow};
 use portolan_sys::clock;
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, is_scoped};
@@ -16,9 +16,6 @@ use crate::channels::pool::Spare;
 use crate::random::random_u64;
 use crate::requests::Answer;
 use crate::server::Server;
-
-/// Names a connection that the previous server did not know.
-const UNREGISTERED: SessionId = SessionId(0);
 
 /// Time spent per turn on what nobody has named.
 const ABANDONING_PER_TURN: Duration = Duration::from_millis(2);
@@ -67,39 +64,43 @@ impl Server {
         })
     }
 
-    /// `Adopt`: a process holds a connection, as the row of the flow says, which only servers write.
+    /// `Adopt`: a process holds a connection of an earlier server's time.
     pub(crate) fn adopt(
         &mut self,
         channel: ChannelId,
         adopted: Adopted,
         fds: &mut Vec<OwnedFd>,
     ) -> Result<Answer, Errno> {
-        let result = self.try_to_adopt(channel, adopted, fds);
+        let result = match adopted.evidence {
+            Evidence::Row(generation) => self.adopt_flow(channel, (adopted, generation), fds),
+            Evidence::Memory(side) => self.adopt_end(channel, (adopted, side), fds),
+        };
         match result {
             Ok(_) => self.control.counters.adopted += 1,
             Err(_) => self.control.counters.adoptions_refused += 1,
         }
-        let session = result?;
+        let id = result?;
+        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         Ok(ReplyBody::Bound {
-            session,
-            local: adopted.flow.local,
-            generation: adopted.generation,
+            session: id,
+            local: session.local,
+            generation: session.generation,
         }
         .into())
     }
 
-    fn try_to_adopt(
+    fn adopt_flow(
         &mut self,
         channel: ChannelId,
-        adopted: Adopted,
+        (adopted, generation): (Adopted, Generation),
         fds: &mut Vec<OwnedFd>,
     ) -> Result<SessionId, Errno> {
         let flow = adopted.flow;
-        let place = (adopted.slot, adopted.generation);
+        let place = (adopted.slot, generation);
         let adopted = match adopted.id {
-            UNREGISTERED if self.may_have_opened(channel, &flow) => Adopted {
+            SessionId::NONE if self.may_have_opened(channel, &flow) => Adopted {
                 id: SessionId(random_u64()),
-                generation: Generation::UNREGISTERED,
+                evidence: Evidence::Row(Generation::UNREGISTERED),
                 ..adopted
             },
             _ if self.inheritance.confirms(channel, &flow, place) => adopted,
@@ -177,6 +178,9 @@ impl Server {
             self.inheritance.give_back(client.inherits.take());
         }
         let inheritance = std::mem::take(&mut self.inheritance);
+        for id in inheritance.queued.into_values().flatten() {
+            self.input(Input::Abort(id));
+        }
         for (number, channel) in &inheritance.channels {
             let mut ended = self.filter.forget_taps(&channel.taps);
             if !inheritance.claimed.contains(number) {

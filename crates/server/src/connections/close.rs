@@ -128,7 +128,7 @@ impl Server {
     }
 
     /// Decodes a capsule; only one of this session is accepted.
-    fn unpack(
+    pub(crate) fn unpack(
         &mut self,
         (channel, id): (ChannelId, SessionId),
         capsule: Capsule,

@@ -48,7 +48,8 @@ impl Server {
             config: self.base_config(),
             syn_retries: self.sysctls.values().syn_retries,
             // Whoever knows it can predict the user's own initial numbers only.
-            secret: self.derive_secret(("leases", uid)).0,
+            secret: self.secret_of_opens(uid).0,
+            timestamp_secret: self.secret_of_timestamps().0,
         };
         let rules = encode(&rules);
         Ok(ReplyBody::Leased { ports, rules }.into())

@@ -13,6 +13,7 @@ use portolan_proto::control::{DescriptorEvent, KernelReason, ReplyBody, Reuse, S
 use portolan_stack::passive::{tune_config, tune_connection};
 use portolan_stack::{Path, TcpSession};
 use portolan_tcp::Connection;
+use portolan_tcp::isn::initial_sequence;
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, Slot, canonical};
 use tracing::debug;
 
@@ -392,9 +393,10 @@ impl Server {
             local,
             remote: target.remote,
         };
-        let mut config = self.tcp_config(&path, &flow, &self.secret);
+        let uid = self.control.registry.session(id).map_or(0, |it| it.uid);
+        let mut config = self.tcp_config(&path, &flow, &self.secret_of_timestamps());
         tune_config(&mut config, &target.options);
-        let isn = self.isn(&flow);
+        let isn = initial_sequence(&self.secret_of_opens(uid), &flow, self.now);
         let mut connection =
             Connection::connect(&config, local.port(), target.remote.port(), isn, self.now);
         let retries = self.sysctls.values().syn_retries;

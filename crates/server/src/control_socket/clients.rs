@@ -505,7 +505,7 @@ impl Server {
                 local,
                 remote,
                 slot,
-                generation,
+                evidence,
                 reuse,
                 v6_only,
                 delivery,
@@ -519,7 +519,7 @@ impl Server {
                         remote: canonical(remote),
                     },
                     slot,
-                    generation,
+                    evidence,
                     reuse,
                     v6_only,
                     options: HandshakeOptions {
@@ -608,7 +608,9 @@ impl Server {
                 self.prioritize(channel, session, priority);
                 Ok(ReplyBody::Done.into())
             }
-            RequestBody::PeerNotifier { session } => self.notifier_of_peer(channel, session),
+            RequestBody::PeerNotifier { session, number } => {
+                self.notifier_of_peer(channel, (session, number))
+            }
             RequestBody::Hello { .. }
             | RequestBody::ShowRight
             | RequestBody::Relay { .. }

@@ -9,7 +9,7 @@ use portolan_control::{Command, Errno, Holder, Input, Life, SessionPhase};
 use portolan_proto::control::{Blob, ReplyBody};
 use portolan_proto::encode;
 use portolan_stack::TcpSession;
-use portolan_stack::passive::Rules;
+use portolan_stack::passive::{Handshake, Rules};
 use portolan_tcp::StateName;
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, canonical, scope_of};
 use tracing::debug;
@@ -152,6 +152,7 @@ impl Server {
             return Err(Errno::PROTO);
         };
         let state = session.connection.state();
+        let handshake = Handshake::of(&session.connection);
         if self.has_crowd(listener, state) {
             self.control.counters.accept_overflow += 1;
             return Ok(Answer::Silence);
@@ -163,8 +164,10 @@ impl Server {
         if let Some(listener) = self.control.registry.listener_mut(listener) {
             listener.opens.queue.handshake_started(id);
         }
-        if state != StateName::SynReceived {
-            self.input(Input::ReadableHandshake(id));
+        match handshake {
+            Handshake::Undone => {}
+            Handshake::Done => self.input(Input::Handshake(id)),
+            Handshake::Readable => self.input(Input::ReadableHandshake(id)),
         }
         Ok(Answer::Silence)
     }

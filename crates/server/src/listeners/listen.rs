@@ -47,6 +47,7 @@ impl Server {
         }
         let rules = self.choose_delegate(channel, id, &spec);
         self.leave_port_of_before(id);
+        self.queue_again(id);
         self.control.registry.describe(id, spec.options_blob);
         // The performer of the handshakes signals pending connections on the descriptor.
         let far = match (&rules, self.handles.peer_end(id)) {
@@ -190,7 +191,8 @@ impl Server {
             self.rename(id, descriptor)?;
         }
         // Listeners that share the port are of one user, and the filter answers a flood of SYNs to all of them.
-        let secret = self.derive_secret(("listeners", uid, local.port()));
+        let owner = u64::from(uid) << 16 | u64::from(local.port());
+        let secret = self.secret.derive("listeners", owner);
         self.set_life(
             id,
             Life::Listening(Box::new(Listener::new(backlog, secret))),

@@ -229,7 +229,10 @@ impl Server {
 
     /// Returns a session's capsule, with the descriptors that go with it: unread bytes stay in the memory in which
     /// they arrived.
-    fn encapsulate(&mut self, session: &TcpSession) -> Result<(Capsule, Vec<OwnedFd>), Errno> {
+    pub(crate) fn encapsulate(
+        &mut self,
+        session: &TcpSession,
+    ) -> Result<(Capsule, Vec<OwnedFd>), Errno> {
         let bytes = session.to_capsule();
         self.control.counters.capsule_bytes += bytes.len() as u64;
         let unread = match session.connection.handoff() {

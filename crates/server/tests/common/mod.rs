@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 
 pub(crate) mod cgroup;
+pub(crate) mod manager;
 pub(crate) mod scene;
 
 use std::collections::VecDeque;
@@ -32,7 +33,7 @@ use portolan_sys::wait::WakeReceiver;
 use portolan_types::{Generation, Instant, Protocol, SessionId, Slot};
 
 /// Time limit of any step in a test.
-const TIMEOUT: Duration = Duration::from_secs(10);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Starts the server on host `a` of a bed.
 pub(crate) fn start_server(host: &Namespace) -> Daemon {

@@ -5,12 +5,16 @@ use std::io::Read;
 use std::net::{SocketAddr, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::Ordering::Acquire;
 
 use portolan_netns::{Bed, Daemon};
 use portolan_proto::PROTOCOL;
-use portolan_proto::control::{Delivery, ReplyBody, RequestBody, Reuse};
+use portolan_proto::control::{Delivery, Evidence, ReplyBody, RequestBody, Reuse};
+use portolan_proto::local::{RING_MIN, Side};
+use portolan_sys::shm::Rings;
 use portolan_sys::unix::{PairKind, socket_pair};
 use portolan_types::{FlowKey, Generation, Protocol, SessionId, Slot};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::process::Signal;
 
 use crate::common::{Client, Library, Near, await_some, control_path, start_server};
@@ -79,19 +83,30 @@ fn greet(client: &mut Client, ring: BorrowedFd<'_>) -> bool {
 
 /// Returns what the server says, and the descriptor.
 fn adopt(client: &mut Client, connection: Connection) -> (Option<i32>, OwnedFd) {
+    let evidence = Evidence::Row(connection.generation);
+    adopt_by(client, connection, (evidence, None))
+}
+
+fn adopt_by(
+    client: &mut Client,
+    connection: Connection,
+    (evidence, memory): (Evidence, Option<BorrowedFd<'_>>),
+) -> (Option<i32>, OwnedFd) {
     let (near, far) = socket_pair(PairKind::Stream).unwrap();
     let request = RequestBody::Adopt {
         session: connection.id,
         local: connection.flow.local,
         remote: connection.flow.remote,
         slot: connection.slot,
-        generation: connection.generation,
+        evidence,
         reuse: Reuse::default(),
         v6_only: false,
         delivery: Delivery::Shm,
         priority: 0,
     };
-    let errno = match client.ask_with(request, &[far.as_fd(), near.as_fd()]).0 {
+    let ends = [far.as_fd(), near.as_fd()];
+    let fds: Vec<_> = ends.into_iter().chain(memory).collect();
+    let errno = match client.ask_with(request, &fds).0 {
         ReplyBody::Bound { .. } => None,
         ReplyBody::Error { errno } => Some(errno),
         reply => panic!("{reply:?}"),
@@ -258,4 +273,51 @@ fn who_had_a_port_under_lease_continues_with_connections_on_it() {
     let twice = adopt(&mut client, connection).0;
     assert_eq!(twice, Some(libc::EPERM));
     assert_eq!(client.counter("server", "connections_adopted"), 1);
+}
+
+/// Any memory may be shown, and any address said: it decides nothing about packets or ports.
+#[test]
+fn ends_of_sessions_within_the_host_are_adopted_by_their_memory() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let mut client = as_nobody(|| Library::start(&path)).client;
+    let end = |id| Connection {
+        id: SessionId(id),
+        flow: FlowKey {
+            protocol: Protocol::Tcp,
+            local: "10.0.0.1:443".parse().unwrap(),
+            remote: "10.0.0.1:50000".parse().unwrap(),
+        },
+        slot: Slot(1),
+        generation: Generation(1),
+    };
+    let memory = Rings::create(RING_MIN).unwrap();
+    let mut adopt_end = |id, side, memory: BorrowedFd<'_>| {
+        adopt_by(&mut client, end(id), (Evidence::Memory(side), Some(memory)))
+    };
+    let unsealed = memfd_create("unsealed", MemfdFlags::ALLOW_SEALING).unwrap();
+    ftruncate(&unsealed, 1 << 20).unwrap();
+    let null = std::fs::File::open("/dev/null").unwrap();
+    for wrong in [unsealed.as_fd(), null.as_fd()] {
+        let (errno, _) = adopt_end(7, Side::Opener, wrong);
+        assert_eq!(errno, Some(libc::EINVAL));
+    }
+    let (errno, opener) = adopt_end(7, Side::Opener, memory.as_fd());
+    assert_eq!(errno, None);
+    for (id, side) in [(7, Side::Accepter), (8, Side::Opener)] {
+        let (errno, _) = adopt_end(id, side, memory.as_fd());
+        assert_eq!(errno, Some(libc::EINVAL), "{id} {side:?}");
+    }
+    let (errno, _accepter) = adopt_end(8, Side::Accepter, memory.as_fd());
+    assert_eq!(errno, None);
+    // The peer of an end whose process has gone sees it in the memory.
+    drop(opener);
+    let rings = Rings::map(&memory).unwrap();
+    await_some("end", || {
+        let flags = rings.ends().of(Side::Opener).sent.0.flags.load(Acquire);
+        (flags != 0).then_some(())
+    });
+    assert_eq!(client.counter("server", "connections_adopted"), 2);
+    assert_eq!(client.counter("server", "adoptions_refused"), 4);
 }

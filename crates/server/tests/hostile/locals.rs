@@ -417,7 +417,7 @@ fn relay_many(
     let session = relayed[0].0.id;
     let (reply, mut fds) = hostile
         .client
-        .ask_with(RequestBody::PeerNotifier { session }, &[]);
+        .ask_with(RequestBody::PeerNotifier { session, number: 0 }, &[]);
     let ReplyBody::PeerNotifier { number } = reply else {
         panic!("{reply:?}");
     };
@@ -496,13 +496,17 @@ fn a_notifier_can_be_rung_by_its_peers_and_heard_by_nobody_else() {
     let mut stranger = hostile_library(&path);
     let (opened, accepted) = introduce(&mut hostile, &mut honest);
     for session in [opened.id, accepted.id, SessionId(1)] {
-        let errno = refused(&mut stranger, RequestBody::PeerNotifier { session }, &[]);
+        let errno = refused(
+            &mut stranger,
+            RequestBody::PeerNotifier { session, number: 0 },
+            &[],
+        );
         assert_eq!(errno, libc::EBADF, "not the stranger's");
     }
     let session = opened.id;
     let (reply, fds) = hostile
         .client
-        .ask_with(RequestBody::PeerNotifier { session }, &[]);
+        .ask_with(RequestBody::PeerNotifier { session, number: 0 }, &[]);
     let ReplyBody::PeerNotifier { number } = reply else {
         panic!("{reply:?}");
     };

@@ -31,7 +31,7 @@ fn clog(fd: BorrowedFd<'_>) {
 fn notifier_of_peer(library: &mut Library, session: SessionId) -> OwnedFd {
     let (reply, mut fds) = library
         .client
-        .ask_with(RequestBody::PeerNotifier { session }, &[]);
+        .ask_with(RequestBody::PeerNotifier { session, number: 0 }, &[]);
     assert!(matches!(reply, ReplyBody::PeerNotifier { .. }), "{reply:?}");
     fds.remove(0)
 }

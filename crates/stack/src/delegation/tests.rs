@@ -219,6 +219,70 @@ fn a_handshake_ends_in_the_queue_and_bytes_wait_with_it() {
     assert_eq!(pair.count("delegated_handshakes"), 1);
 }
 
+/// A listener with `TCP_DEFER_ACCEPT`.
+fn deferring() -> Pair {
+    let mut pair = Pair::new(8);
+    pair.delegation.opens.options.defer_accept_seconds = Some(3);
+    pair
+}
+
+#[test]
+fn a_deferred_connection_is_accepted_with_its_first_bytes() {
+    let mut pair = deferring();
+    let client = pair.open(1000);
+    assert_eq!(pair.state(client), StateName::Established);
+    assert!(!pair.delegation.has_ready());
+    assert_eq!(pair.delegation.take_done().count(), 1, "its peer relies");
+    pair.say(client, b"early");
+    pair.hear();
+    let (_, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    assert_eq!(session.connection.readable(), 5);
+    assert_eq!(pair.delegation.take_done().count(), 0, "once");
+}
+
+#[test]
+fn a_deferred_connection_is_accepted_without_bytes_after_its_time() {
+    let mut pair = deferring();
+    pair.open(1000);
+    let until = now() + Duration::from_secs(3);
+    assert_eq!(pair.delegation.deferred_until(), Some(until));
+    pair.delegation
+        .end_deferrals(now() + Duration::from_millis(2_999));
+    assert!(!pair.delegation.has_ready());
+    pair.delegation.end_deferrals(until);
+    assert!(pair.delegation.has_ready());
+    assert_eq!(pair.delegation.deferred_until(), None);
+}
+
+#[test]
+fn connections_that_wait_for_their_first_bytes_no_more_take_no_memory() {
+    let mut pair = deferring();
+    let waiting = pair.open(1);
+    for port in 2..1000 {
+        let client = pair.open(port);
+        pair.say(client, b"early");
+        pair.hear();
+        pair.delegation.accept(&mut pair.own, now()).unwrap();
+    }
+    assert!(pair.delegation.deferred.len() <= DEFERRED_LEAST);
+    pair.say(waiting, b"late");
+    pair.hear();
+    assert!(pair.delegation.has_ready());
+}
+
+#[test]
+fn a_deferred_connection_that_is_reset_is_forgotten() {
+    let mut pair = deferring();
+    let client = pair.open(1000);
+    let until = pair.delegation.deferred_until().unwrap();
+    pair.clients.tcp(client).unwrap().connection.abort(now());
+    pair.clients.touch(client);
+    pair.hear();
+    assert!(pair.own.is_empty());
+    pair.delegation.end_deferrals(until);
+    assert!(!pair.delegation.has_ready());
+}
+
 #[test]
 fn what_comes_by_the_ports_row_follows_an_accepted_connection() {
     let mut pair = Pair::new(8);

@@ -5,6 +5,7 @@ use core::hash::Hash;
 use std::collections::{HashMap, VecDeque};
 
 use portolan_proto::control;
+use portolan_types::Instant;
 
 use super::rules::CookieUse;
 
@@ -36,6 +37,8 @@ pub enum Queueing {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Handshake,
+    /// Established, and offered when its first bytes arrive or at that time (`TCP_DEFER_ACCEPT`); counted as a handshake.
+    Deferred(Instant),
     /// Established, and still counted as a handshake: the accept queue had no room for it.
     CrowdedOut,
     /// Established, not yet offered.
@@ -123,7 +126,23 @@ impl<Id: Copy + Eq + Hash> AcceptQueue<Id> {
     }
 
     pub fn is_handshake(&self, id: Id) -> bool {
-        self.places.get(&id) == Some(&Place::Handshake)
+        let place = self.places.get(&id);
+        matches!(place, Some(Place::Handshake | Place::Deferred(_)))
+    }
+
+    /// A connection whose handshake is done waits for its first bytes until then.
+    pub fn defer(&mut self, id: Id, until: Instant) {
+        if let Some(place @ Place::Handshake) = self.places.get_mut(&id) {
+            *place = Place::Deferred(until);
+        }
+    }
+
+    /// Returns until when the connection waits for its first bytes, if it does.
+    pub fn deferred_until(&self, id: Id) -> Option<Instant> {
+        match self.places.get(&id) {
+            Some(Place::Deferred(until)) => Some(*until),
+            _ => None,
+        }
     }
 
     /// A connection whose handshake is not done.
@@ -137,7 +156,7 @@ impl<Id: Copy + Eq + Hash> AcceptQueue<Id> {
     pub fn handshake_failed(&mut self, id: Id) {
         match self.places.get(&id) {
             Some(Place::CrowdedOut) => self.crowded_out.retain(|other| *other != id),
-            Some(Place::Handshake) => {}
+            Some(Place::Handshake | Place::Deferred(_)) => {}
             Some(Place::Ready | Place::Offered) | None => return,
         }
         self.places.remove(&id);
@@ -148,12 +167,12 @@ impl<Id: Copy + Eq + Hash> AcceptQueue<Id> {
     pub fn handshake_done(&mut self, id: Id) -> Queueing {
         match self.places.get(&id) {
             // Bytes were acknowledged that came with it: it can only wait. Others are held before they are done.
-            Some(Place::Handshake) if self.is_full() => {
+            Some(Place::Handshake | Place::Deferred(_)) if self.is_full() => {
                 self.places.insert(id, Place::CrowdedOut);
                 self.crowded_out.push_back(id);
                 return Queueing::CrowdedOut;
             }
-            Some(Place::Handshake) => self.handshakes -= 1,
+            Some(Place::Handshake | Place::Deferred(_)) => self.handshakes -= 1,
             None if self.has_room() => {}
             Some(Place::CrowdedOut | Place::Ready | Place::Offered) | None => {
                 return Queueing::Waits;
@@ -207,7 +226,7 @@ impl<Id: Copy + Eq + Hash> AcceptQueue<Id> {
     /// All connections that nobody has accepted; those that are ready in their order.
     pub fn unaccepted(&self) -> impl Iterator<Item = Id> + '_ {
         let others = self.places.iter().filter_map(|(id, place)| match place {
-            Place::Handshake | Place::Offered => Some(id),
+            Place::Handshake | Place::Deferred(_) | Place::Offered => Some(id),
             Place::CrowdedOut | Place::Ready => None,
         });
         self.ready
@@ -299,6 +318,20 @@ mod tests {
         queue.handshake_failed(2);
         assert!(!queue.is_crowded());
         assert_eq!(queue.unaccepted().collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn a_deferred_connection_is_a_handshake_until_its_time() {
+        let (at, later) = (Instant::from_millis(1), Instant::from_millis(2));
+        let mut queue = queue(1);
+        queue.handshake_started(1);
+        queue.defer(1, at);
+        queue.defer(1, later);
+        assert_eq!(queue.deferred_until(1), Some(at), "once");
+        assert!(queue.is_handshake(1) && queue.is_crowded());
+        assert_eq!(queue.unaccepted().collect::<Vec<_>>(), [1]);
+        assert_eq!(queue.handshake_done(1), Queueing::Queued);
+        assert!(queue.deferred_until(1).is_none() && !queue.is_crowded());
     }
 
     #[test]

@@ -20,9 +20,11 @@ pub struct OpenRules {
     /// Of connections before their path and the application's options are known.
     pub config: Config,
     pub syn_retries: u8,
-    /// For initial numbers and the offsets of timestamps: the same for all processes of a user, so that they do not go
-    /// back when another process has a port.
+    /// For initial numbers: the same for all processes of a user, so that they do not go back when another process has a
+    /// port.
     pub secret: [u8; 16],
+    /// For the offsets of timestamps: the same for all connections that are opened from this host.
+    pub timestamp_secret: [u8; 16],
 }
 
 /// When SYNs are answered by cookies; Linux's `tcp_syncookies`.

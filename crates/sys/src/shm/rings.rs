@@ -7,10 +7,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::copy_nonoverlapping;
 
 use portolan_proto::local::{Ends, HEADER, RING_MAX, RING_MIN, Side, size};
-use rustix::fs::{SealFlags, fstat};
+use rustix::fs::{SealFlags, fstat, fstatfs};
 
 use super::{CreateError, MapError, check_size, create, seal};
 use crate::mapping::Mapping;
+
+/// Of a memfd without large pages, of which there may be none left when one is touched (statfs(2)).
+const TMPFS: i64 = 0x0102_1994;
 
 /// One session's memory, mapped.
 #[derive(Debug)]
@@ -38,6 +41,15 @@ impl Rings {
         check_size(&fd, size(ring))?;
         let memory = Mapping::read_write(fd.as_fd(), 0, size(ring))?;
         Ok(Rings { memory, size: ring })
+    }
+
+    /// As [`Rings::map`], of memory that another process says is a session's: of such that the kernel gives and takes away
+    /// without this process's part.
+    pub fn map_strangers(fd: impl AsFd) -> Result<Rings, MapError> {
+        if fstatfs(&fd)?.f_type != TMPFS {
+            return Err(MapError::Foreign);
+        }
+        Rings::map(fd)
     }
 
     /// Size of one ring.

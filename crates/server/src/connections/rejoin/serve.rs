@@ -14,7 +14,7 @@ impl Server {
         channel: ChannelId,
         id: SessionId,
     ) -> Result<Option<Answer>, Errno> {
-        if id.0 == 0 {
+        if id == SessionId::NONE {
             return Err(Errno::BADF);
         }
         let Some(session) = self.control.registry.session(id) else {

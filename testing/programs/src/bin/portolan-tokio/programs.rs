@@ -8,6 +8,7 @@ use hyper::body::{Bytes, Incoming};
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::task::JoinSet;
 
@@ -26,7 +27,15 @@ pub(crate) async fn run(words: &[&str]) -> Outcome<()> {
     }
 }
 
+/// Raises the soft limit to the hard one, as servers with many connections do.
+fn raise_descriptor_limit() -> Outcome<()> {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    let current = maximum;
+    Ok(setrlimit(Resource::Nofile, Rlimit { current, maximum })?)
+}
+
 async fn serve(endpoint: SocketAddr) -> Outcome<()> {
+    raise_descriptor_limit()?;
     let listener = listen(endpoint).await?;
     loop {
         let (mut stream, _) = listener.accept().await?;
@@ -92,6 +101,7 @@ async fn talk(endpoint: SocketAddr, connections: usize, exchanges: usize) -> Out
 
 /// Opens connections whose tasks wait, exchanges messages by another one meanwhile, and then by each once.
 async fn idle(endpoint: SocketAddr, connections: usize) -> Outcome<()> {
+    raise_descriptor_limit()?;
     let mut idle = Vec::new();
     for _ in 0..connections {
         idle.push(TcpStream::connect(endpoint).await?);

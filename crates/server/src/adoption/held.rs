@@ -1,0 +1,122 @@
+//! Connections that a server itself holds, in the messages of a socket for the next server.
+
+use std::os::fd::OwnedFd;
+
+use portolan_control::{Closing, HeldBefore, Holder, Life, Reach, SessionEntry};
+use portolan_proto::control::{Capsule, SocketOptionsBlob};
+use portolan_proto::local::Side;
+use portolan_proto::{PROTOCOL, decode, encode};
+use portolan_sys::unix;
+use portolan_types::{FlowKey, Protocol};
+use serde::{Deserialize, Serialize};
+use tracing::warn;
+
+/// Raised with every change of [`HeldConnection`] that [`PROTOCOL`] does not cover. Both are the first message.
+const FORMAT: u32 = 2;
+
+/// Most bytes of a message: larger states are in memory that the message carries.
+const MESSAGE_MAX: usize = 256 * 1024;
+
+/// What the server does with a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Role {
+    Relays,
+    Parks,
+    /// In the accept queue of its listener, which listens again with the next server.
+    Queues,
+    Finishes,
+}
+
+impl Role {
+    pub(crate) fn of(session: &SessionEntry) -> Option<Role> {
+        let role = match session.life {
+            Life::Relayed(_) => Role::Relays,
+            Life::Parked if session.has_descriptor => Role::Parks,
+            // Or still waits for its listener.
+            Life::Parked | Life::Offered => Role::Queues,
+            Life::Closing(Closing::Finishing(_)) => Role::Finishes,
+            _ => return None,
+        };
+        let is_held = session.protocol == Protocol::Tcp
+            && match session.holder {
+                Holder::Server(_) => true,
+                Holder::None => session.is_local(),
+                Holder::Process(..) => false,
+            };
+        (is_held && (session.has_descriptor || !role.has_descriptor())).then_some(role)
+    }
+
+    /// Has its descriptor reached a program?
+    pub(crate) fn has_descriptor(self) -> bool {
+        matches!(self, Role::Relays | Role::Parks)
+    }
+}
+
+/// Where the state of a connection is.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum HeldState {
+    Capsule(Capsule),
+    /// This end of the memory that the message carries.
+    Memory(Side),
+}
+
+impl HeldState {
+    pub(crate) fn reach(&self) -> Reach {
+        match self {
+            HeldState::Capsule(_) => Reach::Network,
+            HeldState::Memory(_) => Reach::WithinHost,
+        }
+    }
+}
+
+/// A message: the connection without its descriptors, which it carries. The end of the session's descriptor is the first,
+/// then come those of its state.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct HeldConnection {
+    pub session: HeldBefore,
+    pub role: Role,
+    pub options_blob: SocketOptionsBlob,
+    pub state: HeldState,
+}
+
+/// A connection of the previous server, until it is in the tables of this one.
+#[derive(Debug)]
+pub(crate) struct LeftConnection {
+    pub connection: HeldConnection,
+    pub fds: Vec<OwnedFd>,
+}
+
+impl LeftConnection {
+    pub(crate) fn flow(&self) -> &FlowKey {
+        &self.connection.session.flow
+    }
+}
+
+/// The first message, by which the next server knows whether it understands the others.
+pub(crate) fn first_message() -> Vec<u8> {
+    encode(&(PROTOCOL, FORMAT))
+}
+
+/// Returns the connections that the previous server has left.
+pub(crate) fn read(kept: &OwnedFd) -> Vec<LeftConnection> {
+    let mut buffer = vec![0; MESSAGE_MAX];
+    let mut left = Vec::new();
+    match next::<(u32, u32)>(kept, &mut buffer) {
+        Some((format, _)) if format == (PROTOCOL, FORMAT) => {}
+        _ => {
+            warn!("connections that a server of another version held are reset");
+            return left;
+        }
+    }
+    while let Some((connection, fds)) = next(kept, &mut buffer) {
+        left.push(LeftConnection { connection, fds });
+    }
+    left
+}
+
+fn next<T: for<'a> Deserialize<'a>>(kept: &OwnedFd, bytes: &mut [u8]) -> Option<(T, Vec<OwnedFd>)> {
+    let mut fds = Vec::new();
+    let message = unix::receive_all(kept, bytes, &mut fds).ok()?;
+    let message = decode(&bytes[..message.length]).ok()?;
+    Some((message, fds))
+}
