@@ -35,7 +35,7 @@ check: lint
 test: build-deps
 	$(MAKE) --jobs=2 test-deps lint
 	cargo build --workspace --all-targets
-	scripts/run-tests
+	scripts/ungrouped scripts/run-tests
 
 lint: build-deps
 	cargo fmt --all --check
@@ -55,8 +55,8 @@ memcheck: test-deps
 # root, and an otherwise idle machine.
 soak: test-deps
 	cargo build --workspace
-	PORTOLAN_TEST_SECONDS=$(or $(TIME),1200) cargo test -q -p portolan-server --test hostile -- --nocapture \
-	  --exact soak::attackers_all_at_once_harm_nobody_and_leave_nothing
+	scripts/ungrouped env PORTOLAN_TEST_SECONDS=$(or $(TIME),1200) cargo test -q -p portolan-server --test hostile -- \
+	  --nocapture --exact soak::attackers_all_at_once_harm_nobody_and_leave_nothing
 
 # Tests demanding servers, including large ones, with several starts for each pairing of stacks: takes minutes.
 strangers:

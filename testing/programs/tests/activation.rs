@@ -166,8 +166,12 @@ fn report_is_clean(report: &str) -> bool {
         && !report.contains("Non-2xx")
 }
 
-fn assert_no_failure(report: &str) {
-    assert!(report_is_clean(report), "{report}");
+fn assert_no_failure(nginx: &Nginx<'_>, report: &str) {
+    if !report_is_clean(report) {
+        let counters = nginx.bed.portolan(Side::Server, &["counters"]);
+        let counters = counters.unwrap_or_else(|error| error.to_string());
+        panic!("{report}\n{}\n{counters}", nginx.log());
+    }
 }
 
 #[test]
@@ -180,7 +184,7 @@ fn nginx_reloads_under_load_without_a_failed_request() {
             thread::sleep(Duration::from_secs(1));
         }
     });
-    assert_no_failure(&report);
+    assert_no_failure(&nginx, &report);
     assert!(nginx.log().matches("reconfiguring").count() >= 3);
     nginx.assert_serves();
 }
@@ -204,7 +208,7 @@ fn nginx_gives_its_listener_to_a_new_program_under_load_without_a_failed_request
             .exists()));
     });
     let said = nginx.log();
-    assert!(report_is_clean(&report), "{report}\n{said}");
+    assert_no_failure(&nginx, &report);
     assert!(
         !said.contains("[emerg]") && !said.contains("[alert]"),
         "{said}"
