@@ -9,7 +9,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::thread;
 
-use common::manager::{Manager, start_confined};
+use common::manager::{Manager, confined, start_confined};
 use common::scene::{Scene, scene};
 use common::{Client, Library, TIMEOUT};
 use portolan_netns::{Bed, Daemon};
@@ -153,6 +153,27 @@ fn a_descriptor_that_was_closed_meanwhile_ends_its_connection() {
     let mut all = Vec::new();
     peer.read_to_end(&mut all).expect("the end");
     assert_eq!(all, b"last words");
+    drop(server);
+}
+
+#[test]
+fn a_start_that_fails_leaves_them_to_the_next_one() {
+    let (bed, manager) = (Bed::veth(), Manager::new("fails"));
+    let (server, mut scene) = begin(&bed, &manager);
+    flush(&mut scene, RELAY);
+    stop(server);
+    let kept = manager.kept("connections", 1);
+    let mut failing = confined(&bed, &manager, &kept);
+    // Found out after the connections have been read.
+    let failed = failing.args(["--socket", "/nowhere/control"]).output();
+    let failed = failed.expect("it starts");
+    assert_eq!(failed.status.code(), Some(1), "{failed:?}");
+    let server = start_confined(&bed, &manager, &kept);
+    assert_eq!(taken_up(&scene), 1);
+    scene.peer.write_all(b"after").expect("it is open");
+    let mut after = [0; 5];
+    descriptor(&scene).read_exact(&mut after).expect("it goes on");
+    assert_eq!(&after, b"after");
     drop(server);
 }
 

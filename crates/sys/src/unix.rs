@@ -376,16 +376,39 @@ pub fn receive(fd: impl AsFd, buffer: &mut [u8]) -> Result<Received, ReceiveErro
 }
 
 /// Like [`receive`], from a sender that may have sent as many descriptors as a message can carry: all of them are added
-/// to
-/// `fds`, even on failure, so that none is closed here.
+/// to `fds`, even on failure, so that none is closed here.
 pub fn receive_all(
     fd: impl AsFd,
     buffer: &mut [u8],
     fds: &mut Vec<OwnedFd>,
 ) -> Result<Message, ReceiveError> {
+    receive_with(fd, RecvFlags::empty(), buffer, fds)
+}
+
+/// Has [`peek_all`] return the first message next, and then each one behind the last (`SO_PEEK_OFF`).
+pub fn peek_from_first(fd: impl AsFd) -> Result<(), Errno> {
+    let start = 0_i32.to_ne_bytes();
+    set_socket_option(fd, libc::SOL_SOCKET, libc::SO_PEEK_OFF, &start)
+}
+
+/// Like [`receive_all`], but the messages stay, with their descriptors.
+pub fn peek_all(
+    fd: impl AsFd,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<Message, ReceiveError> {
+    receive_with(fd, RecvFlags::PEEK, buffer, fds)
+}
+
+fn receive_with(
+    fd: impl AsFd,
+    how: RecvFlags,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<Message, ReceiveError> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(SCM_MAX_FD))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC | how;
     let message = match recvmsg(fd, &mut [IoSliceMut::new(buffer)], &mut ancillary, flags) {
         Ok(message) => message,
         Err(Errno::AGAIN) => return Err(ReceiveError::Blocked),

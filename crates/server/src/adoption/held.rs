@@ -97,10 +97,14 @@ pub(crate) fn first_message() -> Vec<u8> {
     encode(&(PROTOCOL, FORMAT))
 }
 
-/// Returns the connections that the previous server has left.
+/// Returns the connections that the previous server has left. The messages stay, for the next start if this one fails.
 pub(crate) fn read(kept: &OwnedFd) -> Vec<LeftConnection> {
     let mut buffer = vec![0; MESSAGE_MAX];
     let mut left = Vec::new();
+    if let Err(error) = unix::peek_from_first(kept) {
+        warn!(%error, "connections that the previous server held are reset");
+        return left;
+    }
     match next::<(u32, u32)>(kept, &mut buffer) {
         Some((format, _)) if format == (PROTOCOL, FORMAT) => {}
         _ => {
@@ -116,7 +120,7 @@ pub(crate) fn read(kept: &OwnedFd) -> Vec<LeftConnection> {
 
 fn next<T: for<'a> Deserialize<'a>>(kept: &OwnedFd, bytes: &mut [u8]) -> Option<(T, Vec<OwnedFd>)> {
     let mut fds = Vec::new();
-    let message = unix::receive_all(kept, bytes, &mut fds).ok()?;
+    let message = unix::peek_all(kept, bytes, &mut fds).ok()?;
     let message = decode(&bytes[..message.length]).ok()?;
     Some((message, fds))
 }

@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use portolan_netns::{Bed, Daemon, Ready};
@@ -69,6 +70,15 @@ impl Drop for Manager {
 
 /// Starts a server as the shipped unit does, without CAP_SYS_ADMIN, with descriptors of the service manager.
 pub(crate) fn start_confined(bed: &Bed, manager: &Manager, kept: &[OwnedFd]) -> Daemon {
+    let server = Daemon::start(confined(bed, manager, kept), Ready::Line("ready".into()));
+    for fd in kept {
+        descriptor::set_close_on_exec(fd, true).expect("it is open");
+    }
+    server
+}
+
+/// The command of such a server, which inherits the descriptors.
+pub(crate) fn confined(bed: &Bed, manager: &Manager, kept: &[OwnedFd]) -> Command {
     let numbers = kept.iter().zip(3..);
     let places = numbers.map(|(fd, place)| {
         descriptor::set_close_on_exec(fd, false).expect("it is open");
@@ -91,9 +101,5 @@ pub(crate) fn start_confined(bed: &Bed, manager: &Manager, kept: &[OwnedFd]) -> 
     command
         .env_remove("PORTOLAN_SOCKET")
         .env("NOTIFY_SOCKET", &manager.path);
-    let server = Daemon::start(command, Ready::Line("ready".into()));
-    for fd in kept {
-        descriptor::set_close_on_exec(fd, true).expect("it is open");
-    }
-    server
+    command
 }
