@@ -44,6 +44,8 @@ pub(crate) struct Inheritance {
     buckets: HashMap<BindingKey, Buckets>,
     /// Connections that the previous server itself held.
     held: Vec<LeftConnection>,
+    /// Where they are for another start, if this one fails.
+    messages: Option<OwnedFd>,
     /// Those of them that wait for their listeners.
     queued: HashMap<SessionId, Vec<SessionId>>,
     /// To be reset.
@@ -53,7 +55,11 @@ pub(crate) struct Inheritance {
 
 impl Inheritance {
     /// Connections whose process has gone meanwhile, and its tap with it, are reset first.
-    fn new(left: Left, held: Vec<LeftConnection>, now: Instant) -> Inheritance {
+    fn new(
+        left: Left,
+        (held, messages): (Vec<LeftConnection>, Option<OwnedFd>),
+        now: Instant,
+    ) -> Inheritance {
         let is_there =
             |channel: &InheritedChannel| channel.taps.iter().any(|tap| device::exists(*tap));
         let gone: BTreeSet<ChannelId> = left
@@ -88,6 +94,7 @@ impl Inheritance {
             ports,
             buckets,
             held,
+            messages,
             queued: HashMap::new(),
             abandoned: abandoned.into_iter().collect(),
         }
@@ -197,7 +204,7 @@ pub(crate) fn load(
     }
     Ok(Loaded {
         filter,
-        inheritance: Inheritance::new(left, held, now),
+        inheritance: Inheritance::new(left, (held, connections), now),
         is_refused,
     })
 }

@@ -462,7 +462,7 @@ impl Server {
         server
             .supervisor
             .tell_ready(&server.config.interfaces.join(", "));
-        server.supervisor.drop_kept(Kept::Connections);
+        server.forget_kept_connections();
         let kept = server
             .supervisor
             .keep(Kept::Tables, server.filter.heritage());

@@ -163,16 +163,25 @@ fn a_start_that_fails_leaves_them_to_the_next_one() {
     flush(&mut scene, RELAY);
     stop(server);
     let kept = manager.kept("connections", 1);
-    let mut failing = confined(&bed, &manager, &kept);
-    // Found out after the connections have been read.
-    let failed = failing.args(["--socket", "/nowhere/control"]).output();
-    let failed = failed.expect("it starts");
+    // The first tap is made when the connections have been read.
+    let without_taps = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        "mount --bind /dev/null /dev/net/tun && exec \"$@\"",
+        "sh",
+    ];
+    let failed = confined(&bed, &manager, (&kept, &without_taps)).output();
+    let failed = failed.expect("it is started");
     assert_eq!(failed.status.code(), Some(1), "{failed:?}");
     let server = start_confined(&bed, &manager, &kept);
     assert_eq!(taken_up(&scene), 1);
     scene.peer.write_all(b"after").expect("it is open");
     let mut after = [0; 5];
-    descriptor(&scene).read_exact(&mut after).expect("it goes on");
+    descriptor(&scene)
+        .read_exact(&mut after)
+        .expect("it goes on");
     assert_eq!(&after, b"after");
     drop(server);
 }

@@ -13,7 +13,7 @@ use portolan_types::{ChannelId, SessionId};
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use tracing::{debug, info, warn};
 
-use crate::adoption::held::{HeldConnection, HeldState, LeftConnection, Role, first_message};
+use crate::adoption::held::{self, HeldConnection, HeldState, LeftConnection, Role, first_message};
 use crate::server::Server;
 use crate::supervisor::Kept;
 
@@ -151,6 +151,14 @@ impl Server {
             connections = self.control.counters.taken_up,
             "held by the previous server"
         );
+    }
+
+    /// The server is ready: nobody else is to continue with them.
+    pub(crate) fn forget_kept_connections(&mut self) {
+        self.supervisor.drop_kept(Kept::Connections);
+        if let Some(messages) = self.inheritance.messages.take() {
+            held::clear(&messages);
+        }
     }
 
     fn take_up(&mut self, LeftConnection { connection, fds }: LeftConnection) -> Result<(), Errno> {

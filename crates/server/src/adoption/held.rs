@@ -6,7 +6,7 @@ use portolan_control::{Closing, HeldBefore, Holder, Life, Reach, SessionEntry};
 use portolan_proto::control::{Capsule, SocketOptionsBlob};
 use portolan_proto::local::Side;
 use portolan_proto::{PROTOCOL, decode, encode};
-use portolan_sys::unix;
+use portolan_sys::unix::{self, ReceiveError};
 use portolan_types::{FlowKey, Protocol};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
@@ -116,6 +116,14 @@ pub(crate) fn read(kept: &OwnedFd) -> Vec<LeftConnection> {
         left.push(LeftConnection { connection, fds });
     }
     left
+}
+
+/// Takes the messages out, with which their descriptors would stay open: this server has the connections now.
+pub(crate) fn clear(kept: &OwnedFd) {
+    let mut fds = Vec::new();
+    while let Ok(_) | Err(ReceiveError::Truncated) = unix::receive_all(kept, &mut [0], &mut fds) {
+        fds.clear();
+    }
 }
 
 fn next<T: for<'a> Deserialize<'a>>(kept: &OwnedFd, bytes: &mut [u8]) -> Option<(T, Vec<OwnedFd>)> {

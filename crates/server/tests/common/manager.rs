@@ -70,15 +70,22 @@ impl Drop for Manager {
 
 /// Starts a server as the shipped unit does, without CAP_SYS_ADMIN, with descriptors of the service manager.
 pub(crate) fn start_confined(bed: &Bed, manager: &Manager, kept: &[OwnedFd]) -> Daemon {
-    let server = Daemon::start(confined(bed, manager, kept), Ready::Line("ready".into()));
+    let server = Daemon::start(
+        confined(bed, manager, (kept, &[])),
+        Ready::Line("ready".into()),
+    );
     for fd in kept {
         descriptor::set_close_on_exec(fd, true).expect("it is open");
     }
     server
 }
 
-/// The command of such a server, which inherits the descriptors.
-pub(crate) fn confined(bed: &Bed, manager: &Manager, kept: &[OwnedFd]) -> Command {
+/// The command of such a server, which inherits the descriptors. `before` are the words of a command that executes it.
+pub(crate) fn confined(
+    bed: &Bed,
+    manager: &Manager,
+    (kept, before): (&[OwnedFd], &[&str]),
+) -> Command {
     let numbers = kept.iter().zip(3..);
     let places = numbers.map(|(fd, place)| {
         descriptor::set_close_on_exec(fd, false).expect("it is open");
@@ -90,13 +97,8 @@ pub(crate) fn confined(bed: &Bed, manager: &Manager, kept: &[OwnedFd]) -> Comman
         places.collect::<String>()
     );
     let mut command = bed.a.exec("bash");
-    command.args([
-        "-c",
-        &script,
-        "bash",
-        "setpriv",
-        "--bounding-set=-sys_admin",
-    ]);
+    command.args(["-c", &script, "bash"]).args(before);
+    command.args(["setpriv", "--bounding-set=-sys_admin"]);
     command.args([env!("CARGO_BIN_EXE_portoland"), "--interface", Bed::DEVICE]);
     command
         .env_remove("PORTOLAN_SOCKET")
