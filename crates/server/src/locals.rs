@@ -249,8 +249,8 @@ impl Server {
             return;
         }
         let (peer, awaited_by) = (end.peer, end.awaited_by.take());
-        let pair = (end.memory.number, end.side);
         let side = end.side;
+        let pair = (end.memory.number, side);
         let unpaired = end.unpaired.take();
         let mut local = end.watched.take().unwrap_or_else(|| end.open());
         if let Some(key) = unpaired {
@@ -479,19 +479,22 @@ impl Server {
         channel: ChannelId,
         (id, number): (SessionId, u64),
     ) -> Result<Answer, Errno> {
-        let Some(session) = self.control.registry.session(id) else {
-            let notifier = self.notifier(number).ok_or(Errno::BADF)?;
-            return wake_sender_of(number, &notifier.address);
-        };
-        if !matches!(session.holder, Holder::Process(holder, _) if holder == channel) {
-            return Err(Errno::BADF);
+        if let Some(session) = self.control.registry.session(id) {
+            if !matches!(session.holder, Holder::Process(holder, _) if holder == channel) {
+                return Err(Errno::BADF);
+            }
+            let end = self.handles.local(id).ok_or(Errno::BADF)?;
+            if end.unpaired.is_none() {
+                return self.notifier_of_holder(end.peer);
+            }
         }
-        let end = self.handles.local(id).ok_or(Errno::BADF)?;
-        if end.unpaired.is_some() {
-            let notifier = self.notifier(number).ok_or(Errno::BADF)?;
-            return wake_sender_of(number, &notifier.address);
-        }
-        let (number, address) = match self.holder(end.peer) {
+        // Of before a restart: the server does not know the peer, or not even this end.
+        let notifier = self.notifier(number).ok_or(Errno::BADF)?;
+        wake_sender_of(number, &notifier.address)
+    }
+
+    fn notifier_of_holder(&self, id: SessionId) -> Result<Answer, Errno> {
+        let (number, address) = match self.holder(id) {
             Some(Holder::Process(holder, _)) => {
                 let notifier = &self.channels.get(&holder).ok_or(Errno::BADF)?.notifier;
                 (notifier.number, &notifier.address)
