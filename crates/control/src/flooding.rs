@@ -12,6 +12,7 @@ use portolan_tcp::Config;
 use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId};
 
 use crate::control::{Control, Effect, Effects};
+use crate::listener::ExemptFlows;
 use crate::timer::Timer;
 
 #[cfg(test)]
@@ -19,6 +20,9 @@ mod tests;
 
 /// Interval between reviews of floods.
 const LOOK: Duration = Duration::from_millis(100);
+
+/// How long flows are kept that a process has named, until it reports the flood: its messages wait for their turn.
+const EXPECTED_FOR: Duration = Duration::from_secs(1);
 
 /// With fewer SYNs in an interval a flood is over: half as many as make one (`FloodDetector`).
 const FEW: u64 = 100;
@@ -114,9 +118,14 @@ impl Control {
         let Some(listener) = self.registry.listener_mut(id) else {
             return;
         };
-        let exempt = listener.exempt.get_or_insert_default();
+        let exempt = listener.exempt.get_or_insert_with(|| ExemptFlows {
+            flows: Vec::new(),
+            named: now,
+            is_incomplete: false,
+        });
         exempt.is_incomplete |= flow.is_none();
         exempt.flows.extend(flow);
+        exempt.named = now;
         self.floods.exempting.insert(id);
         self.look_at_floods_later(now);
     }
@@ -254,14 +263,22 @@ impl Control {
         let exempting: Vec<SessionId> = self.floods.exempting.iter().copied().collect();
         for id in exempting {
             let mut bindings = self.bindings_of(id).into_iter();
-            if !bindings.any(|binding| going_on.contains(&binding)) {
+            let is_flooded = bindings.any(|binding| going_on.contains(&binding));
+            if !is_flooded && !self.is_flood_expected(id, now) {
                 self.forget_exempt(id, &mut effects);
             }
         }
-        if !going_on.is_empty() {
+        if !going_on.is_empty() || !self.floods.exempting.is_empty() {
             self.look_at_floods_later(now);
         }
         effects
+    }
+
+    /// Whether the process that named flows of the listener may be about to report the flood that they are exempt from.
+    fn is_flood_expected(&self, id: SessionId, now: Instant) -> bool {
+        let listener = self.registry.listener(id);
+        let exempt = listener.and_then(|listener| listener.exempt.as_ref());
+        exempt.is_some_and(|it| !it.is_incomplete && now.since(it.named) < EXPECTED_FOR)
     }
 
     /// Returns the number of SYNs since the last review.

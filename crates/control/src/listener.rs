@@ -7,7 +7,7 @@ use portolan_proto::control::{AcceptQueue, Caching, HandshakeOptions};
 use portolan_proto::report::FloodCounts;
 use portolan_stack::passive::PassiveOpen;
 use portolan_tcp::isn::Secret;
-use portolan_types::{ChannelId, FlowKey, SessionId, Slot};
+use portolan_types::{ChannelId, FlowKey, Instant, SessionId, Slot};
 
 use crate::performers::Performers;
 
@@ -24,9 +24,11 @@ pub struct Delegate {
 }
 
 /// Flows to a delegated listener that have no row in the filter.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ExemptFlows {
     pub flows: Vec<FlowKey>,
+    /// When the last one was named. A report of a flood follows those that it exempts.
+    pub named: Instant,
     /// There are others that found no room: the filter must not answer for the listener.
     pub is_incomplete: bool,
 }

@@ -124,12 +124,7 @@ impl Delegation {
         if let Some(known) = self.flows.get(&flow)
             && !self.yields_to_cookie((stack, routes), now, known.slot, &segment)
         {
-            if let Some(isn) = reopens(stack, known.slot, now, &segment) {
-                self.flows.remove(&flow);
-                let step = self.judge(routes, |opens, terms| {
-                    opens.on_syn(now, &segment, isn, terms)
-                });
-                self.perform(stack, now, &segment, step);
+            if self.reopens((stack, routes), now, known.slot, &segment) {
                 return DelegateInput::Reopened(known.slot);
             }
             self.hold_handshake(stack, known.slot);
@@ -177,6 +172,37 @@ impl Delegation {
         }
         self.opens.queue.handshake_failed(slot);
         self.forget(stack, slot);
+        true
+    }
+
+    /// Opens the connection that the peer of one in TIME-WAIT begins: by a SYN (RFC 6191), or by a cookie, if the filter
+    /// answered its SYN.
+    fn reopens(
+        &mut self,
+        (stack, routes): (&mut Stack, &Routes),
+        now: Instant,
+        slot: Slot,
+        segment: &Segment<'_>,
+    ) -> bool {
+        let session = stack.tcp(slot).filter(|it| it.flow == segment.flow);
+        let Some(time_wait) = session.and_then(|it| it.connection.time_wait()) else {
+            return false;
+        };
+        let step = if let Some(isn) = time_wait.reopens(now, segment.header) {
+            self.judge(routes, |opens, terms| {
+                opens.on_syn(now, segment, isn, terms)
+            })
+        } else if time_wait.is_followed_by(now, segment.header) {
+            let step = self.judge(routes, |opens, terms| opens.on_segment(now, segment, terms));
+            if !matches!(step, Step::Open(_, Origin::Cookie)) {
+                return false;
+            }
+            step
+        } else {
+            return false;
+        };
+        self.flows.remove(&segment.flow);
+        self.perform(stack, now, segment, step);
         true
     }
 
@@ -492,14 +518,6 @@ fn fate_of(why: Unanswered) -> Option<Fate> {
         Unanswered::AcceptQueueFull => Some(Fate::AcceptOverflow),
         Unanswered::NoRoute => None,
     }
-}
-
-/// Returns the initial number of the connection that a SYN opens in place of one in TIME-WAIT (RFC 6191).
-fn reopens(stack: &mut Stack, slot: Slot, now: Instant, segment: &Segment<'_>) -> Option<SeqNum> {
-    let session = stack
-        .tcp(slot)
-        .filter(|session| session.flow == segment.flow)?;
-    session.connection.time_wait()?.reopens(now, segment.header)
 }
 
 /// Parses a frame, or counts why it is dropped.

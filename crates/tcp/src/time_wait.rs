@@ -172,10 +172,21 @@ impl TimeWait {
     /// (RFC 9293 §3.10.7.4, RFC 6191 §2; Linux accepts either). Returns an initial sequence number for the new
     /// connection.
     pub fn reopens(&self, now: Instant, syn: &TcpHeader) -> Option<SeqNum> {
-        let stamps = self.timestamps.as_ref().zip(syn.options.timestamps);
+        let is_next = opens_connection(syn) && self.is_older_than(now, syn.seq, syn);
+        is_next.then(|| self.seq + 0xffff + 2)
+    }
+
+    /// Whether `header`, which completes a handshake by a cookie, is of a new connection and not a late duplicate; as for
+    /// a SYN.
+    pub fn is_followed_by(&self, now: Instant, header: &TcpHeader) -> bool {
+        self.is_older_than(now, header.seq - 1, header)
+    }
+
+    fn is_older_than(&self, now: Instant, isn: SeqNum, header: &TcpHeader) -> bool {
+        let stamps = self.timestamps.as_ref().zip(header.options.timestamps);
         let old = stamps.is_some_and(|(state, field)| state.is_old(field, now));
         let newer =
-            syn.seq.after(self.ack) || stamps.is_some_and(|(state, field)| state.is_newer(field));
-        (opens_connection(syn) && newer && !old).then(|| self.seq + 0xffff + 2)
+            isn.after(self.ack) || stamps.is_some_and(|(state, field)| state.is_newer(field));
+        newer && !old
     }
 }

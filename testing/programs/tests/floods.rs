@@ -301,3 +301,41 @@ fn segments_without_a_connection_get_few_resets_and_delay_nobody() {
         }
     }
 }
+
+/// Connects from few ports, from each again and again, and reads until the server closes: there the port's last connection
+/// is in TIME-WAIT.
+const FROM_FEW_PORTS: &str = r#"
+import socket, sys
+address, port = sys.argv[1], int(sys.argv[2])
+for turn in range(300):
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("", 45000 + turn % 40))
+    sock.settimeout(5)
+    sock.connect((address, port))
+    assert sock.makefile("rb").read() == b"hello"
+    sock.close()
+"#;
+
+#[test]
+fn ports_of_connections_that_have_just_ended_come_in_a_flood() {
+    let bed = bed();
+    let _server = start(&bed, By::Program, "greeting", "64");
+    let endpoint = bed.endpoint(PORT);
+    let (address, port) = (endpoint.ip().to_string(), PORT.to_string());
+    let connect = || {
+        let mut command = bed.namespace(Side::Client).exec(PYTHON);
+        command.args(["-c", FROM_FEW_PORTS, &address, &port]);
+        run(&mut command).unwrap_or_else(|error| panic!("{error}"));
+    };
+    connect();
+    for _ in 0..2 {
+        let flooding = flood(&bed);
+        await_answers(&bed, 1000);
+        connect();
+        drop(flooding);
+        assert!(eventually(PROMPTLY, || is_over(&bed)));
+    }
+    let by_cookie = counter(&bed, Side::Server, "stack", "syn_cookies_accepted");
+    assert!(by_cookie >= 300, "{by_cookie}");
+}

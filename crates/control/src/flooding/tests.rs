@@ -137,6 +137,37 @@ fn a_full_queue_is_the_filters_business_and_an_unknown_flow_the_listeners() {
     assert_eq!(look(&mut bed, 0), expected.concat());
 }
 
+/// The messages of a report wait for their turns: a review comes between them.
+#[test]
+fn flows_that_a_report_exempts_are_kept_until_the_flood_begins() {
+    let mut bed = Bed::new();
+    let id = listen(&mut bed, 1);
+    let flow = FlowKey {
+        protocol: Protocol::Tcp,
+        local: ([10, 0, 0, 1], 80).into(),
+        remote: ([10, 0, 0, 2], 4000).into(),
+    };
+    bed.control.note_exempt(id, Some(flow), bed.now);
+    assert_eq!(look(&mut bed, 0), []);
+    let whose = (ChannelId(1), id);
+    let begun = bed
+        .control
+        .on_flooded(whose, AcceptQueue::HasRoom, &answering(), bed.now);
+    assert_eq!(begun.len(), 1);
+    bed.now += EXPECTED_FOR;
+    assert_eq!(look(&mut bed, 500), begun, "it goes on");
+    let ends = look(&mut bed, 500);
+    assert_eq!(ends[0], Effect::EndFlood(binding()));
+    assert_eq!(ends[1..], [Effect::ForgetExempt(vec![flow])]);
+    bed.control.on_flood_ended(&binding(), FloodSeen::default());
+
+    bed.control.note_exempt(id, Some(flow), bed.now);
+    bed.now += EXPECTED_FOR;
+    let forgotten = [Effect::ForgetExempt(vec![flow])];
+    assert_eq!(look(&mut bed, 500), forgotten, "no report has come");
+    assert_eq!(look(&mut bed, 500), []);
+}
+
 #[test]
 fn without_cookies_nobody_answers_by_them() {
     let mut bed = Bed::new();

@@ -368,9 +368,8 @@ fn what_comes_while_a_connection_is_accepted_is_not_lost() {
     assert!(pair.own.has_released(), "of another flow");
 }
 
-#[test]
-fn a_syn_ends_a_time_wait() {
-    let mut pair = Pair::new(8);
+/// Returns the slot of a connection of port 1000 in TIME-WAIT, whose peer has forgotten it.
+fn in_time_wait(pair: &mut Pair) -> Slot {
     let client = pair.open(1000);
     let (slot, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
     pair.own.insert_at(now(), slot, Session::Tcp(session));
@@ -384,12 +383,76 @@ fn a_syn_ends_a_time_wait() {
     assert_eq!(state, StateName::TimeWait);
     pair.answer();
     pair.clients.remove(client);
+    slot
+}
+
+#[test]
+fn a_syn_ends_a_time_wait() {
+    let mut pair = Pair::new(8);
+    let slot = in_time_wait(&mut pair);
     let second = pair.connect_by(1000, SeqNum(77_000));
     pair.hear();
     assert_eq!(pair.met, Some(DelegateInput::Reopened(slot)));
     pair.answer();
     pair.hear();
     assert_eq!(pair.state(second), StateName::Established);
+}
+
+/// Answers the SYN of the client at `slot` by a cookie, as the packet filter does in a flood.
+fn answer_by_cookie(pair: &mut Pair, client: Slot) {
+    let theirs = routes("10.0.0.2", "10.0.0.1");
+    let mut syn = KeptFrames::default();
+    pair.clients.output(now(), &theirs, &mut syn);
+    let record = RecordHeader::default();
+    let packet = Packet::parse(&syn.0[0], &record).unwrap();
+    let syn = Segment::of(&packet).unwrap();
+    let secret = Secret(pair.delegation.secret.0);
+    let config = Config::default();
+    let answer = portolan_tcp::cookie::syn_ack(&secret, &syn.flow, syn.header, &config, now());
+    let session = pair.clients.tcp(client).unwrap();
+    session.connection.on_segment(now(), &answer, &[]);
+    assert_eq!(pair.state(client), StateName::Established);
+    pair.clients.touch(client);
+}
+
+#[test]
+fn a_cookie_ends_a_time_wait_that_the_filter_knows_nothing_of() {
+    let mut pair = Pair::new(8);
+    let slot = in_time_wait(&mut pair);
+    let second = pair.connect_by(1000, SeqNum(77_000));
+    answer_by_cookie(&mut pair, second);
+    pair.say(second, b"hello");
+    pair.hear();
+    assert_eq!(pair.count("syn_cookies_accepted"), 1);
+    assert!(pair.own.tcp(slot).is_some(), "it is its socket's");
+    let (_, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    assert_eq!(session.connection.readable(), 5);
+}
+
+#[test]
+fn a_late_acknowledgement_of_its_own_cookie_ends_no_time_wait() {
+    let mut pair = Pair::new(8);
+    let client = pair.connect(1000);
+    answer_by_cookie(&mut pair, client);
+    let theirs = routes("10.0.0.2", "10.0.0.1");
+    let mut acknowledgement = KeptFrames::default();
+    pair.clients.output(now(), &theirs, &mut acknowledgement);
+    pair.clients.remove(client);
+    let slot = in_time_wait(&mut pair);
+    let frame = &acknowledgement.0[0];
+    let record = RecordHeader {
+        slot: LISTENER.0,
+        flags: RecordHeader::BINDING,
+        length: frame.len() as u32,
+        ..RecordHeader::default()
+    };
+    let own = routes("10.0.0.1", "10.0.0.2");
+    let with = (&mut pair.own, &own);
+    let met = pair.delegation.input(with, now(), &record, frame);
+    assert_eq!(met, DelegateInput::Done);
+    assert_eq!(pair.count("syn_cookies_accepted"), 0);
+    let state = pair.own.tcp(slot).unwrap().connection.state();
+    assert_eq!(state, StateName::TimeWait);
 }
 
 #[test]
