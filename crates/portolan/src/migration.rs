@@ -50,7 +50,15 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Out
     let (SocketPhase::HeldElsewhere, Some(session)) = (socket.phase(), setup.session) else {
         return Ok(());
     };
-    match fetch(process, session, &[descriptor::borrow(fd)?]) {
+    let near = descriptor::borrow(fd)?;
+    let fetched = fetch(process, session, &[near]);
+    let fetched = if process.control.is_lost() {
+        process.await_server();
+        fetch(process, session, &[near])
+    } else {
+        fetched
+    };
+    match fetched {
         Ok(Some((session, slot, options_blob))) => {
             socket.adopt(&options_blob);
             install(process, socket, slot, session);
@@ -166,7 +174,7 @@ pub(crate) fn relay_for_others(
             let (session, reader) = (socket.setup().session, Reader::Other);
             if let (Some(session), Ok(near)) = (session, descriptor::borrow(fd)) {
                 // A lost session shows as the end of its descriptor.
-                let _ = Process::ask(RequestBody::Relay { session, reader }, near);
+                let _ = Process::ask(|| RequestBody::Relay { session, reader }, near);
             }
         }
         _ => {}
@@ -196,7 +204,7 @@ pub(crate) fn have_relayed(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
 /// Has the server relay the session for this process. Returns whether it does.
 fn has_relayed(fd: RawFd, socket: &Arc<Socket>, session: SessionId) -> Result<bool, Errno> {
     let reader = Reader::Sender;
-    let request = RequestBody::Relay { session, reader };
+    let request = || RequestBody::Relay { session, reader };
     let reply = Process::ask(request, descriptor::borrow(fd)?);
     let is_relayed = matches!(reply, Some((ReplyBody::Relayed, _)));
     if is_relayed {
@@ -270,8 +278,18 @@ fn stay(core: &mut Core, setup: &Setup, slot: Slot) {
     core.outbox.extend(setup.session.map(stay));
 }
 
+/// Returns a TCP session that is here, for a call of the program; while the server is being restarted, to the next one.
+pub(crate) fn give_back(process: &'static Process, socket: &Arc<Socket>, to: Destination) {
+    if socket.phase() == SocketPhase::Cached && process.control.has_hung_up() {
+        process.await_server();
+        // One that the next server does not know cannot leave.
+        let _ = reopen::adopt(process, socket);
+    }
+    move_away(process, socket, to);
+}
+
 /// Returns a TCP session that is here. If the server does not accept it, it is lost.
-pub(crate) fn give_back(process: &Process, socket: &Arc<Socket>, to: Destination) {
+fn move_away(process: &Process, socket: &Arc<Socket>, to: Destination) {
     let slot_here = || match socket.state() {
         SocketState::Cached { slot } if socket.protocol == Protocol::Tcp => Some(slot),
         _ => None,
@@ -354,5 +372,5 @@ pub(crate) fn yield_session(process: &'static Process, id: SessionId) {
     } else {
         Destination::Park
     };
-    give_back(process, &socket, to);
+    move_away(process, &socket, to);
 }

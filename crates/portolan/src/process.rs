@@ -6,6 +6,7 @@ pub(crate) mod background;
 pub(crate) mod cancel;
 pub(crate) mod control;
 pub(crate) mod inside;
+mod outage;
 mod recalls;
 mod report;
 pub(crate) mod vfork;
@@ -40,6 +41,7 @@ use crate::channel::rings::OwnRing;
 use crate::descriptors;
 use crate::process::background::BackgroundThread;
 use crate::process::control::{Control, Lost};
+use crate::process::outage::Outage;
 use crate::runtime::locals::Locals;
 use crate::runtime::{Core, OwnerSignal, SharedMemory};
 use crate::settings::{Mode, settings};
@@ -179,14 +181,25 @@ impl Process {
         }
     }
 
-    /// Makes a request that does not need registration.
+    /// Makes a request that does not need registration. While the server is being restarted it waits for the next one,
+    /// as long as that may know the session behind the descriptor.
     pub(crate) fn ask(
-        request: RequestBody,
+        request: impl Fn() -> RequestBody,
         descriptor: BorrowedFd<'_>,
     ) -> Option<(ReplyBody, Vec<OwnedFd>)> {
-        match Process::running() {
-            Some(process) => process.control.call(request, &[descriptor]).ok(),
-            None => Process::ask_briefly(request, descriptor),
+        let outage = Outage::begin();
+        loop {
+            let answer = match Process::running() {
+                Some(process) => process.control.call(request(), &[descriptor]).ok(),
+                None => Process::ask_briefly(request(), descriptor),
+            };
+            if answer.is_some() {
+                outage::note_end();
+                return answer;
+            }
+            if outage::has_ended(descriptor) || !outage.goes_on() {
+                return None;
+            }
         }
     }
 
@@ -205,7 +218,7 @@ impl Process {
     /// Does no filter deliver packets to this process any more? A server that ends for good removes its filter, its
     /// socket and its lock file. Otherwise sessions continue until the next server answers: one that died has left all
     /// three, and one that starts replaces the socket, which is missing for a moment, under the lock.
-    pub(crate) fn is_cut_off(&self) -> bool {
+    pub(crate) fn is_cut_off() -> bool {
         server().is_ok_and(|Server { path, .. }| {
             !path.exists() && !namespace::lock_path(&path).exists()
         })

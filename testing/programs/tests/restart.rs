@@ -8,7 +8,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -1006,26 +1006,92 @@ fn connections_that_the_server_held_go_on() {
     }
 }
 
+/// Connections of whose descriptors programs are made while the server is being restarted: the first is this program's
+/// until then, and the second a shell's, from which nothing has been asked yet.
+const STARTS_PROGRAMS: &str = r#"
+import socket, subprocess, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("listens", flush=True)
+own, of_shell = (listener.accept()[0] for _ in range(2))
+number = of_shell.fileno()
+command = ["sh", "-c", f"read line; exec cat <&{number} >&{number}"]
+shell = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number])
+of_shell.close()
+own.sendall(b"?")
+print("accepted", flush=True)
+sys.stdin.readline()
+shell.stdin.write(b"go\n")
+shell.stdin.flush()
+# By fork, not vfork.
+subprocess.Popen(["cat"], stdin=own, stdout=own, preexec_fn=lambda: None)
+own.close()
+print("started", flush=True)
+sys.stdin.readline()
+"#;
+
+#[test]
+fn programs_that_start_while_there_is_no_server_have_their_connections() {
+    let mut bed = bed();
+    stop(&mut bed, Signal::TERM);
+    start_manager(&mut bed);
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command.args(["-c", STARTS_PROGRAMS, &bed.server.address.to_string()]);
+    let mut program = Steps::start(command.arg(PORT.to_string()));
+    program.await_line("listens");
+    let mut streams = [connect(&bed, PORT), connect(&bed, PORT)];
+    program.await_line("accepted");
+    streams[0].read_exact(&mut [0; 1]).expect("it is connected");
+
+    let gate = bed.file(GATE);
+    fs::write(&gate, "").expect("the bed's directory is writable");
+    signal_manager(&mut bed);
+    assert!(eventually(SOON, || server_pid(&bed).is_none()));
+    program.go_on();
+    std::thread::sleep(Duration::from_millis(500));
+    fs::remove_file(&gate).expect("it is there");
+    program.await_line("started");
+    for stream in &mut streams {
+        echoed(stream, b"word");
+    }
+}
+
+/// While this file is there no server starts.
+const GATE: &str = "gate";
+
 /// Starts a service manager, and by it the server of the server host.
 fn start_manager(bed: &mut Bed) {
-    let script = bed.file("managed");
     let (notify, server) = (bed.file("notify"), bed.tools().portoland.clone());
-    let words = [PYTHON.as_ref(), MANAGER.as_ref(), &*notify, &*server];
+    let gated = format!(
+        "while [ -e '{}' ]; do sleep 0.01; done\nexec '{}' \"$@\"",
+        bed.file(GATE).display(),
+        server.display()
+    );
+    let gated = script(bed, "gated", &gated);
+    let words = [PYTHON.as_ref(), MANAGER.as_ref(), &*notify, &*gated];
     let words = words.map(|word: &Path| format!("'{}'", word.display()));
-    let text = format!("#!/bin/sh\nexec {} \"$@\"\n", words.join(" "));
-    fs::write(&script, text).expect("the bed's directory is writable");
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).expect("it is ours");
-    bed.start_daemon_of(Side::Server, &script)
+    let managed = script(bed, "managed", &format!("exec {} \"$@\"", words.join(" ")));
+    bed.start_daemon_of(Side::Server, &managed)
         .unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn script(bed: &Bed, name: &str, text: &str) -> PathBuf {
+    let path = bed.file(name);
+    fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("the bed's directory is writable");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    path
 }
 
 /// Has the service manager restart the server of the server host.
 fn renew(bed: &mut Bed) {
     let before = server_pid(bed);
-    let manager = bed.daemon(Side::Server).as_mut().expect("it runs");
-    manager.signal(Signal::HUP).expect("it runs");
+    signal_manager(bed);
     let is_new = || server_pid(bed).is_some_and(|pid| Some(pid) != before);
     assert!(eventually(SOON, is_new), "{}", bed.daemon_log(Side::Server));
+}
+
+fn signal_manager(bed: &mut Bed) {
+    let manager = bed.daemon(Side::Server).as_mut().expect("it runs");
+    manager.signal(Signal::HUP).expect("it runs");
 }
 
 fn server_pid(bed: &Bed) -> Option<u64> {

@@ -126,7 +126,7 @@ fn share_port(fd: RawFd, socket: &Socket, session: SessionId) -> Option<OwnedFd>
             }
             answer
         }
-        _ => Process::ask(request(pack_unread(Vec::new()).0), near),
+        _ => Process::ask(|| request(pack_unread(Vec::new()).0), near),
     };
     match answer? {
         (ReplyBody::KernelSocket, fds) => fds.into_iter().next(),

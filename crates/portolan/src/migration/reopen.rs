@@ -376,7 +376,7 @@ impl Found {
 }
 
 /// Has the server adopt a connection of before, on a new descriptor. One that it refuses ends.
-fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
+pub(crate) fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     let mut setup = socket.setup();
     let is_here = |socket: &Socket| socket.phase() == SocketPhase::Cached;
     if !is_here(socket) || !socket.is_unknown_to(process.incarnation()) {

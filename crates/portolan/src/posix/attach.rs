@@ -53,7 +53,7 @@ pub fn attach(fd: RawFd) {
 }
 
 pub(super) fn probe(near: BorrowedFd<'_>) -> Option<Probed> {
-    match Process::ask(RequestBody::Probe, near)? {
+    match Process::ask(|| RequestBody::Probe, near)? {
         (ReplyBody::Probed(probed), _) => probed,
         _ => None,
     }

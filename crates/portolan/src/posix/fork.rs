@@ -13,7 +13,7 @@ use super::attach::describe_to_others;
 use super::lifecycle::settle_open;
 use crate::migration::fallback::become_kernels;
 use crate::migration::{
-    Destination, delegate, give_back, make_relayed, registration, relay_for_others,
+    Destination, delegate, give_back, make_relayed, registration, relay_for_others, reopen,
 };
 use crate::process::Process;
 use crate::process::inside;
@@ -26,10 +26,30 @@ use crate::threads::successor;
 
 /// Called before another process gets the descriptors.
 pub fn before_fork() {
+    await_server();
     end_delegations(Closed::Kept);
     let _inside = inside::enter();
     for (_, socket) in table::sockets() {
         socket.share();
+    }
+}
+
+/// While the server is being restarted, a connection that is here gets another descriptor, which copies of the present one
+/// would never be.
+fn await_server() {
+    if let Some(process) = Process::running()
+        && !shares_memory()
+        && !inside::is_inside()
+        && process.control.has_hung_up()
+    {
+        let _inside = inside::enter();
+        for (_, socket) in table::sockets() {
+            if (socket.protocol, socket.phase()) == (Protocol::Tcp, SocketPhase::Cached) {
+                process.await_server();
+                // One that the next server does not know is this process's alone.
+                let _ = reopen::adopt(process, &socket);
+            }
+        }
     }
 }
 

@@ -14,8 +14,8 @@ use std::time::Duration;
 use portolan_sys::clock;
 use portolan_sys::signals::{self, Mask, SignalInfo};
 
-/// How long a fork waits for threads that are inside, which may be waiting for the server's reply.
-const TIMEOUT: Duration = Duration::from_secs(3);
+/// How long a fork waits for threads that are inside, which may be waiting for the server, or the next one.
+const TIMEOUT: Duration = Duration::from_secs(6);
 const LOOK_EVERY: Duration = Duration::from_micros(20);
 
 /// Number of threads inside, in counters that do not share a cache line. Each thread uses one of

@@ -253,7 +253,7 @@ impl Process {
         }
         successor::watch();
         self.lock().stop_awaiting_tx_queues(clock::now());
-        if self.is_cut_off() {
+        if Process::is_cut_off() {
             self.lock().end_all(clock::now());
         }
     }

@@ -1,0 +1,82 @@
+//! Calls while the server is being restarted: those that cannot do without it wait for the next one.
+//!
+//! Threads that wait stay inside: a fork does not copy the locks that they hold.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use portolan_sys::{clock, wait};
+use portolan_types::Instant;
+
+use crate::process::Process;
+use crate::settings::{Mode, settings};
+
+/// A service manager restarts a server in much less; a fork waits for longer.
+const LONGEST: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(5);
+
+/// A wait has ended without a server: until there is one again, there are no others.
+static WAS_IN_VAIN: AtomicBool = AtomicBool::new(false);
+
+/// The wait of one call.
+pub(super) struct Outage {
+    until: Instant,
+}
+
+impl Outage {
+    pub(super) fn begin() -> Outage {
+        Outage {
+            until: clock::now() + LONGEST,
+        }
+    }
+
+    /// Sleeps for a moment; returns false if no server is to be expected any more.
+    pub(super) fn goes_on(&self) -> bool {
+        if settings().mode == Mode::Off || Process::is_cut_off() {
+            return false;
+        }
+        if clock::now() >= self.until {
+            WAS_IN_VAIN.store(true, Ordering::Relaxed);
+        }
+        if WAS_IN_VAIN.load(Ordering::Relaxed) {
+            return false;
+        }
+        if let Some(process) = Process::running() {
+            // It looks for the next one.
+            process.ensure_helper();
+        }
+        std::thread::sleep(LOOK_EVERY);
+        true
+    }
+}
+
+/// A server has answered.
+pub(super) fn note_end() {
+    WAS_IN_VAIN.store(false, Ordering::Relaxed);
+}
+
+/// Has nobody the far end of a session's descriptor any more? What a service manager keeps for the next server has one.
+pub(super) fn has_ended(near: BorrowedFd<'_>) -> bool {
+    let mut fds = [libc::pollfd {
+        fd: near.as_fd().as_raw_fd(),
+        events: 0,
+        revents: 0,
+    }];
+    let looked = wait::ppoll(&mut fds, Some(Instant::ZERO), None);
+    looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
+}
+
+impl Process {
+    /// Returns when the server, or the next one, is there; or when none is to be expected.
+    pub(crate) fn await_server(&'static self) {
+        if !self.control.has_hung_up() {
+            return;
+        }
+        let outage = Outage::begin();
+        while self.control.is_lost() && outage.goes_on() {}
+        if !self.control.is_lost() {
+            note_end();
+        }
+    }
+}
