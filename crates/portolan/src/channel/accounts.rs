@@ -8,7 +8,7 @@
 
 use std::time::Duration;
 
-use portolan_sys::clock;
+use portolan_sys::clock::of_thread;
 use portolan_types::Slot;
 
 /// Odd, and a prime: work often alternates between input and output.
@@ -19,6 +19,8 @@ const TRIALS: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct Accounts {
+    /// CPU time of the calling thread.
+    clock: fn() -> Duration,
     pieces: u32,
     /// The session being measured, and the start of the measurement.
     open: Option<(Slot, Duration)>,
@@ -30,7 +32,12 @@ pub(crate) struct Accounts {
 
 impl Accounts {
     pub(crate) fn new() -> Accounts {
+        Accounts::by(of_thread)
+    }
+
+    fn by(clock: fn() -> Duration) -> Accounts {
         Accounts {
+            clock,
             pieces: 0,
             open: None,
             clock_cost: None,
@@ -43,15 +50,15 @@ impl Accounts {
         self.end();
         self.pieces = self.pieces.wrapping_add(1);
         if self.pieces.is_multiple_of(EVERY) {
-            self.open = Some((slot, clock::of_thread()));
+            self.open = Some((slot, (self.clock)()));
         }
     }
 
     /// Ends the current piece of work.
     pub(crate) fn end(&mut self) {
         if let Some((slot, begun)) = self.open.take() {
-            let took = clock::of_thread().saturating_sub(begun);
-            let clock_cost = *self.clock_cost.get_or_insert_with(cost_of_clock);
+            let took = (self.clock)().saturating_sub(begun);
+            let clock_cost = *self.clock_cost.get_or_insert_with(|| cost_of(self.clock));
             self.charge(slot, took.saturating_sub(clock_cost) * EVERY);
         }
     }
@@ -82,45 +89,51 @@ impl Accounts {
     }
 }
 
-fn cost_of_clock() -> Duration {
+fn cost_of(clock: fn() -> Duration) -> Duration {
     let trial = |_| {
-        let before = clock::of_thread();
-        clock::of_thread().saturating_sub(before)
+        let before = clock();
+        clock().saturating_sub(before)
     };
     (0..TRIALS).map(trial).min().unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::hint::black_box;
+    use std::cell::Cell;
 
     use super::*;
 
-    fn work(turns: u32) {
-        for turn in 0..turns {
-            black_box(turn);
-        }
+    const READING: Duration = Duration::from_nanos(100);
+
+    thread_local! {
+        static NOW: Cell<Duration> = const { Cell::new(Duration::ZERO) };
+    }
+
+    fn work(time: Duration) {
+        NOW.set(NOW.get() + time);
+    }
+
+    /// A clock that takes time to read, and advances by nothing but work.
+    fn slow_clock() -> Duration {
+        work(READING);
+        NOW.get()
     }
 
     #[test]
     fn sessions_are_charged_for_what_is_done_for_them() {
-        let mut accounts = Accounts::new();
-        let begun = clock::of_thread();
-        for _ in 0..5_000 {
+        const PIECES: u32 = EVERY * 100;
+        let costs = [3, 1].map(Duration::from_micros);
+        let mut accounts = Accounts::by(slow_clock);
+        for _ in 0..PIECES {
             accounts.begin(Slot(1));
-            work(60_000);
+            work(costs[0]);
             accounts.begin(Slot(2));
-            work(20_000);
+            work(costs[1]);
             accounts.end();
+            work(costs[0]);
         }
-        let all = (clock::of_thread() - begun).as_secs_f64();
-        let [much, little] = [1, 2].map(|slot| accounts.spent(Slot(slot)).as_secs_f64());
-        // Other load on the machine can make single pieces longer.
-        assert!((2.0..4.5).contains(&(much / little)), "{much} {little}");
-        assert!(
-            (0.7..1.3).contains(&((much + little) / all)),
-            "{much} {little} {all}"
-        );
+        let spent = [1, 2].map(|slot| accounts.spent(Slot(slot)));
+        assert_eq!(spent, costs.map(|cost| cost * PIECES));
     }
 
     #[test]
