@@ -28,6 +28,7 @@ use portolan_sys::ring::Ring;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::{JournalWriter, MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
+use portolan_sys::unix::ConnectError;
 use portolan_sys::wait::WakeReceiver;
 use portolan_sys::{clock, descriptor, namespace, owner};
 use portolan_tcp::CongestionKind;
@@ -41,7 +42,7 @@ use crate::channel::rings::OwnRing;
 use crate::descriptors;
 use crate::process::background::BackgroundThread;
 use crate::process::control::{Control, Lost};
-use crate::process::outage::Outage;
+use crate::process::outage::{Outage, Unanswered};
 use crate::runtime::locals::Locals;
 use crate::runtime::{Core, OwnerSignal, SharedMemory};
 use crate::settings::{Mode, settings};
@@ -187,32 +188,41 @@ impl Process {
         request: impl Fn() -> RequestBody,
         descriptor: BorrowedFd<'_>,
     ) -> Option<(ReplyBody, Vec<OwnedFd>)> {
-        let outage = Outage::begin();
+        let mut outage = Outage::begin();
         loop {
-            let answer = match Process::running() {
-                Some(process) => process.control.call(request(), &[descriptor]).ok(),
+            let asked = match Process::running() {
+                Some(process) => process
+                    .control
+                    .call(request(), &[descriptor])
+                    .map_err(|Lost| Unanswered::NoServer),
                 None => Process::ask_briefly(request(), descriptor),
             };
-            if answer.is_some() {
-                outage::note_end();
-                return answer;
-            }
-            if outage::has_ended(descriptor) || !outage.goes_on() {
-                return None;
+            match asked {
+                Ok(answer) => {
+                    outage::note_end();
+                    return Some(answer);
+                }
+                Err(why) if outage::has_ended(descriptor) || !outage.goes_on(why) => return None,
+                Err(_) => {}
             }
         }
     }
 
-    /// As [`Process::ask`], on a connection of its own.
+    /// As [`Process::ask`], on a connection of its own, and without waiting.
     pub(crate) fn ask_briefly(
         request: RequestBody,
         descriptor: BorrowedFd<'_>,
-    ) -> Option<(ReplyBody, Vec<OwnedFd>)> {
+    ) -> Result<(ReplyBody, Vec<OwnedFd>), Unanswered> {
         if settings().mode == Mode::Off {
-            return None;
+            return Err(Unanswered::Refused);
         }
-        let control = Control::connect_briefly(&server().ok()?.path).ok()?;
-        control.call(request, &[descriptor]).ok()
+        let server = server().map_err(|_| Unanswered::Refused)?;
+        let control = Control::connect_briefly(&server.path).map_err(|error| match error {
+            ConnectError::NoServer => Unanswered::NoServer,
+            ConnectError::Failed(_) => Unanswered::Refused,
+        })?;
+        let answer = control.call(request, &[descriptor]);
+        answer.map_err(|Lost| Unanswered::HungUp)
     }
 
     /// Does no filter deliver packets to this process any more? A server that ends for good removes its filter, its

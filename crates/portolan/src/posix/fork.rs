@@ -180,7 +180,7 @@ fn before_exec_of_borrower() -> bool {
             continue;
         }
         let ask = |request| Process::ask_briefly(request, near);
-        let Some((ReplyBody::Probed(Some(probed)), _)) = ask(RequestBody::Probe) else {
+        let Ok((ReplyBody::Probed(Some(probed)), _)) = ask(RequestBody::Probe) else {
             continue;
         };
         has_any = true;

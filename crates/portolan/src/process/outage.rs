@@ -10,7 +10,6 @@ use portolan_sys::{clock, wait};
 use portolan_types::Instant;
 
 use crate::process::Process;
-use crate::settings::{Mode, settings};
 
 /// A service manager restarts a server in much less; a fork waits for longer.
 const LONGEST: Duration = Duration::from_secs(5);
@@ -19,21 +18,37 @@ const LOOK_EVERY: Duration = Duration::from_millis(5);
 /// A wait has ended without a server: until there is one again, there are no others.
 static WAS_IN_VAIN: AtomicBool = AtomicBool::new(false);
 
+/// A server that ends hangs up, and then there is none; one that goes on hanging up refuses this user.
+const HANG_UPS: u32 = 3;
+
+/// Why a request had no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unanswered {
+    NoServer,
+    HungUp,
+    /// This process may not ask.
+    Refused,
+}
+
 /// The wait of one call.
 pub(super) struct Outage {
     until: Instant,
+    hang_ups: u32,
 }
 
 impl Outage {
     pub(super) fn begin() -> Outage {
         Outage {
             until: clock::now() + LONGEST,
+            hang_ups: 0,
         }
     }
 
     /// Sleeps for a moment; returns false if no server is to be expected any more.
-    pub(super) fn goes_on(&self) -> bool {
-        if settings().mode == Mode::Off || Process::is_cut_off() {
+    pub(super) fn goes_on(&mut self, why: Unanswered) -> bool {
+        self.hang_ups += u32::from(why == Unanswered::HungUp);
+        let is_refused = why == Unanswered::Refused || self.hang_ups > HANG_UPS;
+        if is_refused || Process::is_cut_off() {
             return false;
         }
         if clock::now() >= self.until {
@@ -73,8 +88,8 @@ impl Process {
         if !self.control.has_hung_up() {
             return;
         }
-        let outage = Outage::begin();
-        while self.control.is_lost() && outage.goes_on() {}
+        let mut outage = Outage::begin();
+        while self.control.is_lost() && outage.goes_on(Unanswered::NoServer) {}
         if !self.control.is_lost() {
             note_end();
         }
