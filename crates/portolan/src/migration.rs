@@ -26,6 +26,7 @@ use crate::migration::arrival::{fetch, install};
 use crate::migration::capsule::OutgoingCapsule;
 use crate::migration::fallback::{become_kernels, hand_to_kernel_epolls, lose};
 use crate::outcome::{CallError, Outcome};
+use crate::process::outage::has_ended;
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::table;
@@ -51,13 +52,14 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Out
         return Ok(());
     };
     let near = descriptor::borrow(fd)?;
-    let fetched = fetch(process, session, &[near]);
-    let fetched = if process.control.is_lost() {
-        process.await_server();
-        fetch(process, session, &[near])
-    } else {
-        fetched
-    };
+    let fetched = fetch(process, session, &[near]).or_else(|lost| {
+        if process.control.is_lost() && !has_ended(near) {
+            process.await_server();
+            fetch(process, session, &[near])
+        } else {
+            Err(lost)
+        }
+    });
     match fetched {
         Ok(Some((session, slot, options_blob))) => {
             socket.adopt(&options_blob);

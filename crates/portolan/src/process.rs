@@ -6,7 +6,7 @@ pub(crate) mod background;
 pub(crate) mod cancel;
 pub(crate) mod control;
 pub(crate) mod inside;
-mod outage;
+pub(crate) mod outage;
 mod recalls;
 mod report;
 pub(crate) mod vfork;

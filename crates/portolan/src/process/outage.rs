@@ -72,7 +72,7 @@ pub(super) fn note_end() {
 }
 
 /// Has nobody the far end of a session's descriptor any more? What a service manager keeps for the next server has one.
-pub(super) fn has_ended(near: BorrowedFd<'_>) -> bool {
+pub(crate) fn has_ended(near: BorrowedFd<'_>) -> bool {
     let mut fds = [libc::pollfd {
         fd: near.as_fd().as_raw_fd(),
         events: 0,
