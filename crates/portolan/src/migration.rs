@@ -26,7 +26,7 @@ use crate::migration::arrival::{fetch, install};
 use crate::migration::capsule::OutgoingCapsule;
 use crate::migration::fallback::{become_kernels, hand_to_kernel_epolls, lose};
 use crate::outcome::{CallError, Outcome};
-use crate::process::outage::has_ended;
+use crate::process::control::has_hung_up;
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::table;
@@ -53,7 +53,7 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Out
     };
     let near = descriptor::borrow(fd)?;
     let fetched = fetch(process, session, &[near]).or_else(|lost| {
-        if process.control.is_lost() && !has_ended(near) {
+        if process.control.is_lost() && !has_hung_up(near) {
             process.await_server();
             fetch(process, session, &[near])
         } else {
@@ -283,9 +283,7 @@ fn stay(core: &mut Core, setup: &Setup, slot: Slot) {
 /// Returns a TCP session that is here, for a call of the program; while the server is being restarted, to the next one.
 pub(crate) fn give_back(process: &'static Process, socket: &Arc<Socket>, to: Destination) {
     if socket.phase() == SocketPhase::Cached && process.control.has_hung_up() {
-        process.await_server();
-        // One that the next server does not know cannot leave.
-        let _ = reopen::adopt(process, socket);
+        reopen::adopt_next(process, socket);
     }
     move_away(process, socket, to);
 }

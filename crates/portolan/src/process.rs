@@ -6,7 +6,7 @@ pub(crate) mod background;
 pub(crate) mod cancel;
 pub(crate) mod control;
 pub(crate) mod inside;
-pub(crate) mod outage;
+mod outage;
 mod recalls;
 mod report;
 pub(crate) mod vfork;
@@ -41,7 +41,7 @@ use crate::channel::ring_events::RingEvents;
 use crate::channel::rings::OwnRing;
 use crate::descriptors;
 use crate::process::background::BackgroundThread;
-use crate::process::control::{Control, Lost};
+use crate::process::control::{Control, Lost, has_hung_up};
 use crate::process::outage::{Outage, Unanswered};
 use crate::runtime::locals::Locals;
 use crate::runtime::{Core, OwnerSignal, SharedMemory};
@@ -202,7 +202,8 @@ impl Process {
                     outage::note_end();
                     return Some(answer);
                 }
-                Err(why) if outage::has_ended(descriptor) || !outage.goes_on(why) => return None,
+                // What a service manager keeps for the next server has not hung up.
+                Err(why) if has_hung_up(descriptor) || !outage.goes_on(why) => return None,
                 Err(_) => {}
             }
         }

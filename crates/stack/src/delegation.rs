@@ -163,11 +163,10 @@ impl Delegation {
         let is_refused = stack
             .tcp(slot)
             .is_some_and(|session| session.connection.refuses_handshake(segment.header));
-        let has_cookie = || {
-            let step = self.judge(routes, |opens, terms| opens.on_segment(now, segment, terms));
-            matches!(step, Step::Open(_, Origin::Cookie))
-        };
-        if !is_refused || !self.opens.queue.is_handshake(slot) || !has_cookie() {
+        if !is_refused
+            || !self.opens.queue.is_handshake(slot)
+            || self.by_cookie(routes, now, segment).is_none()
+        {
             return false;
         }
         self.opens.queue.handshake_failed(slot);
@@ -189,21 +188,24 @@ impl Delegation {
             return false;
         };
         let step = if let Some(isn) = time_wait.reopens(now, segment.header) {
-            self.judge(routes, |opens, terms| {
+            Some(self.judge(routes, |opens, terms| {
                 opens.on_syn(now, segment, isn, terms)
-            })
+            }))
         } else if time_wait.is_followed_by(now, segment.header) {
-            let step = self.judge(routes, |opens, terms| opens.on_segment(now, segment, terms));
-            if !matches!(step, Step::Open(_, Origin::Cookie)) {
-                return false;
-            }
-            step
+            self.by_cookie(routes, now, segment)
         } else {
-            return false;
+            None
         };
+        let Some(step) = step else { return false };
         self.flows.remove(&segment.flow);
         self.perform(stack, now, segment, step);
         true
+    }
+
+    /// Returns the step that opens a connection, if the segment acknowledges a cookie.
+    fn by_cookie(&self, routes: &Routes, now: Instant, segment: &Segment<'_>) -> Option<Step> {
+        let step = self.judge(routes, |opens, terms| opens.on_segment(now, segment, terms));
+        matches!(step, Step::Open(_, Origin::Cookie)).then_some(step)
     }
 
     fn judge(

@@ -30,7 +30,6 @@ const RESTARTS: usize = 20;
 /// Every so many servers are of the other build.
 const OTHERS: usize = 20;
 const SOON: Duration = Duration::from_secs(10);
-
 /// How long a peer may rest that has retransmitted in vain in several restarts: the kernel doubles its intervals.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Until a program has reported what it has counted.

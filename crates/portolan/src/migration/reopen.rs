@@ -375,8 +375,15 @@ impl Found {
     }
 }
 
+/// Has the next server adopt a connection, as [`adopt`], before others get it: waits for that server.
+pub(crate) fn adopt_next(process: &'static Process, socket: &Arc<Socket>) {
+    process.await_server();
+    // One that it does not know stays this process's alone.
+    let _ = adopt(process, socket);
+}
+
 /// Has the server adopt a connection of before, on a new descriptor. One that it refuses ends.
-pub(crate) fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
+fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     let mut setup = socket.setup();
     let is_here = |socket: &Socket| socket.phase() == SocketPhase::Cached;
     if !is_here(socket) || !socket.is_unknown_to(process.incarnation()) {

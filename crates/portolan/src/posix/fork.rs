@@ -45,9 +45,7 @@ fn await_server() {
         let _inside = inside::enter();
         for (_, socket) in table::sockets() {
             if (socket.protocol, socket.phase()) == (Protocol::Tcp, SocketPhase::Cached) {
-                process.await_server();
-                // One that the next server does not know is this process's alone.
-                let _ = reopen::adopt(process, &socket);
+                reopen::adopt_next(process, &socket);
             }
         }
     }

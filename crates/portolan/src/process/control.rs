@@ -124,6 +124,13 @@ impl Reserve {
 #[derive(Debug)]
 pub(crate) struct Lost;
 
+/// Has the other end of a connection been closed?
+pub(crate) fn has_hung_up(end: BorrowedFd<'_>) -> bool {
+    let mut fds = [pollfd(end.as_raw_fd(), 0)];
+    let looked = wait::ppoll(&mut fds, Some(Instant::ZERO), None);
+    looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
+}
+
 impl Control {
     pub(crate) fn connect(path: &Path) -> Result<Control, ConnectError> {
         let connection = Connection::connect(path)?;
@@ -173,9 +180,7 @@ impl Control {
     /// Checks whether the server has hung up; costs a system call.
     pub(crate) fn has_hung_up(&self) -> bool {
         let seen = self.state.now();
-        let mut fds = [pollfd(self.connection.as_fd().as_raw_fd(), 0)];
-        let looked = wait::ppoll(&mut fds, Some(Instant::ZERO), None);
-        if looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0 {
+        if has_hung_up(self.connection.as_fd()) {
             self.state.lose(seen);
         }
         self.is_lost()

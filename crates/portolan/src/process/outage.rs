@@ -2,11 +2,10 @@
 //!
 //! Threads that wait stay inside: a fork does not copy the locks that they hold.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use portolan_sys::{clock, wait};
+use portolan_sys::clock;
 use portolan_types::Instant;
 
 use crate::process::Process;
@@ -69,17 +68,6 @@ impl Outage {
 /// A server has answered.
 pub(super) fn note_end() {
     WAS_IN_VAIN.store(false, Ordering::Relaxed);
-}
-
-/// Has nobody the far end of a session's descriptor any more? What a service manager keeps for the next server has one.
-pub(crate) fn has_ended(near: BorrowedFd<'_>) -> bool {
-    let mut fds = [libc::pollfd {
-        fd: near.as_fd().as_raw_fd(),
-        events: 0,
-        revents: 0,
-    }];
-    let looked = wait::ppoll(&mut fds, Some(Instant::ZERO), None);
-    looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
 }
 
 impl Process {
