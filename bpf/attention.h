@@ -161,19 +161,13 @@ static __always_inline bool is_to_come_forward(struct attention *attention, __u3
 	       attention->due > now + patience_with(attention, kind, now) + ATTENTION_NS;
 }
 
-/*
- * Called before a frame is put into a ring whose owner is awake. Returns true if the frame must wake the owner's
- * background thread; otherwise the timer takes care of it.
- */
-static __always_inline bool wants_attention_now(const struct doorbell *doorbell, void *ring,
-						__u32 number, __u64 now)
+/* As below, for an owner that wants attention. Global, so that the verifier checks it once. */
+__noinline int is_left_waiting(const struct doorbell *doorbell, __u32 number, __u64 now)
 {
-	struct attention *attention;
+	struct attention *attention = bpf_map_lookup_elem(&attentions, &number);
+	void *ring = bpf_map_lookup_elem(&rings, &number);
 
-	if (!load_once(doorbell->wants_attention))
-		return false;
-	attention = bpf_map_lookup_elem(&attentions, &number);
-	if (!attention)
+	if (!attention || !ring || !doorbell)
 		return false;
 	if (is_away(attention, doorbell, now) ||
 	    (attention->is_started && is_overdue(attention, ring, now))) {
@@ -183,6 +177,16 @@ static __always_inline bool wants_attention_now(const struct doorbell *doorbell,
 	if (!attention->is_started || is_to_come_forward(attention, kind_of(doorbell), now))
 		expect_attention(attention, ring, doorbell, now);
 	return false;
+}
+
+/*
+ * Called before a frame is put into a ring whose owner is awake. Returns true if the frame must wake the owner's
+ * background thread; otherwise the timer takes care of it.
+ */
+static __always_inline bool wants_attention_now(const struct doorbell *doorbell, __u32 number,
+						__u64 now)
+{
+	return load_once(doorbell->wants_attention) && is_left_waiting(doorbell, number, now);
 }
 
 #endif

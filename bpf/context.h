@@ -47,9 +47,9 @@ static __always_inline void make_linear(hook_context *packet, __u32 length)
 	(void)length;
 }
 
-static __always_inline long load_bytes(hook_context *packet, void *to, __u64 length)
+static __always_inline long load_bytes(hook_context *packet, __u32 offset, void *to, __u64 length)
 {
-	return bpf_xdp_load_bytes(packet, 0, to, length);
+	return bpf_xdp_load_bytes(packet, offset, to, length);
 }
 
 static __always_inline long store_bytes(hook_context *packet, const void *from, __u32 length)
@@ -87,9 +87,9 @@ static __always_inline void make_linear(hook_context *packet, __u32 length)
 	bpf_skb_pull_data(packet, there < length ? there : length);
 }
 
-static __always_inline long load_bytes(hook_context *packet, void *to, __u64 length)
+static __always_inline long load_bytes(hook_context *packet, __u32 offset, void *to, __u64 length)
 {
-	return bpf_skb_load_bytes(packet, 0, to, length);
+	return bpf_skb_load_bytes(packet, offset, to, length);
 }
 
 static __always_inline long store_bytes(hook_context *packet, const void *from, __u32 length)

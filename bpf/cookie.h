@@ -72,19 +72,27 @@ static __always_inline void sip_word(struct sip *s, __u64 word)
 	s->v[0] ^= word;
 }
 
-/* SipHash-2-4, truncated to 32 bits. */
-static __noinline __u32 hash_flow(const __u64 *secret, const __u64 *flow, __u64 more)
-{
-	const __u64 key[2] = { little_endian(secret[0]), little_endian(secret[1]) };
-	struct sip s = { {
-		key[0] ^ 0x736f6d6570736575ULL,
-		key[1] ^ 0x646f72616e646f6dULL,
-		key[0] ^ 0x6c7967656e657261ULL,
-		key[1] ^ 0x7465646279746573ULL,
-	} };
+/* A flow's key, aligned for access by words. */
+struct flow_words {
+	__u64 word[HASH_FLOW_WORDS];
+};
 
+/* SipHash-2-4, truncated to 32 bits. Global, so that the verifier checks it once. */
+__noinline __u32 hash_flow(const struct flood *flood, const struct flow_words *flow, __u64 more)
+{
+	struct sip s;
+	__u64 key[2];
+
+	if (!flood || !flow)
+		return 0;
+	key[0] = little_endian(flood->secret[0]);
+	key[1] = little_endian(flood->secret[1]);
+	s.v[0] = key[0] ^ 0x736f6d6570736575ULL;
+	s.v[1] = key[1] ^ 0x646f72616e646f6dULL;
+	s.v[2] = key[0] ^ 0x6c7967656e657261ULL;
+	s.v[3] = key[1] ^ 0x7465646279746573ULL;
 	for (int i = 0; i < HASH_FLOW_WORDS; i++)
-		sip_word(&s, little_endian(flow[i]));
+		sip_word(&s, little_endian(flow->word[i]));
 	sip_word(&s, more);
 	sip_word(&s, HASH_BYTES << 56);
 	s.v[2] ^= 0xff;
@@ -95,11 +103,10 @@ static __noinline __u32 hash_flow(const __u64 *secret, const __u64 *flow, __u64 
 
 _Static_assert(sizeof(struct filter_key) == 8 * HASH_FLOW_WORDS, "words of a flow");
 
-/* The flow key is aligned for access by words. */
-static __always_inline __u32 keyed_hash(const struct flood *flood, const __u64 *flow,
+static __always_inline __u32 keyed_hash(const struct flood *flood, const struct flow_words *flow,
 					const __u8 domain, __u32 extra)
 {
-	return hash_flow(flood->secret, flow, domain | (__u64)extra << 32);
+	return hash_flow(flood, flow, domain | (__u64)extra << 32);
 }
 
 /* Index of the largest size that a cookie can carry and that does not exceed the peer's. */
@@ -120,8 +127,9 @@ static __always_inline __u32 index_of_size(__u16 size)
 	return size >= 1220;
 }
 
-static __always_inline __u32 cookie_number(const struct flood *flood, const __u64 *flow,
-					   __u32 peers_number, __u16 peers_size, __u64 now_ms)
+static __always_inline __u32 cookie_number(const struct flood *flood,
+					   const struct flow_words *flow, __u32 peers_number,
+					   __u16 peers_size, __u64 now_ms)
 {
 	const __u32 minute = now_ms / MILLISECONDS_OF_MINUTE;
 	const __u32 inner = keyed_hash(flood, flow, HASH_INNER, minute) + index_of_size(peers_size);

@@ -45,7 +45,7 @@ static __always_inline struct record_header *copy(hook_context *packet, void *ri
 		*(__be16 *)(frame + 12) = protocol_of(packet);
 		frame += ETH_HLEN;
 	}
-	load_bytes(packet, frame, length);
+	load_bytes(packet, 0, frame, length);
 	return record;
 }
 
@@ -72,7 +72,7 @@ static __always_inline struct record_header *copy_in_class(hook_context *packet,
 
 /* Submits a record and wakes the owner if it sleeps. */
 static __always_inline void submit(struct record_header *record, struct doorbell *doorbell,
-				   void *ring, __u32 number)
+				   __u32 number)
 {
 	__u64 now = record->timestamp;
 	/* The result is used, so that the operation is a full barrier on every architecture. */
@@ -82,7 +82,7 @@ static __always_inline void submit(struct record_header *record, struct doorbell
 	asm volatile("" : : "r"(before) : "memory");
 	state = load_once(doorbell->state);
 	if (state == DOORBELL_AWAKE) {
-		bpf_ringbuf_submit(record, wants_attention_now(doorbell, ring, number, now) ?
+		bpf_ringbuf_submit(record, wants_attention_now(doorbell, number, now) ?
 						   BPF_RB_FORCE_WAKEUP :
 						   BPF_RB_NO_WAKEUP);
 		return;
@@ -177,7 +177,7 @@ __noinline int deliver_by_ring(hook_context *packet, const struct flow_row *row,
 	record->timestamp = bpf_ktime_get_ns();
 	record->ifindex = delivery->interface;
 	record->reserved = 0;
-	submit(record, doorbell, ring, number);
+	submit(record, doorbell, number);
 	if (delivery->flags & RECORD_EARLY_FRAGMENT)
 		count(receive_held_fragment);
 	else if (delivery->flags & RECORD_ICMP_ERROR)

@@ -89,19 +89,24 @@ static __always_inline void enter(struct __sk_buff *skb, const struct filter_key
 		hold(skb);
 }
 
-/* The first fragment belongs to `row`, or to the kernel if there is none: later ones will, too. */
-static __always_inline void remember(struct __sk_buff *skb, const struct filter_key *key,
-				     const struct piece *piece, const struct flow_row *row,
-				     __u16 flags)
+/*
+ * The first fragment belongs to `row`, or to the kernel if there is none: later ones will, too. Global, so that the
+ * verifier checks it once. Returns 0.
+ */
+__noinline int remember(struct __sk_buff *skb, const struct filter_key *key,
+			const struct piece *piece, const struct flow_row *row, __u16 flags)
 {
 	struct fragment_row entry = {
 		.state = row ? FRAGMENT_CLAIMED : FRAGMENT_PASSED,
 		.flags = flags,
 	};
 
+	if (!key || !piece)
+		return 0;
 	if (row)
 		entry.row = *row;
 	enter(skb, key, piece, &entry);
+	return 0;
 }
 
 /* The first fragment is for all members of its port, if there are any. */

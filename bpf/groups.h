@@ -53,38 +53,42 @@ static long copy_to_member(__u32 index, struct copies *copies)
 }
 
 /*
- * Makes copies for all members of an address on a device; returns false if there are none. Uses the
- * result of the loop, which ends at the first missing member: with a counter of its own, the verifier
- * would follow each iteration separately, for seconds.
+ * Makes copies for all members of an address on a device; returns 0 if there are none. Uses the result of the loop, which
+ * ends at the first missing member: with a counter of its own, the verifier would follow each iteration separately, for
+ * seconds. Global, to be verified once.
  */
-static __always_inline bool copy_to_members(struct __sk_buff *skb, const union address *group,
-					    __u32 interface, __be16 port,
-					    const struct delivery *delivery,
-					    const struct recipient *only)
+__noinline int copy_to_members(struct __sk_buff *skb, const struct member_key *first,
+			       const struct delivery *delivery, const struct recipient *only)
 {
-	struct copies copies = {
-		.only = *only,
-		.skb = skb,
-		.key = { .group = *group, .interface = interface, .port = port },
-		.delivery = *delivery,
-	};
+	struct copies copies = { .skb = skb };
 
+	if (!first || !delivery || !only)
+		return 0;
+	copies.only = *only;
+	copies.key = *first;
+	copies.delivery = *delivery;
 	return bpf_loop(MEMBERS_MAX, copy_to_member, &copies, 0) > 1;
 }
 
-/* A broadcast is for every socket of the binding. */
-static __always_inline bool copy_to_binding(struct __sk_buff *skb,
-					    const struct binding_key *binding,
-					    const struct delivery *delivery,
-					    const struct recipient *only)
+/* A broadcast is for every socket of the binding. Global as above. */
+__noinline int copy_to_binding(struct __sk_buff *skb, const struct binding_key *binding,
+			       const struct delivery *delivery, const struct recipient *only)
 {
-	struct flow_row *row = bpf_map_lookup_elem(&bindings, binding);
+	struct flow_row *row;
 
+	if (!binding || !delivery || !only)
+		return false;
+	row = bpf_map_lookup_elem(&bindings, binding);
 	if (!row)
 		return false;
-	if (row->flags & ROW_SHARED)
-		return copy_to_members(skb, &binding->local, 0, binding->local_port, delivery,
-				       only);
+	if (row->flags & ROW_SHARED) {
+		const struct member_key first = {
+			.group = binding->local,
+			.port = binding->local_port,
+		};
+
+		return copy_to_members(skb, &first, delivery, only);
+	}
 	if (!is_for(row, only))
 		return true;
 	if (!is_budgeted(row) || !exceeds_budget(skb, row))
@@ -194,8 +198,13 @@ __noinline int distribute(struct __sk_buff *skb, const struct delivery *asked, _
 	if (piece.is_fragment)
 		delivery.flags |= RECORD_FRAGMENT;
 	if (is_multicast(&key.local)) {
-		any = copy_to_members(skb, &key.local, delivery.interface, key.local_port,
-				      &delivery, &only);
+		const struct member_key first = {
+			.group = key.local,
+			.interface = delivery.interface,
+			.port = key.local_port,
+		};
+
+		any = copy_to_members(skb, &first, &delivery, &only);
 	} else {
 		struct binding_key binding = exact_binding(&key);
 

@@ -25,6 +25,8 @@
 /* The length made linear when even those are not: the above with room for options. */
 #define PULL_HEADERS 256
 #define MAX_EXTENSIONS 6
+/* Bounds the offset of a transport header, for the verifier: more than that many extension headers have. */
+#define HEADERS_MOST 0x3fff
 
 #define IPV4_DONT_FRAGMENT 0x4000
 #define IPV4_FRAGMENT 0x3fff
@@ -151,45 +153,76 @@ static __always_inline enum parsed parse_ipv4(struct cursor *cursor, struct filt
 	return piece->is_later ? PARSED_LATER_FRAGMENT : PARSED_FLOW;
 }
 
-/*
- * RFC 8200 §4: skips the extension headers before the transport header. Packets that this host alone
- * cannot judge (a route that continues, misplaced hop-by-hop options) are left to the kernel.
- */
-static __always_inline enum parsed skip_extensions(struct cursor *cursor, struct filter_key *key,
-						   struct piece *piece)
+static __always_inline bool is_extension(__u8 protocol)
 {
-	for (int i = 0; i < MAX_EXTENSIONS; i++) {
-		struct extension *extension = cursor->at;
-		struct fragment *fragment = cursor->at;
+	return protocol == IPPROTO_HOPOPTS || protocol == IPPROTO_ROUTING ||
+	       protocol == IPPROTO_FRAGMENT || protocol == IPPROTO_DSTOPTS;
+}
 
-		switch (key->protocol) {
-		case IPPROTO_HOPOPTS:
-		case IPPROTO_ROUTING:
-		case IPPROTO_DSTOPTS:
-			if ((void *)(extension + 1) > cursor->end)
-				return PARSED_MALFORMED;
-			if (key->protocol == IPPROTO_HOPOPTS && i > 0)
-				return PARSED_MALFORMED;
-			if (key->protocol == IPPROTO_ROUTING && extension->segments_left)
-				return PARSED_PROTOCOL;
-			key->protocol = extension->next;
-			cursor->at += (extension->length + 1) * 8;
-			break;
-		case IPPROTO_FRAGMENT:
-			if ((void *)(fragment + 1) > cursor->end)
-				return PARSED_MALFORMED;
-			/* RFC 6946: an atomic fragment is a whole packet. */
-			set_piece(piece, fragment);
-			key->protocol = fragment->next;
-			cursor->at += sizeof(*fragment);
-			if (piece->is_later)
-				return PARSED_LATER_FRAGMENT;
-			break;
-		default:
+/* A header within an IPv6 packet. */
+struct next_header {
+	/* From the start of the frame. */
+	__u32 offset;
+	__u8 protocol;
+};
+
+/*
+ * RFC 8200 §4: goes from the extension header behind the IPv6 header to the transport header. Packets that this host
+ * alone cannot judge (a route that continues, misplaced hop-by-hop options) are left to the kernel. Global, so that the
+ * verifier checks it once; few packets have any of these headers.
+ */
+__noinline int skip_extensions(hook_context *packet, struct next_header *header,
+			       struct piece *piece)
+{
+	union {
+		struct extension extension;
+		struct fragment fragment;
+	} at;
+
+	if (!header || !piece)
+		return PARSED_MALFORMED;
+	for (int i = 0; i < MAX_EXTENSIONS; i++) {
+		__u8 protocol = header->protocol;
+
+		if (!is_extension(protocol))
 			return PARSED_FLOW;
+		if (load_bytes(packet, header->offset, &at, sizeof(at)))
+			return PARSED_MALFORMED;
+		if (protocol == IPPROTO_HOPOPTS && i > 0)
+			return PARSED_MALFORMED;
+		if (protocol == IPPROTO_ROUTING && at.extension.segments_left)
+			return PARSED_PROTOCOL;
+		header->protocol = at.extension.next;
+		if (protocol != IPPROTO_FRAGMENT) {
+			header->offset += (at.extension.length + 1) * 8;
+			continue;
 		}
+		/* RFC 6946: an atomic fragment is a whole packet. */
+		set_piece(piece, &at.fragment);
+		header->offset += sizeof(at.fragment);
+		if (piece->is_later)
+			return PARSED_LATER_FRAGMENT;
 	}
-	return PARSED_MALFORMED;
+	return is_extension(header->protocol) ? PARSED_MALFORMED : PARSED_FLOW;
+}
+
+/* Leaves the cursor at the transport header. */
+static __always_inline enum parsed to_transport(hook_context *packet, struct cursor *cursor,
+						struct filter_key *key, struct piece *piece)
+{
+	void *frame = (void *)(unsigned long)packet->data;
+	struct next_header header = { .offset = cursor->at - frame, .protocol = key->protocol };
+	enum parsed parsed;
+
+	if (!is_extension(key->protocol))
+		return PARSED_FLOW;
+	parsed = skip_extensions(packet, &header, piece);
+	key->protocol = header.protocol;
+	if (parsed == PARSED_FLOW && header.offset > HEADERS_MOST)
+		return PARSED_MALFORMED;
+	cursor->at = (void *)(unsigned long)packet->data + (header.offset & HEADERS_MOST);
+	cursor->end = (void *)(unsigned long)packet->data_end;
+	return parsed;
 }
 
 static __always_inline enum parsed parse_ipv6(struct cursor *cursor, struct filter_key *key,
@@ -262,7 +295,8 @@ static __always_inline enum parsed parse_icmpv4(struct cursor *cursor, struct fi
 	return icmp_error(parsed, key);
 }
 
-static __always_inline enum parsed parse_icmpv6(struct cursor *cursor, struct filter_key *key)
+static __always_inline enum parsed parse_icmpv6(hook_context *packet, struct cursor *cursor,
+						struct filter_key *key)
 {
 	struct icmp *icmp = cursor->at;
 	struct piece quoted = {};
@@ -275,7 +309,7 @@ static __always_inline enum parsed parse_icmpv6(struct cursor *cursor, struct fi
 	cursor->at += sizeof(*icmp);
 	parsed = parse_ipv6(cursor, key, SENT);
 	if (parsed == PARSED_FLOW)
-		parsed = skip_extensions(cursor, key, &quoted);
+		parsed = to_transport(packet, cursor, key, &quoted);
 	if (parsed == PARSED_FLOW)
 		parsed = parse_ports(cursor, key, SENT);
 	return icmp_error(parsed, key);
@@ -302,11 +336,11 @@ static __always_inline enum parsed parse_received(hook_context *packet, struct f
 		parsed = parse_ipv6(&cursor, key, RECEIVED);
 		if (parsed != PARSED_FLOW)
 			return parsed;
-		parsed = skip_extensions(&cursor, key, piece);
+		parsed = to_transport(packet, &cursor, key, piece);
 		if (parsed != PARSED_FLOW)
 			return parsed;
 		if (key->protocol == IPPROTO_ICMPV6)
-			return parse_icmpv6(&cursor, key);
+			return parse_icmpv6(packet, &cursor, key);
 	} else {
 		return PARSED_NOT_IP;
 	}

@@ -68,12 +68,12 @@ static __always_inline __u32 clock_for(const struct flood *flood, const struct f
 				       __u64 now_ms)
 {
 	struct filter_key hosts = *key;
-	__u64 words[HASH_FLOW_WORDS];
+	struct flow_words words;
 
 	hosts.local_port = 0;
 	hosts.remote_port = 0;
-	__builtin_memcpy(words, &hosts, sizeof(words));
-	return (__u32)now_ms + keyed_hash(flood, words, HASH_TIMESTAMP, 0);
+	__builtin_memcpy(&words, &hosts, sizeof(words));
+	return (__u32)now_ms + keyed_hash(flood, &words, HASH_TIMESTAMP, 0);
 }
 
 /* Writes the options behind the MSS option; returns the length of the segment. */
@@ -128,10 +128,10 @@ static __always_inline __u32 make_answer(const struct flood *flood, const struct
 	const __u32 number = bpf_ntohl(syn->segment.header.seq);
 	struct answer *answer = &work->answer;
 	const __u8 terms = agreed(flood, syn);
-	__u64 words[HASH_FLOW_WORDS];
+	struct flow_words words;
 	__u32 length;
 
-	__builtin_memcpy(words, key, sizeof(words));
+	__builtin_memcpy(&words, key, sizeof(words));
 	__builtin_memset(answer, 0, sizeof(*answer));
 	answer->size_option[0] = OPTION_MSS;
 	answer->size_option[1] = 4;
@@ -140,7 +140,7 @@ static __always_inline __u32 make_answer(const struct flood *flood, const struct
 	answer->header.source = key->local_port;
 	answer->header.dest = key->remote_port;
 	answer->header.seq =
-		bpf_htonl(cookie_number(flood, words, number, syn->size ?: assumed, now_ms));
+		bpf_htonl(cookie_number(flood, &words, number, syn->size ?: assumed, now_ms));
 	answer->header.ack_seq = bpf_htonl(number + 1);
 	answer->header.doff = length / 4;
 	((__u8 *)answer)[TCP_FLAGS_AT] = TCP_SYN | TCP_ACK | (terms & FLOOD_ECN ? TCP_ECE : 0);

@@ -7,7 +7,7 @@ use super::frames::Frame;
 
 /// Limit of the instructions that the verifier processes for one program; if it does not recognise that
 /// iterations are alike, there are hundreds of thousands.
-const VERIFIED_MOST: u32 = 60_000;
+const VERIFIED_MOST: u32 = 30_000;
 
 #[test]
 fn report_of_program_sizes_and_nanoseconds_per_packet() {
