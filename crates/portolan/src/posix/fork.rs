@@ -40,11 +40,13 @@ fn await_server() {
     if let Some(process) = Process::running()
         && !shares_memory()
         && !inside::is_inside()
-        && process.control.has_hung_up()
     {
         let _inside = inside::enter();
+        let is_lost = process.control.has_hung_up();
         for (_, socket) in table::sockets() {
-            if (socket.protocol, socket.phase()) == (Protocol::Tcp, SocketPhase::Cached) {
+            let is_unknown = is_lost || socket.is_unknown_to(process.incarnation());
+            let is_here = socket.phase() == SocketPhase::Cached;
+            if is_unknown && is_here && socket.protocol == Protocol::Tcp {
                 reopen::adopt_next(process, &socket);
             }
         }
