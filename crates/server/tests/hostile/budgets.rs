@@ -20,8 +20,8 @@ use rustix::process::{Resource, Rlimit, Uid, getrlimit, setrlimit};
 use crate::common::{
     Client, Configuration, Library, Near, await_some, control_path, session_part, start_server,
 };
-use crate::meter::{Machine, Meter, VICTIM};
-use crate::{TIMEOUT, Victim, as_nobody, assert_serves_others, counter, hostile_library};
+use crate::meter::{Machine, Meter, RunDelays, VICTIM};
+use crate::{TIMEOUT, Victim, as_nobody, assert_serves_others, counter, hostile_library, status};
 
 /// Subordinate users of one real user.
 const SUBORDINATES: std::ops::Range<u32> = 100_000..100_012;
@@ -51,8 +51,8 @@ pub(crate) fn allow_descriptors() {
     setrlimit(Resource::Nofile, wanted).unwrap();
 }
 
-/// The longest wait for another user's request among several, and the machine's lateness in that time: the server, the
-/// filter's softirq and this thread run one after the other, and the server only after its pending work.
+/// The longest wait for another user's request among several, without the time for which others had the processors, and
+/// the machine's lateness in that time: the server, the filter's softirq and this thread run one after the other.
 #[derive(Clone, Copy, Debug, Default)]
 struct Waits {
     longest: Duration,
@@ -62,11 +62,11 @@ struct Waits {
 impl Waits {
     fn sample(client: &mut Client, rounds: u32) -> Waits {
         let mut machine = Machine::start();
+        let delays = RunDelays::with_server_of(client);
         let mut waits = Waits::default();
         for _ in 0..rounds {
-            let start = clock::now();
-            client.ask(RequestBody::ReadStatus);
-            waits.longest = waits.longest.max(clock::now().since(start));
+            let answered_after = delays.without(|| status(client));
+            waits.longest = waits.longest.max(answered_after);
             let start = clock::now();
             machine.ask();
             waits.machine = waits.machine.max(clock::now().since(start));

@@ -229,10 +229,34 @@ impl RunDelay {
     }
 }
 
+/// Those of a server's main thread and of the thread that asks it.
+pub(crate) struct RunDelays([RunDelay; 2]);
+
+impl RunDelays {
+    /// Returns those of the server that a client is connected to, and of this thread.
+    pub(crate) fn with_server_of(client: &Client) -> RunDelays {
+        let server = sockopt::socket_peercred(client).unwrap().pid;
+        let server = server.as_raw_nonzero();
+        RunDelays(
+            [format!("{server}/task/{server}"), "thread-self".into()]
+                .map(|thread| RunDelay::of(&thread)),
+        )
+    }
+
+    fn so_far(&self) -> Duration {
+        self.0.iter().map(RunDelay::so_far).sum()
+    }
+
+    /// Returns how long an action took, without the time for which others had the processors.
+    pub(crate) fn without(&self, action: impl FnOnce() -> Duration) -> Duration {
+        let before = self.so_far();
+        let took = action();
+        took.saturating_sub(self.so_far() - before)
+    }
+}
+
 /// A user whose programs run during the attack.
 struct Sampler {
-    /// The server's, and this thread's.
-    run_delays: [RunDelay; 2],
     path: PathBuf,
     listener: TcpListener,
     machine: Machine,
@@ -250,16 +274,9 @@ impl Sampler {
         let (_, near, slot) = library.open(listener.local_addr().unwrap());
         let (peer, _) = listener.accept().unwrap();
         peer.set_read_timeout(TIMEOUT).unwrap();
-        let status = Client::connect(&path);
-        let server = sockopt::socket_peercred(&status)
-            .unwrap()
-            .pid
-            .as_raw_nonzero();
         Sampler {
-            run_delays: [format!("{server}/task/{server}"), "thread-self".into()]
-                .map(|thread| RunDelay::of(&thread)),
             machine: Machine::start(),
-            status,
+            status: Client::connect(&path),
             path,
             listener,
             library,
@@ -268,17 +285,6 @@ impl Sampler {
             peer,
             next_start: Instant::now(),
         }
-    }
-
-    fn run_delay(&self) -> Duration {
-        self.run_delays.iter().map(RunDelay::so_far).sum()
-    }
-
-    /// Returns how long the probe took, without the time for which others had the processors.
-    fn sample(&mut self, probe: Probe) -> Duration {
-        let before = self.run_delay();
-        let took = self.probe(probe);
-        took.saturating_sub(self.run_delay() - before)
     }
 
     fn probe(&mut self, probe: Probe) -> Duration {
@@ -307,7 +313,7 @@ impl Sampler {
     }
 
     /// Takes one sample of each, then pauses.
-    fn round(&mut self, figures: &mut Samples) {
+    fn round(&mut self, delays: &RunDelays, figures: &mut Samples) {
         let start = Instant::now();
         for probe in Probe::ALL {
             if probe == Probe::Start {
@@ -318,7 +324,7 @@ impl Sampler {
             }
             let took = match probe {
                 Probe::Machine => self.probe(probe),
-                _ => self.sample(probe),
+                _ => delays.without(|| self.probe(probe)),
             };
             figures.add(probe, took);
         }
@@ -390,16 +396,17 @@ impl Meter {
             let user = Some(Uid::from_raw(uid));
             rustix::thread::set_thread_res_uid(user, user, user).expect("root may");
             let mut sampler = Sampler::start(path, listener);
+            let delays = RunDelays::with_server_of(&sampler.status);
             let mut before = Samples::default();
             let start = Instant::now();
             while start.elapsed() < quiet {
-                sampler.round(&mut before);
+                sampler.round(&delays, &mut before);
             }
             // Fails only if the test has failed.
             let _ = is_quiet_known.send(());
             let mut during = Samples::default();
             while !end.load(Ordering::Relaxed) || during.rounds() < LEAST_ROUNDS {
-                sampler.round(&mut during);
+                sampler.round(&delays, &mut during);
             }
             Comparison {
                 quiet: before,
