@@ -16,7 +16,7 @@ LIBDIR  ?= $(PREFIX)/lib
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 JSON    ?= bench.json
 
-.PHONY: build run check test lint fuzz memcheck soak strangers bench doc install uninstall deb image clean \
+.PHONY: build run check test lint audit fuzz memcheck soak strangers bench doc install uninstall deb image clean \
   build-deps run-deps test-deps
 
 # The programs that `make install` installs.
@@ -40,6 +40,13 @@ test: build-deps
 lint: build-deps
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --features portolan-programs/large -- -D warnings
+	scripts/third-party target/third-party
+
+# Licences, sources and known vulnerabilities of the crates: make audit CHECKS="licenses bans sources" needs no network but
+# for installing cargo-deny, which takes minutes if it is missing.
+audit:
+	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny@0.20
+	cargo deny check $(CHECKS)
 
 # Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
 # live server (TARGET=control_protocol), which needs root; TARGET=interleavings runs what loom checks with more preemptions,
