@@ -36,6 +36,7 @@ mod handle;
 mod listener;
 #[cfg(feature = "mio")]
 pub mod mio;
+mod options;
 #[cfg(any(feature = "mio", feature = "tokio"))]
 mod reactor;
 mod stream;

@@ -52,7 +52,7 @@ async fn echo(body: String) -> String {
 async fn serve(endpoint: &str) -> Result<(), Box<dyn Error>> {
     // The runtime waits for packets itself; without this a thread of the library does.
     tokio::spawn(drive());
-    let listener = Connections(TcpListener::bind(endpoint)?);
+    let listener = Connections(TcpListener::bind(endpoint).await?);
     let pages = Router::new()
         .route("/hello/{name}", get(greet))
         .route("/echo", post(echo));

@@ -23,7 +23,7 @@ async fn page(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infal
 async fn serve(endpoint: &str) -> Result<(), Box<dyn Error>> {
     // The runtime waits for packets itself; without this a thread of the library does.
     tokio::spawn(drive());
-    let listener = TcpListener::bind(endpoint)?;
+    let listener = TcpListener::bind(endpoint).await?;
     loop {
         let (stream, peer) = listener.accept().await?;
         tokio::spawn(async move {

@@ -1,12 +1,13 @@
 //! UDP sockets.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use super::buf::Piece;
-use super::handle::Handle;
+use super::handle::{Handle, with_first};
+use super::options::{group_options, service_options, ttl_option};
 use crate::posix::{self, CallError, Chunk};
 
 /// A UDP socket, as [`std::net::UdpSocket`].
@@ -20,15 +21,15 @@ impl UdpSocket {
     /// As [`std::net::UdpSocket::bind`]: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`. `NetworkDown` where
     /// `PORTOLAN=require` and there is no server.
     pub fn bind(address: impl ToSocketAddrs) -> io::Result<UdpSocket> {
-        let mut last = None;
-        for address in address.to_socket_addrs()? {
-            let opened = Handle::open(address, libc::SOCK_DGRAM);
-            match opened.and_then(|handle| handle.bind(address).map(|()| handle)) {
-                Ok(handle) => return Ok(UdpSocket(handle)),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
+        with_first(address.to_socket_addrs()?, |address| {
+            let handle = Handle::open(address, libc::SOCK_DGRAM)?;
+            handle.bind(address)?;
+            Ok(UdpSocket(handle))
+        })
+    }
+
+    pub(super) fn handle(&self) -> &Handle<std::net::UdpSocket> {
+        &self.0
     }
 
     /// Sets the peer for sending and receiving to the first address of `address` that has a route.
@@ -36,14 +37,9 @@ impl UdpSocket {
     /// # Errors
     /// `NetworkUnreachable`: there is no route.
     pub fn connect(&self, address: impl ToSocketAddrs) -> io::Result<()> {
-        let mut last = None;
-        for address in address.to_socket_addrs()? {
-            match self.0.connect(address) {
-                Ok(()) => return Ok(()),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
+        with_first(address.to_socket_addrs()?, |address| {
+            self.0.connect(address)
+        })
     }
 
     /// Returns the local address.
@@ -94,7 +90,7 @@ impl UdpSocket {
     /// `WouldBlock`: no datagram arrived within the read time-out, or none is pending on a non-blocking
     /// socket; an error that ICMP reported for an earlier datagram, such as `ConnectionRefused`.
     pub fn recv(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.receive_into(buffer).map(|(count, _)| count)
+        self.receive_into(buffer, 0).map(|(count, _)| count)
     }
 
     /// As [`UdpSocket::recv`], and returns the sender's address.
@@ -102,23 +98,40 @@ impl UdpSocket {
     /// # Errors
     /// As [`UdpSocket::recv`].
     pub fn recv_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
-        let (count, from) = self.receive_into(buffer)?;
-        match from {
-            Some(from) => Ok((count, from)),
-            None => Err(io::ErrorKind::NotConnected.into()),
-        }
+        with_sender(self.receive_into(buffer, 0)?)
     }
 
-    fn receive_into(&self, buffer: &mut [u8]) -> io::Result<(usize, Option<SocketAddr>)> {
+    /// As [`UdpSocket::recv`], without removing the datagram.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv`].
+    pub fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let peeked = self.receive_into(buffer, libc::MSG_PEEK);
+        peeked.map(|(count, _)| count)
+    }
+
+    /// As [`UdpSocket::recv_from`], without removing the datagram.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::recv`].
+    pub fn peek_from(&self, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr)> {
+        with_sender(self.receive_into(buffer, libc::MSG_PEEK)?)
+    }
+
+    fn receive_into(
+        &self,
+        buffer: &mut [u8],
+        flags: i32,
+    ) -> io::Result<(usize, Option<SocketAddr>)> {
         let mut buffers = [IoSliceMut::new(buffer)];
-        let received = self.0.ours(|fd| posix::receive(fd, &mut buffers, 0))?;
-        match received {
-            Some(received) => Ok((received.length, received.from)),
-            None => {
-                let (count, from) = self.0.std().recv_from(buffer)?;
-                Ok((count, Some(from)))
-            }
+        if let Some(received) = self.0.ours(|fd| posix::receive(fd, &mut buffers, flags))? {
+            return Ok((received.length, received.from));
         }
+        let (count, from) = match flags {
+            libc::MSG_PEEK => self.0.std().peek_from(buffer)?,
+            _ => self.0.std().recv_from(buffer)?,
+        };
+        Ok((count, Some(from)))
     }
 
     /// Receives a datagram as a [piece](super::buf) of its size, and the sender's address. The
@@ -167,6 +180,51 @@ impl UdpSocket {
         self.0.time_option(libc::SO_RCVTIMEO)
     }
 
+    ttl_option!();
+    service_options!();
+    group_options!();
+
+    /// Joins an IPv4 group on the device that has the address `interface`; the unspecified address stands for the
+    /// device of the route.
+    ///
+    /// # Errors
+    /// `ENODEV`: there is no such device. `AddrInUse`: the socket is a member already.
+    pub fn join_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
+        let option = (libc::IPPROTO_IP, libc::IP_ADD_MEMBERSHIP);
+        let (group, interface) = (group.octets(), interface.octets());
+        self.0.set_membership(option, group, interface)
+    }
+
+    /// Leaves a group, by the arguments of [`UdpSocket::join_multicast_v4`].
+    ///
+    /// # Errors
+    /// `AddrNotAvailable`: the socket is not a member.
+    pub fn leave_multicast_v4(&self, group: &Ipv4Addr, interface: &Ipv4Addr) -> io::Result<()> {
+        let option = (libc::IPPROTO_IP, libc::IP_DROP_MEMBERSHIP);
+        let (group, interface) = (group.octets(), interface.octets());
+        self.0.set_membership(option, group, interface)
+    }
+
+    /// Joins an IPv6 group on the device with the index `interface`; 0 stands for the device of the route.
+    ///
+    /// # Errors
+    /// As [`UdpSocket::join_multicast_v4`].
+    pub fn join_multicast_v6(&self, group: &Ipv6Addr, interface: u32) -> io::Result<()> {
+        let option = (libc::IPPROTO_IPV6, libc::IPV6_ADD_MEMBERSHIP);
+        let (group, interface) = (group.octets(), interface.to_ne_bytes());
+        self.0.set_membership(option, group, interface)
+    }
+
+    /// Leaves a group, by the arguments of [`UdpSocket::join_multicast_v6`].
+    ///
+    /// # Errors
+    /// `AddrNotAvailable`: the socket is not a member.
+    pub fn leave_multicast_v6(&self, group: &Ipv6Addr, interface: u32) -> io::Result<()> {
+        let option = (libc::IPPROTO_IPV6, libc::IPV6_DROP_MEMBERSHIP);
+        let (group, interface) = (group.octets(), interface.to_ne_bytes());
+        self.0.set_membership(option, group, interface)
+    }
+
     /// Sets whether calls fail with `WouldBlock` instead of waiting.
     ///
     /// # Errors
@@ -190,6 +248,12 @@ impl UdpSocket {
     pub fn take_error(&self) -> io::Result<Option<io::Error>> {
         self.0.take_error()
     }
+}
+
+/// A datagram without a sender is none: the socket was shut down.
+fn with_sender(received: (usize, Option<SocketAddr>)) -> io::Result<(usize, SocketAddr)> {
+    let (count, from) = received;
+    Ok((count, from.ok_or(io::ErrorKind::NotConnected)?))
 }
 
 impl AsFd for UdpSocket {

@@ -19,11 +19,16 @@ pub(super) struct Handle<S: AsRawFd + IntoRawFd>(Option<S>);
 impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
     /// Opens a socket for `address`: one of Portolan's, or else the kernel's.
     pub(super) fn open(address: SocketAddr, kind: i32) -> io::Result<Handle<S>> {
-        join_forks();
         let domain = match address {
             SocketAddr::V4(_) => libc::AF_INET,
             SocketAddr::V6(_) => libc::AF_INET6,
         };
+        Handle::open_in(domain, kind)
+    }
+
+    /// As [`Handle::open`], for an address family.
+    pub(super) fn open_in(domain: i32, kind: i32) -> io::Result<Handle<S>> {
+        join_forks();
         let kind = kind | libc::SOCK_CLOEXEC;
         let fd = {
             let _inside = posix::enter();
@@ -149,6 +154,58 @@ impl<S: AsFd + AsRawFd + IntoRawFd + From<OwnedFd>> Handle<S> {
         self.set_option(libc::SOL_SOCKET, name, &bytes)
     }
 
+    /// Returns `SO_LINGER`; `None` if it is off.
+    pub(super) fn linger(&self) -> io::Result<Option<Duration>> {
+        let mut bytes = [0; 8];
+        self.option(libc::SOL_SOCKET, libc::SO_LINGER, &mut bytes)?;
+        let [is_on, seconds] = [0, 4].map(|at| {
+            let part = bytes[at..at + 4].try_into().unwrap_or_default();
+            i32::from_ne_bytes(part)
+        });
+        let seconds = u64::try_from(seconds).unwrap_or(0);
+        Ok((is_on != 0).then_some(Duration::from_secs(seconds)))
+    }
+
+    pub(super) fn set_linger(&self, time: Option<Duration>) -> io::Result<()> {
+        let seconds = time.map_or(0, |time| i32::try_from(time.as_secs()).unwrap_or(i32::MAX));
+        let parts = [i32::from(time.is_some()), seconds];
+        let bytes: Vec<u8> = parts.iter().flat_map(|part| part.to_ne_bytes()).collect();
+        self.set_option(libc::SOL_SOCKET, libc::SO_LINGER, &bytes)
+    }
+
+    /// Returns `SO_BINDTODEVICE`; `None` if the socket is not bound to a device.
+    pub(super) fn device(&self) -> io::Result<Option<Vec<u8>>> {
+        let mut name = [0; libc::IFNAMSIZ];
+        self.option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, &mut name)?;
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        Ok((!name.is_empty()).then(|| name.to_vec()))
+    }
+
+    pub(super) fn bind_device(&self, name: Option<&[u8]>) -> io::Result<()> {
+        let name = name.unwrap_or_default();
+        self.set_option(libc::SOL_SOCKET, libc::SO_BINDTODEVICE, name)
+    }
+
+    /// Sets an option that is a group and an interface of it.
+    pub(super) fn set_membership<const G: usize>(
+        &self,
+        (level, name): (i32, i32),
+        group: [u8; G],
+        interface: [u8; 4],
+    ) -> io::Result<()> {
+        self.set_option(level, name, &[&group[..], &interface].concat())
+    }
+
+    /// Turns the socket into one of another type of the standard library.
+    #[cfg(feature = "tokio")]
+    pub(super) fn convert<T>(mut self) -> Handle<T>
+    where
+        S: Into<OwnedFd>,
+        T: AsRawFd + IntoRawFd + From<OwnedFd>,
+    {
+        Handle(self.0.take().map(|socket| T::from(socket.into())))
+    }
+
     fn option(&self, level: i32, name: i32, value: &mut [u8]) -> io::Result<()> {
         match self.ours(|fd| posix::get_option(fd, level, name, value))? {
             Some(_) => Ok(()),
@@ -184,6 +241,25 @@ impl<S: AsRawFd + IntoRawFd> Drop for Handle<S> {
             }
         }
     }
+}
+
+/// Makes a call with each address in turn until one succeeds; fails as the last one.
+pub(super) fn with_first<T>(
+    addresses: impl IntoIterator<Item = SocketAddr>,
+    mut call: impl FnMut(SocketAddr) -> io::Result<T>,
+) -> io::Result<T> {
+    let mut last = None;
+    for address in addresses {
+        match call(address) {
+            Ok(made) => return Ok(made),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(no_address))
+}
+
+pub(super) fn no_address() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, "there is no address")
 }
 
 /// Registers the library's handlers for `fork` and `exit`, as the preload library does.

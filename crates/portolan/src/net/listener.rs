@@ -5,7 +5,8 @@ use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
 use super::TcpStream;
-use super::handle::Handle;
+use super::handle::{Handle, with_first};
+use super::options::ttl_option;
 use crate::posix;
 
 /// Maximum number of connections that wait to be accepted; the kernel's `somaxconn` limits it, too.
@@ -22,26 +23,33 @@ impl TcpListener {
     /// As [`std::net::TcpListener::bind`]: `AddrInUse`, `AddrNotAvailable`, `PermissionDenied`. `NetworkDown` where
     /// `PORTOLAN=require` and there is no server.
     pub fn bind(address: impl ToSocketAddrs) -> io::Result<TcpListener> {
-        let mut last = None;
-        for address in address.to_socket_addrs()? {
-            match TcpListener::listen_at(address) {
-                Ok(listener) => return Ok(listener),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
+        with_first(address.to_socket_addrs()?, TcpListener::listen_at)
     }
 
     fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
         let handle: Handle<std::net::TcpListener> = Handle::open(address, libc::SOCK_STREAM)?;
         handle.set_number(libc::SOL_SOCKET, libc::SO_REUSEADDR, 1)?;
         handle.bind(address)?;
+        TcpListener::listen_on(handle, BACKLOG)
+    }
+
+    /// Listens on a bound socket. At most `backlog` connections wait to be accepted.
+    pub(super) fn listen_on(
+        handle: Handle<std::net::TcpListener>,
+        backlog: i32,
+    ) -> io::Result<TcpListener> {
         handle.call(
-            |fd| posix::listen(fd, BACKLOG),
-            |std| Ok(rustix::net::listen(std, BACKLOG)?),
+            |fd| posix::listen(fd, backlog),
+            |std| Ok(rustix::net::listen(std, backlog)?),
         )?;
         Ok(TcpListener(handle))
     }
+
+    pub(super) fn handle(&self) -> &Handle<std::net::TcpListener> {
+        &self.0
+    }
+
+    ttl_option!();
 
     /// Returns the address that the listener is bound to.
     ///

@@ -4,10 +4,10 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::task::{Poll, Waker};
+use std::task::Waker;
 
 use portolan_sys::wait::{pollfd, ppoll};
 use portolan_sys::{descriptor, thread};
@@ -24,32 +24,19 @@ const NOTIFIER: u64 = 0;
 
 const NO_EVENTS: [libc::epoll_event; BATCH] = [libc::epoll_event { events: 0, u64: 0 }; BATCH];
 
-const INPUT: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP) as u32;
-const OUTPUT: u32 = libc::EPOLLOUT as u32;
-/// Events that concern both directions.
+/// What readers and writers wait for, as bits of epoll(7).
+pub(super) const INPUT: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP) as u32;
+pub(super) const OUTPUT: u32 = libc::EPOLLOUT as u32;
+/// Events that are reported to all.
 const ENDED: u32 = (libc::EPOLLHUP | libc::EPOLLERR) as u32;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Direction {
-    Read,
-    Write,
-}
-
-impl Direction {
-    fn interest(self) -> u32 {
-        match self {
-            Direction::Read => INPUT,
-            Direction::Write => OUTPUT,
-        }
-    }
-}
 
 /// A task, or another place to notify, that waits for a source.
 #[derive(Debug)]
 struct Waiting {
     /// Distinguishes those that wait for the same source.
     name: u64,
-    direction: Direction,
+    /// The events that it waits for, besides `ENDED`.
+    events: u32,
     waker: Waker,
 }
 
@@ -107,38 +94,18 @@ impl Source {
         Ok(Source(shared))
     }
 
-    /// Makes a call. If it would block, `waker` is woken once when that may have changed.
-    pub(super) fn poll<T>(
-        &self,
-        direction: Direction,
-        (name, waker): (u64, &Waker),
-        mut call: impl FnMut() -> io::Result<T>,
-    ) -> Poll<io::Result<T>> {
-        loop {
-            match call() {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                result => return Poll::Ready(result),
-            }
-        }
-        match self.wait(direction, name, waker) {
-            Ok(()) => Poll::Pending,
-            Err(error) => Poll::Ready(Err(error)),
-        }
-    }
-
-    /// Has `waker` woken once when the socket may be ready. It replaces the one that `name` left before.
-    pub(super) fn wait(&self, direction: Direction, name: u64, waker: &Waker) -> io::Result<()> {
+    /// Has `waker` woken once after one of `events`. It replaces the one that `name` left for the same before.
+    pub(super) fn wait(&self, events: u32, name: u64, waker: &Waker) -> io::Result<()> {
         let mut state = self.0.state();
         let known = state
             .waiting
             .iter_mut()
-            .find(|waiting| waiting.name == name && waiting.direction == direction);
+            .find(|waiting| waiting.name == name && waiting.events == events);
         match known {
             Some(known) => known.waker.clone_from(waker),
             None => state.waiting.push(Waiting {
                 name,
-                direction,
+                events,
                 waker: waker.clone(),
             }),
         }
@@ -174,7 +141,7 @@ impl Shared {
     fn arm(&self, state: &mut State) -> io::Result<()> {
         let reactor = Reactor::running()?;
         let wanted = state.waiting.iter();
-        let wanted = wanted.fold(0, |events, waiting| events | waiting.direction.interest());
+        let wanted = wanted.fold(0, |events, waiting| events | waiting.events);
         let event = libc::epoll_event {
             events: wanted | libc::EPOLLONESHOT as u32,
             u64: self.name,
@@ -198,7 +165,7 @@ impl Shared {
     /// Returns those to wake after `events`.
     fn take(&self, events: u32) -> Vec<Waiting> {
         let mut state = self.state();
-        let is_meant = |waiting: &mut Waiting| events & (waiting.direction.interest() | ENDED) != 0;
+        let is_meant = |waiting: &mut Waiting| events & (waiting.events | ENDED) != 0;
         let mut taken: Vec<_> = state.waiting.extract_if(.., is_meant).collect();
         // A failure is repeated, and reported, when the tasks that remain are polled.
         if !state.waiting.is_empty() && self.arm(&mut state).is_err() {
@@ -387,7 +354,7 @@ impl Driver {
 
 #[cfg(feature = "tokio")]
 impl AsFd for Driver {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.wait.as_fd()
     }
 }

@@ -6,7 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
 
 use super::buf::{Piece, Reserved, SendError};
-use super::handle::Handle;
+use super::handle::{Handle, with_first};
+use super::options::{flag_option, stream_options, ttl_option};
 use crate::posix::{self, Chunk, Outcome};
 
 /// Reads and writes a stream as its reference does.
@@ -52,21 +53,26 @@ impl TcpStream {
     /// As [`std::net::TcpStream::connect`], for the last address. `NetworkDown` where
     /// `PORTOLAN=require` and there is no server.
     pub fn connect(address: impl ToSocketAddrs) -> io::Result<TcpStream> {
-        let mut last = None;
-        for address in address.to_socket_addrs()? {
-            let opened = Handle::open(address, libc::SOCK_STREAM);
-            match opened.and_then(|handle| handle.connect(address).map(|()| handle)) {
-                Ok(handle) => return Ok(TcpStream(handle)),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| io::ErrorKind::InvalidInput.into()))
+        with_first(address.to_socket_addrs()?, |address| {
+            let handle = Handle::open(address, libc::SOCK_STREAM)?;
+            handle.connect(address)?;
+            Ok(TcpStream(handle))
+        })
     }
 
     /// Starts to connect a non-blocking socket. Once it is writable, [`TcpStream::take_error`] has the outcome.
     #[cfg(any(feature = "mio", feature = "tokio"))]
     pub(super) fn begin_to_connect(address: SocketAddr) -> io::Result<TcpStream> {
         let handle = Handle::open(address, libc::SOCK_STREAM | libc::SOCK_NONBLOCK)?;
+        TcpStream::begin_to_connect_by(handle, address)
+    }
+
+    /// As [`TcpStream::begin_to_connect`], with a non-blocking socket that exists.
+    #[cfg(any(feature = "mio", feature = "tokio"))]
+    pub(super) fn begin_to_connect_by(
+        handle: Handle<std::net::TcpStream>,
+        address: SocketAddr,
+    ) -> io::Result<TcpStream> {
         match handle.connect(address) {
             Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(error),
             _ => Ok(TcpStream(handle)),
@@ -75,6 +81,10 @@ impl TcpStream {
 
     pub(super) fn of(handle: Handle<std::net::TcpStream>) -> TcpStream {
         TcpStream(handle)
+    }
+
+    pub(super) fn handle(&self) -> &Handle<std::net::TcpStream> {
+        &self.0
     }
 
     /// Returns the peer's address.
@@ -162,23 +172,15 @@ impl TcpStream {
         self.0.time_option(libc::SO_SNDTIMEO)
     }
 
-    /// Sets whether small segments are sent without waiting for acknowledgements (`TCP_NODELAY`).
-    ///
-    /// # Errors
-    /// None is expected.
-    pub fn set_nodelay(&self, is_on: bool) -> io::Result<()> {
-        self.0
-            .set_number(libc::IPPROTO_TCP, libc::TCP_NODELAY, i32::from(is_on))
-    }
-
-    /// Returns whether `TCP_NODELAY` is set.
-    ///
-    /// # Errors
-    /// None is expected.
-    pub fn nodelay(&self) -> io::Result<bool> {
-        let value = self.0.number_option(libc::IPPROTO_TCP, libc::TCP_NODELAY)?;
-        Ok(value != 0)
-    }
+    stream_options!();
+    ttl_option!();
+    flag_option!(
+        "the next acknowledgements are sent at once; as on Linux, this is not permanent",
+        quickack,
+        set_quickack,
+        IPPROTO_TCP,
+        TCP_QUICKACK
+    );
 
     /// Sets whether calls fail with `WouldBlock` instead of waiting.
     ///

@@ -4,9 +4,8 @@ use std::io;
 use std::net::SocketAddr;
 
 use super::event_source;
-use super::registration::Registration;
+use super::registration::{Direction, Registration};
 use crate::net;
-use crate::net::reactor::Direction;
 
 /// A non-blocking UDP socket, as [`mio::net::UdpSocket`](https://docs.rs/mio/latest/mio/net/struct.UdpSocket.html).
 #[derive(Debug)]

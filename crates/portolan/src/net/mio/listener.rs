@@ -3,10 +3,9 @@
 use std::io;
 use std::net::SocketAddr;
 
-use super::registration::Registration;
+use super::registration::{Direction, Registration};
 use super::{TcpStream, event_source};
 use crate::net;
-use crate::net::reactor::Direction;
 
 /// A non-blocking TCP listener, as
 /// [`mio::net::TcpListener`](https://docs.rs/mio/latest/mio/net/struct.TcpListener.html).

@@ -14,13 +14,28 @@ use mio::{Interest, Registry, Token};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::{read, write};
 
-use crate::net::reactor::{Direction, Source};
+use crate::net::reactor::{INPUT, OUTPUT, Source};
 
 /// The only name that waits for these sources.
 const POLL: u64 = 0;
 
 /// An eventfd with this count is not writable (eventfd(2)).
 const FULL: u64 = u64::MAX - 1;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    Read,
+    Write,
+}
+
+impl Direction {
+    fn events(self) -> u32 {
+        match self {
+            Direction::Read => INPUT,
+            Direction::Write => OUTPUT,
+        }
+    }
+}
 
 #[derive(Debug)]
 pub(super) struct Registration {
@@ -74,7 +89,7 @@ impl Registration {
         };
         SourceFd(&fd).register(registry, token, interest)?;
         let waker = Waker::from(Arc::clone(&notifier));
-        self.source.wait(direction, POLL, &waker)?;
+        self.source.wait(direction.events(), POLL, &waker)?;
         self.notifiers.push((direction, notifier, waker));
         Ok(())
     }
@@ -104,7 +119,7 @@ impl Registration {
         {
             let its = self.notifiers.iter().find(|(its, ..)| *its == direction);
             if let Some((_, _, waker)) = its {
-                self.source.wait(direction, POLL, waker)?;
+                self.source.wait(direction.events(), POLL, waker)?;
             }
         }
         result

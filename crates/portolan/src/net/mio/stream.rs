@@ -4,9 +4,8 @@ use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr};
 
 use super::event_source;
-use super::registration::Registration;
+use super::registration::{Direction, Registration};
 use crate::net;
-use crate::net::reactor::Direction;
 use crate::net::stream::io_by_reference;
 
 /// A non-blocking TCP connection, as [`mio::net::TcpStream`](https://docs.rs/mio/latest/mio/net/struct.TcpStream.html).

@@ -18,7 +18,7 @@ use crate::net::reactor::{Driven, Driver};
 ///
 /// # async fn serve() -> std::io::Result<()> {
 /// tokio::spawn(drive());
-/// let listener = TcpListener::bind("0.0.0.0:7")?;
+/// let listener = TcpListener::bind("0.0.0.0:7").await?;
 /// # Ok(()) }
 /// ```
 ///

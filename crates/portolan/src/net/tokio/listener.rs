@@ -1,46 +1,45 @@
 //! Listening for TCP connections.
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::net::SocketAddr;
 use std::task::{Context, Poll};
 
+use ::tokio::io::Interest;
+use ::tokio::net::ToSocketAddrs;
+
 use super::TcpStream;
-use super::readiness::{poll, run};
+use super::addresses::with_first_of;
+use super::readiness::Readiness;
+use super::wrapped::wraps;
 use crate::net;
-use crate::net::reactor::{Direction, Source};
+use crate::net::options::ttl_option;
 
 /// A TCP listener, as [`tokio::net::TcpListener`](https://docs.rs/tokio/latest/tokio/net/struct.TcpListener.html).
 #[derive(Debug)]
 pub struct TcpListener {
     // Dropped before the socket is closed.
-    source: Source,
+    readiness: Readiness,
     socket: net::TcpListener,
 }
 
+wraps!(TcpListener, "a listener");
+
 impl TcpListener {
-    /// Listens, as [`net::TcpListener::bind`]. Resolves names by blocking the thread: use addresses.
+    /// Listens on the first address of `address` that is available, with `SO_REUSEADDR`. Port 0 means any free port.
+    /// Waits only while a name is resolved.
     ///
     /// ```no_run
-    /// let listener = portolan::net::tokio::TcpListener::bind("[::]:0")?;
+    /// # async fn serve() -> std::io::Result<()> {
+    /// let listener = portolan::net::tokio::TcpListener::bind("[::]:0").await?;
     /// println!("{}", listener.local_addr()?);
-    /// # std::io::Result::Ok(())
+    /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     /// As [`net::TcpListener::bind`].
-    pub fn bind(address: impl ToSocketAddrs) -> io::Result<TcpListener> {
-        TcpListener::from_blocking(net::TcpListener::bind(address)?)
-    }
-
-    /// Takes over a listener, and makes it non-blocking.
-    ///
-    /// # Errors
-    /// The process has no free descriptor, or cannot start a thread.
-    pub fn from_blocking(socket: net::TcpListener) -> io::Result<TcpListener> {
-        socket.set_nonblocking(true)?;
-        let source = Source::new(socket.as_raw_fd())?;
-        Ok(TcpListener { source, socket })
+    pub async fn bind(address: impl ToSocketAddrs) -> io::Result<TcpListener> {
+        let bound = with_first_of(address, net::TcpListener::bind);
+        TcpListener::from_blocking(bound.await?)
     }
 
     /// Waits for the next connection. No connection is lost if the call is cancelled.
@@ -48,8 +47,8 @@ impl TcpListener {
     /// # Errors
     /// As [`net::TcpListener::accept`], but never `WouldBlock`.
     pub async fn accept(&self) -> io::Result<(TcpStream, SocketAddr)> {
-        let (stream, peer) = run(&self.source, Direction::Read, || self.try_accept()).await?;
-        Ok((TcpStream::of_nonblocking(stream)?, peer))
+        let accept = || self.try_accept();
+        TcpStream::accepted(self.readiness.run(Interest::READABLE, accept).await?)
     }
 
     /// As [`TcpListener::accept`]. Of several tasks that use it, the last one is woken.
@@ -60,38 +59,14 @@ impl TcpListener {
         &self,
         context: &mut Context<'_>,
     ) -> Poll<io::Result<(TcpStream, SocketAddr)>> {
-        poll(&self.source, Direction::Read, context, || self.try_accept()).map(|accepted| {
-            let (stream, peer) = accepted?;
-            Ok((TcpStream::of_nonblocking(stream)?, peer))
-        })
+        let accept = || self.try_accept();
+        let accepted = self.readiness.poll(Interest::READABLE, context, accept);
+        accepted.map(|accepted| TcpStream::accepted(accepted?))
     }
 
     fn try_accept(&self) -> io::Result<(net::TcpStream, SocketAddr)> {
         self.socket.accept_with(libc::SOCK_NONBLOCK)
     }
 
-    /// Returns the address that the listener is bound to.
-    ///
-    /// # Errors
-    /// None is expected.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
-    }
-
-    /// Returns the listener itself, for its options. It must stay non-blocking.
-    pub fn get_ref(&self) -> &net::TcpListener {
-        &self.socket
-    }
-}
-
-impl AsFd for TcpListener {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-impl AsRawFd for TcpListener {
-    fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
-    }
+    ttl_option!();
 }

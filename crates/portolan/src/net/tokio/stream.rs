@@ -1,18 +1,21 @@
 //! TCP connections.
 
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
-use std::pin::Pin;
 use std::task::{Context, Poll};
 
-use ::tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use ::bytes::BufMut;
+use ::tokio::io::{Interest, ReadBuf};
+use ::tokio::net::{ToSocketAddrs, lookup_host};
 
-use super::readiness::{poll, run};
-use super::split::{self, OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf};
+use super::buffers::{appended, poll_fill};
+use super::readiness::{Readiness, readiness_methods};
+use super::split::{self, OwnedReadHalf, OwnedWriteHalf, ReadHalf, WriteHalf, reads, writes};
+use super::wrapped::wraps;
 use crate::net;
 use crate::net::buf::{Piece, Reserved, SendError};
-use crate::net::reactor::{Direction, Source};
+use crate::net::handle::no_address;
+use crate::net::options::{flag_option, stream_options, ttl_option};
 
 /// Bytes that are read at a time at most: a reader's buffer has to be initialised before.
 const READ_MAX: usize = 256 * 1024;
@@ -22,28 +25,47 @@ const READ_MAX: usize = 256 * 1024;
 #[derive(Debug)]
 pub struct TcpStream {
     // Dropped before the socket is closed.
-    source: Source,
+    readiness: Readiness,
     socket: net::TcpStream,
 }
 
+wraps!(TcpStream, "a connection");
+
 impl TcpStream {
-    /// Connects to `address`. Dropping the call gives up.
+    /// Connects to the first address of `address` that answers. Dropping the call gives up.
     ///
     /// ```no_run
     /// # async fn ask() -> std::io::Result<()> {
     /// use portolan::net::tokio::TcpStream;
     /// use tokio::io::AsyncWriteExt;
     ///
-    /// let mut stream = TcpStream::connect("192.0.2.7:7".parse().unwrap()).await?;
+    /// let mut stream = TcpStream::connect("192.0.2.7:7").await?;
     /// stream.write_all(b"anybody there?").await?;
     /// # Ok(()) }
     /// ```
     ///
     /// # Errors
     /// As [`net::TcpStream::connect`].
-    pub async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
-        let stream = TcpStream::of_nonblocking(net::TcpStream::begin_to_connect(address)?)?;
-        run(&stream.source, Direction::Write, || stream.outcome()).await?;
+    pub async fn connect(address: impl ToSocketAddrs) -> io::Result<TcpStream> {
+        let mut last = None;
+        for address in lookup_host(address).await? {
+            match TcpStream::connect_to(address).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(no_address))
+    }
+
+    async fn connect_to(address: SocketAddr) -> io::Result<TcpStream> {
+        TcpStream::opened(net::TcpStream::begin_to_connect(address)?).await
+    }
+
+    /// Waits for the outcome of an open.
+    pub(super) async fn opened(begun: net::TcpStream) -> io::Result<TcpStream> {
+        let stream = TcpStream::of_nonblocking(begun)?;
+        let outcome = || stream.outcome();
+        stream.readiness.run(Interest::WRITABLE, outcome).await?;
         Ok(stream)
     }
 
@@ -61,23 +83,13 @@ impl TcpStream {
         }
     }
 
-    /// Takes over a connection, and makes it non-blocking.
-    ///
-    /// # Errors
-    /// The process has no free descriptor, or cannot start a thread.
-    pub fn from_blocking(socket: net::TcpStream) -> io::Result<TcpStream> {
-        socket.set_nonblocking(true)?;
-        TcpStream::of_nonblocking(socket)
-    }
-
-    pub(super) fn of_nonblocking(socket: net::TcpStream) -> io::Result<TcpStream> {
-        let source = Source::new(socket.as_raw_fd())?;
-        Ok(TcpStream { source, socket })
-    }
-
-    /// Returns the connection itself, for its options and addresses. It must stay non-blocking.
-    pub fn get_ref(&self) -> &net::TcpStream {
-        &self.socket
+    /// Takes over a connection that a listener has accepted: a client usually sends first.
+    pub(super) fn accepted(
+        (socket, peer): (net::TcpStream, SocketAddr),
+    ) -> io::Result<(TcpStream, SocketAddr)> {
+        let stream = TcpStream::of_nonblocking(socket)?;
+        stream.readiness.assume();
+        Ok((stream, peer))
     }
 
     /// Returns the peer's address.
@@ -88,20 +100,67 @@ impl TcpStream {
         self.socket.peer_addr()
     }
 
-    /// Returns the local address.
+    readiness_methods!();
+
+    /// As [`TcpStream::readable`]. Of several tasks that use functions of this kind to read, the last one is woken.
     ///
     /// # Errors
-    /// None is expected.
-    pub fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.socket.local_addr()
+    /// As [`TcpStream::readable`].
+    pub fn poll_read_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.readiness.poll_wait(Interest::READABLE, context)
     }
 
-    /// Sets whether small segments are sent without waiting for acknowledgements (`TCP_NODELAY`).
+    /// As [`TcpStream::writable`]. Of several tasks that use functions of this kind to write, the last one is woken.
     ///
     /// # Errors
-    /// None is expected.
-    pub fn set_nodelay(&self, is_on: bool) -> io::Result<()> {
-        self.socket.set_nodelay(is_on)
+    /// As [`TcpStream::writable`].
+    pub fn poll_write_ready(&self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.readiness.poll_wait(Interest::WRITABLE, context)
+    }
+
+    /// Reads what is there, without waiting. Returns 0 if the peer has ended the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock`: there is nothing. Else as for reading.
+    pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        let read = || (&self.socket).read(buffer);
+        self.readiness.attempt(Interest::READABLE, read)
+    }
+
+    /// As [`TcpStream::try_read`], into several buffers in turn.
+    ///
+    /// # Errors
+    /// As [`TcpStream::try_read`].
+    pub fn try_read_vectored(&self, buffers: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        let read = || (&self.socket).read_vectored(buffers);
+        self.readiness.attempt(Interest::READABLE, read)
+    }
+
+    /// As [`TcpStream::try_read`], and appends to `buffer`: at most 64 KiB at a time.
+    ///
+    /// # Errors
+    /// As [`TcpStream::try_read`].
+    pub fn try_read_buf(&self, buffer: &mut impl BufMut) -> io::Result<usize> {
+        let mut read = |bytes: &mut [u8]| Ok((self.try_read(bytes)?, ()));
+        appended(buffer, &mut read).map(|(length, ())| length)
+    }
+
+    /// Writes what fits into the send buffer, without waiting.
+    ///
+    /// # Errors
+    /// `WouldBlock`: the send buffer is full. Else as for writing.
+    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        let write = || (&self.socket).write(bytes);
+        self.readiness.attempt(Interest::WRITABLE, write)
+    }
+
+    /// As [`TcpStream::try_write`], from several buffers in turn.
+    ///
+    /// # Errors
+    /// As [`TcpStream::try_write`].
+    pub fn try_write_vectored(&self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
+        let write = || (&self.socket).write_vectored(buffers);
+        self.readiness.attempt(Interest::WRITABLE, write)
     }
 
     /// Reads bytes without removing them from the receive buffer. Waits until there are some, or the stream has ended.
@@ -110,32 +169,32 @@ impl TcpStream {
     /// As for reading.
     pub async fn peek(&self, buffer: &mut [u8]) -> io::Result<usize> {
         let peek = || self.socket.peek(buffer);
-        run(&self.source, Direction::Read, peek).await
+        self.readiness.run(Interest::READABLE, peek).await
     }
 
-    /// Waits until there is something to read, or the stream has ended.
+    /// As [`TcpStream::peek`]. Of several tasks that use functions of this kind to read, the last one is woken.
     ///
     /// # Errors
-    /// An error of the connection.
-    pub async fn readable(&self) -> io::Result<()> {
-        self.peek(&mut [0]).await.map(drop)
+    /// As for reading.
+    pub fn poll_peek(
+        &self,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<usize>> {
+        let peek = |bytes: &mut [u8]| Ok((self.socket.peek(bytes)?, ()));
+        let peeked = poll_fill(&self.readiness, context, buffer, READ_MAX, peek);
+        peeked.map_ok(|(length, ())| length)
     }
 
-    /// Reads what is there.
-    ///
-    /// # Errors
-    /// `WouldBlock`: there is nothing. Else as for reading.
-    pub fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        (&self.socket).read(buffer)
-    }
-
-    /// Writes what fits into the send buffer.
-    ///
-    /// # Errors
-    /// `WouldBlock`: the send buffer is full. Else as for writing.
-    pub fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
-        (&self.socket).write(bytes)
-    }
+    stream_options!();
+    ttl_option!();
+    flag_option!(
+        "the next acknowledgements are sent at once; as on Linux, this is not permanent",
+        quickack,
+        set_quickack,
+        IPPROTO_TCP,
+        TCP_QUICKACK
+    );
 
     /// Receives by [shared buffers](net::buf), as [`net::TcpStream::receive`].
     ///
@@ -143,7 +202,7 @@ impl TcpStream {
     /// As [`net::TcpStream::receive`], but never `WouldBlock`.
     pub async fn receive(&self, pieces: &mut Vec<Piece>) -> io::Result<usize> {
         let receive = || self.socket.receive(pieces);
-        run(&self.source, Direction::Read, receive).await
+        self.readiness.run(Interest::READABLE, receive).await
     }
 
     /// Sends a [shared buffer](net::buf), as [`net::TcpStream::send`]. A part may have been sent when the call is cancelled.
@@ -152,7 +211,7 @@ impl TcpStream {
     /// As [`net::TcpStream::send`], but never `WouldBlock`.
     pub async fn send(&self, reserved: Reserved) -> Result<(), SendError> {
         let mut unsent = Some(reserved);
-        let sent = run(&self.source, Direction::Write, || {
+        let sent = self.readiness.run(Interest::WRITABLE, || {
             let Some(reserved) = unsent.take() else {
                 return Ok(());
             };
@@ -179,25 +238,21 @@ impl TcpStream {
 
     pub(super) fn poll_read_here(
         &self,
-        context: &Context<'_>,
+        context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let room = buffer.remaining().min(READ_MAX);
-        let unfilled = buffer.initialize_unfilled_to(room);
-        let read = poll(&self.source, Direction::Read, context, || {
-            (&self.socket).read(unfilled)
-        });
-        read.map_ok(|length| buffer.advance(length))
+        let read = |bytes: &mut [u8]| Ok(((&self.socket).read(bytes)?, ()));
+        let filled = poll_fill(&self.readiness, context, buffer, READ_MAX, read);
+        filled.map_ok(drop)
     }
 
     pub(super) fn poll_write_here(
         &self,
-        context: &Context<'_>,
+        context: &mut Context<'_>,
         bytes: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        poll(&self.source, Direction::Write, context, || {
-            (&self.socket).write_vectored(bytes)
-        })
+        let write = || (&self.socket).write_vectored(bytes);
+        self.readiness.poll(Interest::WRITABLE, context, write)
     }
 
     pub(super) fn end(&self) -> io::Result<()> {
@@ -209,55 +264,11 @@ impl TcpStream {
     }
 }
 
-impl AsyncRead for TcpStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.poll_read_here(context, buffer)
+impl AsRef<TcpStream> for TcpStream {
+    fn as_ref(&self) -> &TcpStream {
+        self
     }
 }
 
-/// Flushing does nothing, since written bytes are in the send buffer. Shutting down ends the stream to the peer.
-impl AsyncWrite for TcpStream {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.poll_write_here(context, &[IoSlice::new(bytes)])
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.poll_write_here(context, bytes)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Poll::Ready(self.end())
-    }
-}
-
-impl AsFd for TcpStream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
-    }
-}
-
-impl AsRawFd for TcpStream {
-    fn as_raw_fd(&self) -> RawFd {
-        self.socket.as_raw_fd()
-    }
-}
+reads!(TcpStream);
+writes!(TcpStream);

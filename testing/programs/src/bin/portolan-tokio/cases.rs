@@ -1,17 +1,18 @@
-//! What tokio's own tests of sockets check (`tcp_accept`, `tcp_connect`, `tcp_echo`, `tcp_into_split`, `tcp_peek`,
-//! `tcp_shutdown`, `tcp_stream`, `udp`), and what programs rely on besides: cancelled calls lose nothing. Both ends are in
-//! this process.
+//! What programs rely on: for instance that cancelled calls lose nothing. Tokio's own tests run on Portolan's sockets by
+//! scripts/tokio-tests. Both ends are in this process.
 
 use std::future::Future;
-use std::io::{Error, ErrorKind};
-use std::net::{IpAddr, SocketAddr};
+use std::io::{Error, ErrorKind, IoSlice, IoSliceMut};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
+use bytes::BufMut;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest, copy};
+use tokio::task::coop::has_budget_remaining;
 use tokio::time::{sleep, timeout};
 
-use super::{TcpListener, TcpStream, UdpSocket, bind, connect, listen};
+use super::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 use crate::Outcome;
 
 /// A call that has not returned after this time waits for something.
@@ -42,9 +43,18 @@ pub(crate) async fn run(address: IpAddr) -> Outcome<()> {
     play("write cancelled", write_cancelled(address)).await?;
     play("connect cancelled", connect_cancelled(address)).await?;
     play("other threads", other_threads(address)).await?;
+    play("names", names()).await?;
+    play("socket", configured_socket(address)).await?;
+    play("options", options(address)).await?;
+    play("readiness", readiness(address)).await?;
+    play("several buffers", several_buffers(address)).await?;
+    play("budget", budget(address)).await?;
     play("datagrams", datagrams(address)).await?;
     play("datagrams between peers", connected_datagrams(address)).await?;
     play("datagrams to several tasks", datagrams_to_several(address)).await?;
+    play("datagrams without waiting", datagrams_at_once(address)).await?;
+    play("datagrams peeked at", datagrams_peeked_at(address)).await?;
+    play("groups", groups(address)).await?;
     println!("as expected");
     Ok(())
 }
@@ -75,7 +85,7 @@ fn kind<T>(result: Result<T, Error>) -> Option<ErrorKind> {
 }
 
 async fn listener(address: IpAddr) -> Outcome<(TcpListener, SocketAddr)> {
-    let listener = listen(SocketAddr::new(address, 0)).await?;
+    let listener = TcpListener::bind(SocketAddr::new(address, 0)).await?;
     let endpoint = listener.local_addr()?;
     Ok((listener, endpoint))
 }
@@ -393,6 +403,123 @@ async fn other_threads(address: IpAddr) -> Outcome<()> {
     Ok(())
 }
 
+/// Both ends try all addresses of the name.
+async fn names() -> Outcome<()> {
+    let listener = TcpListener::bind("localhost:0").await?;
+    let port = listener.local_addr()?.port();
+    let active = TcpStream::connect(("localhost", port)).await?;
+    let (passive, peer) = listener.accept().await?;
+    check(peer == active.local_addr()?, "the peer is the client")?;
+    check(passive.peer_addr()? == peer, "and stays it")?;
+    let unknown = TcpStream::connect("no-such-host.invalid:1").await;
+    check(unknown.is_err(), "an unknown name is an error")
+}
+
+/// A socket keeps the options and the address that it was given before it connects or listens.
+async fn configured_socket(address: IpAddr) -> Outcome<()> {
+    let open = || match address {
+        IpAddr::V4(_) => TcpSocket::new_v4(),
+        IpAddr::V6(_) => TcpSocket::new_v6(),
+    };
+    let any_port = SocketAddr::new(address, 0);
+    let passive = open()?;
+    passive.set_reuseaddr(true)?;
+    passive.bind(any_port)?;
+    let listener = passive.listen(16)?;
+    let active = open()?;
+    active.set_nodelay(true)?;
+    active.set_keepalive(true)?;
+    active.bind(any_port)?;
+    let bound = active.local_addr()?;
+    let active = active.connect(listener.local_addr()?).await?;
+    let (_, peer) = listener.accept().await?;
+    check(active.local_addr()? == bound, "the address is kept")?;
+    check(peer == bound, "and seen by the peer")?;
+    check(active.nodelay()?, "the option is kept")
+}
+
+async fn options(address: IpAddr) -> Outcome<()> {
+    let (active, _passive) = pair(address).await?;
+    check(active.linger()?.is_none(), "closing does not wait")?;
+    active.set_zero_linger()?;
+    check(active.linger()? == Some(Duration::ZERO), "it resets")?;
+    active.set_ttl(33)?;
+    check(active.ttl()? == 33, "the time to live is set")?;
+    let socket = socket(address).await?;
+    check(!socket.broadcast()?, "no broadcasts")?;
+    socket.set_broadcast(true)?;
+    check(socket.broadcast()?, "broadcasts")?;
+    check(socket.device()?.is_none(), "all devices")?;
+    socket.bind_device(Some(b"lo"))?;
+    check(socket.device()?.as_deref() == Some(b"lo"), "one device")
+}
+
+/// What a connection is ready for, at its start and its end.
+async fn readiness(address: IpAddr) -> Outcome<()> {
+    let (active, mut passive) = pair(address).await?;
+    check(waits(active.ready(Interest::READABLE)).await, "it waits")?;
+    let both = Interest::READABLE | Interest::WRITABLE;
+    let ready = active.ready(both).await?;
+    check(
+        ready.is_writable() && !ready.is_readable(),
+        "it is writable",
+    )?;
+    passive.write_all(b"now").await?;
+    let ready = active.ready(Interest::READABLE).await?;
+    check(
+        ready.is_readable() && !ready.is_read_closed(),
+        "it is readable",
+    )?;
+    let taken = active.try_io(Interest::READABLE, || Ok(7))?;
+    check(taken == 7, "the program's own call is made")?;
+    drop(passive);
+    while !active.ready(Interest::READABLE).await?.is_read_closed() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    check(
+        active.try_read(&mut [0; 8])? == 3,
+        "the bytes are still there",
+    )?;
+    let called = active.async_io(Interest::READABLE, || Ok(())).await;
+    check(called.is_ok(), "the end does not wait either")
+}
+
+async fn several_buffers(address: IpAddr) -> Outcome<()> {
+    let (active, passive) = pair(address).await?;
+    passive.writable().await?;
+    let parts = [IoSlice::new(b"some"), IoSlice::new(b"where")];
+    check(passive.try_write_vectored(&parts)? == 9, "all is written")?;
+    let mut bytes = Vec::new();
+    while bytes.len() < 6 {
+        active.readable().await?;
+        match active.try_read_buf(&mut (&mut bytes).limit(6)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    let (mut one, mut other) = ([0; 2], [0; 8]);
+    let mut parts = [IoSliceMut::new(&mut one), IoSliceMut::new(&mut other)];
+    check(
+        active.try_read_vectored(&mut parts)? == 3,
+        "the rest is read",
+    )?;
+    check(bytes == b"somewh", "the first bytes")?;
+    check(&one == b"er" && other[0] == b'e', "and the last")
+}
+
+/// A task whose calls never wait lets the others run nevertheless.
+async fn budget(address: IpAddr) -> Outcome<()> {
+    let (mut active, _passive) = pair(address).await?;
+    for _ in 0..1000 {
+        if !has_budget_remaining() {
+            return Ok(());
+        }
+        active.write_all(b"!").await?;
+    }
+    check(false, "the calls use up the budget")
+}
+
 async fn datagrams(address: IpAddr) -> Outcome<()> {
     let (one, other) = (socket(address).await?, socket(address).await?);
     let mut buffer = [0; 64];
@@ -414,13 +541,13 @@ async fn datagrams(address: IpAddr) -> Outcome<()> {
 }
 
 async fn socket(address: IpAddr) -> Outcome<UdpSocket> {
-    Ok(bind(SocketAddr::new(address, 0)).await?)
+    Ok(UdpSocket::bind(SocketAddr::new(address, 0)).await?)
 }
 
 async fn connected_datagrams(address: IpAddr) -> Outcome<()> {
     let (one, other) = (socket(address).await?, socket(address).await?);
-    connect(&one, other.local_addr()?).await?;
-    connect(&other, one.local_addr()?).await?;
+    one.connect(other.local_addr()?).await?;
+    other.connect(one.local_addr()?).await?;
     check(one.peer_addr()? == other.local_addr()?, "the peer is known")?;
     check(one.send(b"one").await? == 3, "it is sent")?;
     let mut buffer = [0; 8];
@@ -445,4 +572,67 @@ async fn datagrams_to_several(address: IpAddr) -> Outcome<()> {
         check(receiver.await??.0 == 4, "each has one")?;
     }
     Ok(())
+}
+
+async fn datagrams_at_once(address: IpAddr) -> Outcome<()> {
+    let (one, other) = (socket(address).await?, socket(address).await?);
+    let nothing = kind(other.try_recv_from(&mut [0; 8]));
+    check(nothing == Some(ErrorKind::WouldBlock), "there is nothing")?;
+    check(waits(other.readable()).await, "it is not readable")?;
+    one.writable().await?;
+    one.try_send_to(b"once", other.local_addr()?)?;
+    other.readable().await?;
+    let mut bytes = b"at ".to_vec();
+    let (length, from) = other.try_recv_buf_from(&mut bytes)?;
+    check(length == 4 && bytes == b"at once", "it is appended")?;
+    check(from == one.local_addr()?, "from its sender")?;
+    one.send_to(&[8; 3000], other.local_addr()?).await?;
+    let mut bytes = Vec::with_capacity(4096);
+    check(other.recv_buf(&mut bytes).await? == 3000, "a long one")
+}
+
+async fn datagrams_peeked_at(address: IpAddr) -> Outcome<()> {
+    let (one, other) = (socket(address).await?, socket(address).await?);
+    one.send_to(b"seen", other.local_addr()?).await?;
+    check(
+        other.peek_sender().await? == one.local_addr()?,
+        "its sender",
+    )?;
+    let mut buffer = [0; 8];
+    check(other.peek(&mut buffer).await? == 4, "its length")?;
+    check(other.try_peek_from(&mut buffer)?.0 == 4, "once more")?;
+    check(other.recv(&mut buffer).await? == 4, "it is still there")?;
+    check(&buffer[..4] == b"seen", "its bytes")
+}
+
+/// A socket is a member of a group until it leaves it.
+async fn groups(address: IpAddr) -> Outcome<()> {
+    let socket = socket(address).await?;
+    join(&socket, address)?;
+    let twice = kind(join(&socket, address));
+    check(twice == Some(ErrorKind::AddrInUse), "it is a member")?;
+    leave(&socket, address)?;
+    let twice = kind(leave(&socket, address));
+    check(
+        twice == Some(ErrorKind::AddrNotAvailable),
+        "it is no member",
+    )?;
+    Ok(join(&socket, address)?)
+}
+
+const GROUP_V4: Ipv4Addr = Ipv4Addr::new(239, 77, 0, 1);
+const GROUP_V6: Ipv6Addr = Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0x77);
+
+fn join(socket: &UdpSocket, address: IpAddr) -> std::io::Result<()> {
+    match address {
+        IpAddr::V4(device) => socket.join_multicast_v4(GROUP_V4, device),
+        IpAddr::V6(_) => socket.join_multicast_v6(&GROUP_V6, 0),
+    }
+}
+
+fn leave(socket: &UdpSocket, address: IpAddr) -> std::io::Result<()> {
+    match address {
+        IpAddr::V4(device) => socket.leave_multicast_v4(GROUP_V4, device),
+        IpAddr::V6(_) => socket.leave_multicast_v6(&GROUP_V6, 0),
+    }
 }

@@ -21,21 +21,7 @@ const USAGE: &str = "usage: portolan-tokio kernel|native|threaded serve|web|talk
 /// The same programs on both kinds of sockets.
 #[path = "."]
 mod kernel {
-    use std::net::SocketAddr;
-
-    pub(crate) use tokio::net::{TcpListener, TcpStream, UdpSocket};
-
-    pub(crate) async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-        TcpListener::bind(address).await
-    }
-
-    pub(crate) async fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
-        UdpSocket::bind(address).await
-    }
-
-    pub(crate) async fn connect(socket: &UdpSocket, address: SocketAddr) -> std::io::Result<()> {
-        socket.connect(address).await
-    }
+    pub(crate) use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 
     #[path = "cases.rs"]
     pub(crate) mod cases;
@@ -45,21 +31,7 @@ mod kernel {
 
 #[path = "."]
 mod native {
-    use std::net::SocketAddr;
-
-    pub(crate) use portolan::net::tokio::{TcpListener, TcpStream, UdpSocket};
-
-    pub(crate) async fn listen(address: SocketAddr) -> std::io::Result<TcpListener> {
-        TcpListener::bind(address)
-    }
-
-    pub(crate) async fn bind(address: SocketAddr) -> std::io::Result<UdpSocket> {
-        UdpSocket::bind(address)
-    }
-
-    pub(crate) async fn connect(socket: &UdpSocket, address: SocketAddr) -> std::io::Result<()> {
-        socket.connect(address)
-    }
+    pub(crate) use portolan::net::tokio::{TcpListener, TcpSocket, TcpStream, UdpSocket};
 
     // The sockets' types differ, and no trait has both.
     #[allow(clippy::duplicate_mod)]

@@ -12,7 +12,7 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, copy};
 use tokio::task::JoinSet;
 
-use super::{TcpStream, listen};
+use super::{TcpListener, TcpStream};
 use crate::Outcome;
 
 pub(crate) async fn run(words: &[&str]) -> Outcome<()> {
@@ -36,7 +36,7 @@ fn raise_descriptor_limit() -> Outcome<()> {
 
 async fn serve(endpoint: SocketAddr) -> Outcome<()> {
     raise_descriptor_limit()?;
-    let listener = listen(endpoint).await?;
+    let listener = TcpListener::bind(endpoint).await?;
     loop {
         let (mut stream, _) = listener.accept().await?;
         tokio::spawn(async move {
@@ -55,7 +55,7 @@ async fn page(request: Request<Incoming>) -> Result<Response<Full<Bytes>>, Infal
 }
 
 async fn web(endpoint: SocketAddr) -> Outcome<()> {
-    let listener = listen(endpoint).await?;
+    let listener = TcpListener::bind(endpoint).await?;
     loop {
         let (stream, _) = listener.accept().await?;
         stream.set_nodelay(true)?;
