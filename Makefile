@@ -16,8 +16,8 @@ LIBDIR  ?= $(PREFIX)/lib
 VERSION := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml)
 JSON    ?= bench.json
 
-.PHONY: build run check test lint audit fuzz memcheck soak strangers bench doc install uninstall deb image clean \
-  build-deps run-deps test-deps
+.PHONY: build run check test lint audit fuzz memcheck soak strangers tokio-tests bench doc install uninstall deb image \
+  clean build-deps run-deps test-deps
 
 # The programs that `make install` installs.
 build: build-deps
@@ -71,6 +71,11 @@ strangers:
 	cargo build --workspace
 	PORTOLAN_TEST_STARTS=$(or $(STARTS),20) cargo test -p portolan-programs --features large --test large --test strangers \
 	  -- --nocapture --test-threads 1
+
+# Tokio's own tests of its sockets, on those of portolan::net::tokio: make tokio-tests ARGS=udp. Needs root.
+tokio-tests: test-deps
+	cargo build --workspace
+	scripts/tokio-tests $(ARGS)
 
 # ARGS takes suites and options: make bench ARGS="rtt redis --runs 9"
 bench: run-deps build
