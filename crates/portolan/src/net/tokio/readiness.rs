@@ -6,7 +6,7 @@
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -36,6 +36,8 @@ pub(super) struct Readiness {
     fd: RawFd,
     /// `READ` and `WRITE`: the socket was ready, and no call has found that it is not.
     remembered: AtomicU32,
+    /// A read of a stream has taken all that there was.
+    is_drained: AtomicBool,
 }
 
 impl Readiness {
@@ -47,12 +49,25 @@ impl Readiness {
             source: Source::new(fd)?,
             fd,
             remembered: AtomicU32::new(0),
+            is_drained: AtomicBool::new(false),
         })
     }
 
     /// Has the socket considered ready until a call would block.
     pub(super) fn assume(&self) {
         self.remembered.store(READ | WRITE, Ordering::Relaxed);
+    }
+
+    /// A read has filled a part of its buffer only: the next one would find nothing, most likely, and need not try before
+    /// it waits, which notices what has come.
+    pub(super) fn note_drained(&self) {
+        self.remembered.fetch_and(!READ, Ordering::Relaxed);
+        self.is_drained.store(true, Ordering::Relaxed);
+    }
+
+    /// True once after [`Readiness::note_drained`].
+    pub(super) fn take_drained(&self) -> bool {
+        self.is_drained.load(Ordering::Relaxed) && self.is_drained.swap(false, Ordering::Relaxed)
     }
 
     /// Makes a call as `poll_` functions do: the last caller's task is woken.

@@ -241,8 +241,18 @@ impl TcpStream {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        if self.readiness.take_drained() {
+            let nothing = || Err(io::ErrorKind::WouldBlock.into());
+            return self.readiness.poll(Interest::READABLE, context, nothing);
+        }
+        let room = buffer.remaining().min(READ_MAX);
         let read = |bytes: &mut [u8]| Ok(((&self.socket).read(bytes)?, ()));
         let filled = poll_fill(&self.readiness, context, buffer, READ_MAX, read);
+        if let Poll::Ready(Ok((length, ()))) = filled
+            && (1..room).contains(&length)
+        {
+            self.readiness.note_drained();
+        }
         filled.map_ok(drop)
     }
 
