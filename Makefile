@@ -45,7 +45,7 @@ lint: build-deps
 # Licences, sources and known vulnerabilities of the crates: make audit CHECKS="licenses bans sources" needs no network but
 # for installing cargo-deny, which takes minutes if it is missing.
 audit:
-	command -v cargo-deny >/dev/null || cargo install --locked cargo-deny@0.20
+	command -v cargo-deny >/dev/null || cargo install --locked 'cargo-deny@^0.20'
 	cargo deny check $(CHECKS)
 
 # Longer than the tests do: make fuzz TIME=10m TARGET=duel. Tries all harnesses by default, and the control protocol of a
