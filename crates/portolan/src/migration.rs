@@ -282,8 +282,8 @@ fn stay(core: &mut Core, setup: &Setup, slot: Slot) {
 
 /// Returns a TCP session that is here, for a call of the program; while the server is being restarted, to the next one.
 pub(crate) fn give_back(process: &'static Process, socket: &Arc<Socket>, to: Destination) {
-    let is_of_before = socket.is_unknown_to(process.incarnation());
-    if socket.phase() == SocketPhase::Cached && (is_of_before || process.control.has_hung_up()) {
+    // In a child of fork the lock of a socket that is not here may be held forever.
+    if socket.phase() == SocketPhase::Cached {
         reopen::adopt_next(process, socket);
     }
     move_away(process, socket, to);

@@ -98,7 +98,22 @@ macro_rules! stream_options {
     };
 }
 
-/// Time to live and type of service.
+/// Those of connections: `stream_options`, `IP_TTL` and `TCP_QUICKACK`.
+macro_rules! connection_options {
+    () => {
+        $crate::net::options::stream_options!();
+        $crate::net::options::ttl_option!();
+        $crate::net::options::flag_option!(
+            "the next acknowledgements are sent at once; as on Linux, this is not permanent",
+            quickack,
+            set_quickack,
+            IPPROTO_TCP,
+            TCP_QUICKACK
+        );
+    };
+}
+
+/// `IP_TTL`.
 macro_rules! ttl_option {
     () => {
         $crate::net::options::number_option!(
@@ -111,6 +126,7 @@ macro_rules! ttl_option {
     };
 }
 
+/// Type of service, and the device.
 macro_rules! service_options {
     () => {
         $crate::net::options::number_option!(
@@ -181,5 +197,6 @@ macro_rules! group_options {
 }
 
 pub(super) use {
-    flag_option, group_options, number_option, service_options, stream_options, ttl_option,
+    connection_options, flag_option, group_options, number_option, service_options, stream_options,
+    ttl_option,
 };

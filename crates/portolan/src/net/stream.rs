@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::buf::{Piece, Reserved, SendError};
 use super::handle::{Handle, with_first};
-use super::options::{flag_option, stream_options, ttl_option};
+use super::options::connection_options;
 use crate::posix::{self, Chunk, Outcome};
 
 /// Reads and writes a stream as its reference does.
@@ -172,15 +172,7 @@ impl TcpStream {
         self.0.time_option(libc::SO_SNDTIMEO)
     }
 
-    stream_options!();
-    ttl_option!();
-    flag_option!(
-        "the next acknowledgements are sent at once; as on Linux, this is not permanent",
-        quickack,
-        set_quickack,
-        IPPROTO_TCP,
-        TCP_QUICKACK
-    );
+    connection_options!();
 
     /// Sets whether calls fail with `WouldBlock` instead of waiting.
     ///

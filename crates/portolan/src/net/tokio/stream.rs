@@ -15,7 +15,7 @@ use super::wrapped::wraps;
 use crate::net;
 use crate::net::buf::{Piece, Reserved, SendError};
 use crate::net::handle::no_address;
-use crate::net::options::{flag_option, stream_options, ttl_option};
+use crate::net::options::connection_options;
 
 /// Bytes that are read at a time at most: a reader's buffer has to be initialised before.
 const READ_MAX: usize = 256 * 1024;
@@ -186,15 +186,7 @@ impl TcpStream {
         peeked.map_ok(|(length, ())| length)
     }
 
-    stream_options!();
-    ttl_option!();
-    flag_option!(
-        "the next acknowledgements are sent at once; as on Linux, this is not permanent",
-        quickack,
-        set_quickack,
-        IPPROTO_TCP,
-        TCP_QUICKACK
-    );
+    connection_options!();
 
     /// Receives by [shared buffers](net::buf), as [`net::TcpStream::receive`].
     ///
