@@ -83,8 +83,7 @@ pub(crate) fn transfer(
     let seconds = seconds.to_string();
     let native = |side| {
         let mut command = bed.command(side, Stack::Kernel, NATIVE);
-        // Without spinning, which would count as CPU time.
-        command.env("PORTOLAN", "require").env("PORTOLAN_SPIN", "0");
+        command.env("PORTOLAN", "require");
         command
     };
     let options = ["--by", interface, "--work", "touch"];

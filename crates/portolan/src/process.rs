@@ -443,6 +443,14 @@ impl Process {
         }
     }
 
+    /// Returns `None` if a thread holds the lock.
+    pub(crate) fn try_lock(&self) -> Option<CoreGuard<'_>> {
+        Some(CoreGuard {
+            guard: Some(self.core.try_lock()?),
+            process: self,
+        })
+    }
+
     /// Socket pairs for connections that the server does not know.
     pub(crate) fn pairs(&self) -> MutexGuard<'_, PairPool> {
         self.pairs.lock().unwrap_or_else(PoisonError::into_inner)

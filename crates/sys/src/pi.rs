@@ -1,26 +1,35 @@
 //! A mutex whose holder inherits the priority or deadline of its waiters (MS §V): the kernel's `FUTEX_LOCK_PI`, whose
 //! word holds the holder's thread ID. Without contention it makes no system calls.
+//!
+//! Only real-time threads have something to pass on. Others *park*: they sleep until the lock is free, and whoever runs
+//! then takes it. In the kernel's *queue* the lock is handed to the first sleeper instead, and nobody has it until that
+//! thread runs. A thread that was overtaken for [`PATIENCE`] joins the queue, so that it is not overtaken for ever.
 
 use std::cell::{Cell, UnsafeCell};
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
-use std::time::Duration;
+use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::thread::futex::{self, Flags};
-use rustix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use crate::thread;
 
+#[cfg(test)]
+mod model;
 #[cfg(test)]
 mod tests;
 
 /// How often a waiting thread polls the lock before it sleeps.
 const LOOKS: u32 = 100;
 
-/// A sleeping thread wakes up after this time and retries: a child of `vfork` or of a bare `clone` has its parent's
+/// How long a thread that is not a real-time thread may be overtaken.
+const PATIENCE: Duration = Duration::from_millis(1);
+
+/// A thread in the queue wakes up after this time and retries: a child of `vfork` or of a bare `clone` has its parent's
 /// [`NUMBER`], and the kernel does not unlock what it holds under that ID.
 const LOOK_UP_NANOS: i64 = 100_000_000;
 const NANOS_PER_SECOND: i64 = 1_000_000_000;
@@ -28,8 +37,12 @@ const NANOS_PER_SECOND: i64 = 1_000_000_000;
 /// Delay between attempts that the kernel refuses.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Bit of the word: a thread sleeps on the lock.
+/// Bit of the word: a thread is in the queue.
 const FUTEX_WAITERS: u32 = 1 << 31;
+
+/// Values of [`PiMutex::parked`]: no thread is parked, or some thread may be.
+const NOBODY: u32 = 0;
+const SOMEBODY: u32 = 1;
 
 thread_local! {
     /// The calling thread's ID; 0 if not known yet.
@@ -60,6 +73,8 @@ fn learn_number() -> u32 {
 pub struct PiMutex<T> {
     /// 0 while free, else the holder's ID and [`FUTEX_WAITERS`].
     word: AtomicU32,
+    /// Parked threads sleep on it.
+    parked: AtomicU32,
     value: UnsafeCell<T>,
 }
 
@@ -72,6 +87,7 @@ impl<T> PiMutex<T> {
     pub const fn new(value: T) -> PiMutex<T> {
         PiMutex {
             word: AtomicU32::new(0),
+            parked: AtomicU32::new(NOBODY),
             value: UnsafeCell::new(value),
         }
     }
@@ -81,6 +97,16 @@ impl<T> PiMutex<T> {
         if self.take(own).is_err() {
             self.wait(own);
         }
+        self.guard(own)
+    }
+
+    /// Returns `None` if a thread holds the lock.
+    pub fn try_lock(&self) -> Option<PiGuard<'_, T>> {
+        let own = own_number();
+        self.take(own).is_ok().then(|| self.guard(own))
+    }
+
+    fn guard(&self, own: u32) -> PiGuard<'_, T> {
         PiGuard {
             mutex: self,
             own,
@@ -97,20 +123,18 @@ impl<T> PiMutex<T> {
         self.value.get_mut()
     }
 
+    /// The thread that parks, and the one that releases the lock, each write one word and then read the other's:
+    /// sequential consistency has one of them see the other.
     fn take(&self, own: u32) -> Result<u32, u32> {
-        self.word.compare_exchange(0, own, Acquire, Relaxed)
+        self.word.compare_exchange(0, own, SeqCst, Relaxed)
     }
 
     #[cold]
     fn wait(&self, own: u32) {
-        for _ in 0..LOOKS {
-            match self.word.load(Relaxed) {
-                0 if self.take(own).is_ok() => return,
-                word if word & FUTEX_WAITERS != 0 => break,
-                _ => std::hint::spin_loop(),
-            }
+        if self.spin(own) || (!is_real_time() && self.park(own)) {
+            return;
         }
-        while let Err(errno) = self.sleep() {
+        while let Err(errno) = self.queue() {
             if !matches!(errno, Errno::TIMEDOUT | Errno::INTR | Errno::AGAIN) {
                 std::thread::sleep(PAUSE);
             }
@@ -120,8 +144,46 @@ impl<T> PiMutex<T> {
         }
     }
 
+    /// Polls the lock for a moment. Returns whether it was taken.
+    fn spin(&self, own: u32) -> bool {
+        for _ in 0..LOOKS {
+            match self.word.load(Relaxed) {
+                0 if self.take(own).is_ok() => return true,
+                word if word & FUTEX_WAITERS != 0 => return false,
+                _ => std::hint::spin_loop(),
+            }
+        }
+        false
+    }
+
+    /// Sleeps until the lock is free, and takes it. Returns false if it was overtaken for too long.
+    fn park(&self, own: u32) -> bool {
+        let begun = Instant::now();
+        loop {
+            self.parked.store(SOMEBODY, SeqCst);
+            if self.take(own).is_ok() {
+                return true;
+            }
+            let left = PATIENCE.saturating_sub(begun.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            let left = Timespec {
+                tv_sec: 0,
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            // Whatever ends the sleep, the next look shows whether the lock is free.
+            let _ = futex::wait(&self.parked, Flags::PRIVATE, SOMEBODY, Some(&left));
+            if self.spin(own) {
+                // Who woke this thread has noted that nobody is parked; others may be.
+                self.parked.store(SOMEBODY, Relaxed);
+                return true;
+            }
+        }
+    }
+
     /// Sleeps until the caller has the lock.
-    fn sleep(&self) -> Result<(), Errno> {
+    fn queue(&self) -> Result<(), Errno> {
         // The kernel interprets this operation's timeout by the realtime clock.
         let mut until = clock_gettime(ClockId::Realtime);
         until.tv_nsec += LOOK_UP_NANOS;
@@ -133,22 +195,39 @@ impl<T> PiMutex<T> {
     }
 
     fn give_back(&self, own: u32) {
-        if self
-            .word
-            .compare_exchange(own, 0, Release, Relaxed)
-            .is_err()
-        {
-            self.wake_next();
+        if self.word.compare_exchange(own, 0, SeqCst, Relaxed).is_err() {
+            self.hand_over();
+        }
+        if self.parked.load(SeqCst) != NOBODY {
+            self.wake_parked();
         }
     }
 
     #[cold]
-    fn wake_next(&self) {
+    fn wake_parked(&self) {
+        self.parked.store(NOBODY, Relaxed);
+        let _ = futex::wake(&self.parked, Flags::PRIVATE, 1);
+    }
+
+    /// Hands the lock to the first thread in the queue.
+    #[cold]
+    fn hand_over(&self) {
         if futex::unlock_pi(&self.word, Flags::PRIVATE).is_err() {
             // Held under another thread's ID, see `LOOK_UP_NANOS`.
-            self.word.store(0, Release);
+            self.word.store(0, SeqCst);
         }
     }
+}
+
+/// Has the calling thread a priority or a deadline that the holder could inherit?
+fn is_real_time() -> bool {
+    const CALLER: libc::pid_t = 0;
+    // SAFETY: takes no pointers.
+    let policy = unsafe { libc::sched_getscheduler(CALLER) };
+    matches!(
+        policy & !libc::SCHED_RESET_ON_FORK,
+        libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE
+    )
 }
 
 /// The held lock.

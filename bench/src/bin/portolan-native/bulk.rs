@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum;
 use portolan::net::buf::{Reserved, moved};
 use portolan::net::{TcpListener, TcpStream};
+use portolan::posix::spun;
 use portolan_bench::transfer::Transfer;
 use rustix::time::{ClockId, clock_gettime};
 use serde::Serialize;
@@ -51,7 +52,7 @@ impl Work {
 /// How bytes were transferred by shared buffers.
 #[derive(Serialize)]
 struct Moved {
-    /// CPU time of the process since its start.
+    /// CPU time of the process since its start, without what it has spun.
     processor_seconds: f64,
     received_in_place: u64,
     received_copied: u64,
@@ -62,8 +63,9 @@ struct Moved {
 fn all_moved() -> Moved {
     let moved = moved();
     let time = clock_gettime(ClockId::ProcessCPUTime);
+    let processor = time.tv_sec as f64 + time.tv_nsec as f64 / 1e9;
     Moved {
-        processor_seconds: time.tv_sec as f64 + time.tv_nsec as f64 / 1e9,
+        processor_seconds: processor - spun().as_secs_f64(),
         received_in_place: moved.received_in_place,
         received_copied: moved.received_copied,
         sent_in_place: moved.sent_in_place,

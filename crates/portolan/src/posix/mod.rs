@@ -61,8 +61,10 @@ pub use shared::{Chunk, Moved, Piece, Taken, moved, receive_shared, send_shared}
 pub use socket_options::{get_option, set_option};
 
 use std::os::fd::RawFd;
+use std::time::Duration;
 
 use crate::migration;
+use crate::process::Process;
 use crate::settings::settings;
 
 /// Reads the settings from the environment, before the program can change it.
@@ -74,6 +76,11 @@ pub fn read_settings() {
 /// could bypass Portolan's sockets (io_uring) are closed then.
 pub fn is_active() -> bool {
     start().is_ok()
+}
+
+/// Processor time that the threads of this process have spent looking for packets before they slept.
+pub fn spun() -> Duration {
+    Process::running().map_or(Duration::ZERO, |process| process.spinner.spun())
 }
 
 /// Called before the descriptor is used by calls that the library does not see. Returns whether that works.

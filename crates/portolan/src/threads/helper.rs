@@ -107,15 +107,21 @@ impl Process {
         let end = clock::now() + TICK;
         let mut until = end;
         self.lock().channel.watch_for_unattended(unattended);
+        let mut has_frames = false;
         loop {
             let fds = unattended.pollfd().into_iter().collect();
             self.pause(fds, Some(until));
-            let has_frames = unattended.take();
+            has_frames |= unattended.take();
             let now = clock::now();
             if now >= end || self.helper.is_stopping() {
                 return seen;
             }
-            let mut core = self.lock_in_turn();
+            let Some(mut core) = self.try_lock() else {
+                // A thread of the program is at work in the library. What it leaves is found then.
+                until = (now + RESOLUTION).min(end);
+                continue;
+            };
+            has_frames &= core.channel.may_have_received();
             if core.is_attended() {
                 until = end;
                 continue;

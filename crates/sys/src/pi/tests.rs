@@ -1,6 +1,7 @@
 //! Mutual exclusion, also after a fork; and the holder inherits the priority of waiters.
 
 use std::process::Command;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, OnceLock};
 use std::thread;
