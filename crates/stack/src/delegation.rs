@@ -397,7 +397,7 @@ impl Delegation {
 
     fn forget(&mut self, stack: &mut Stack, slot: Slot) {
         if let Some(Session::Tcp(session)) = stack.remove(slot) {
-            self.flows.remove(&session.flow);
+            self.flows.forget_ended(slot, &session.flow);
         }
     }
 

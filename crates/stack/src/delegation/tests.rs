@@ -219,6 +219,28 @@ fn a_handshake_ends_in_the_queue_and_bytes_wait_with_it() {
     assert_eq!(pair.count("delegated_handshakes"), 1);
 }
 
+/// The end of the first handshake is noticed only after the SYN of the second.
+#[test]
+fn a_peer_that_gives_up_a_handshake_and_begins_another_at_once_is_heard() {
+    let mut pair = Pair::new(8);
+    let first = pair.connect(1000);
+    pair.hear();
+    pair.answer();
+    pair.clients.tcp(first).unwrap().connection.abort(now());
+    pair.clients.touch(first);
+    let second = pair.connect_by(1000, SeqNum(70_000));
+    pair.hear();
+    pair.clients.remove(first);
+    pair.answer();
+    pair.hear();
+    assert_eq!(pair.state(second), StateName::Established);
+    pair.say(second, b"heard");
+    pair.hear();
+    let (_, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    assert_eq!(session.connection.readable(), 5);
+    assert_eq!(pair.count("delegated_handshakes"), 2);
+}
+
 /// A listener with `TCP_DEFER_ACCEPT`.
 fn deferring() -> Pair {
     let mut pair = Pair::new(8);
