@@ -14,8 +14,12 @@ use portolan_types::{FlowKey, Instant, Protocol, canonical};
 
 use crate::errno::Errno;
 
+mod used;
+
 #[cfg(test)]
 mod tests;
+
+use used::UsedPorts;
 
 /// A request for a local endpoint. Port 0 asks for an ephemeral one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,14 +110,13 @@ struct ClaimEntry {
     usage: Use,
 }
 
-/// How many ports a connection tries to find one without any claim.
-const UNSHARED_TRIES: usize = 16;
-
 /// All claims of one network namespace.
 #[derive(Debug)]
 pub struct PortTable {
     ephemeral: RangeInclusive<u16>,
     ports: HashMap<(Protocol, u16), BTreeMap<ClaimId, ClaimEntry>>,
+    /// The keys of `ports`.
+    used: UsedPorts,
     index: HashMap<ClaimId, (Protocol, u16)>,
     flows: HashMap<FlowKey, ClaimId>,
     held: BTreeSet<(Instant, ClaimId)>,
@@ -126,6 +129,7 @@ impl PortTable {
         PortTable {
             ephemeral,
             ports: HashMap::new(),
+            used: UsedPorts::default(),
             index: HashMap::new(),
             flows: HashMap::new(),
             held: BTreeSet::new(),
@@ -148,19 +152,16 @@ impl PortTable {
             return Ok(self.grant(claim, Use::Bound));
         }
         // An ephemeral port is never shared, whatever the reuse flags say.
+        let port = self.unused(claim.protocol, random).next();
+        let port = port.ok_or(ClaimError::InUse)?;
         let mut candidate = claim;
-        for port in self.search(random) {
-            candidate.local.set_port(port);
-            if !self.taken(claim.protocol, port) {
-                return Ok(self.grant(candidate, Use::Bound));
-            }
-        }
-        Err(ClaimError::InUse)
+        candidate.local.set_port(port);
+        Ok(self.grant(candidate, Use::Bound))
     }
 
     /// Grants an ephemeral port for a connection to `remote`. A bound endpoint is never shared, but connections to
-    /// different peers may share a port if an unused one is not found soon: a later bind with `SO_REUSEADDR` must share
-    /// with each of them. Both ends of a connection within the host are in the table: the other end of the last one on
+    /// different peers may share a port if there is no unused one: a later bind with `SO_REUSEADDR` must share with each of
+    /// them. Both ends of a connection within the host are in the table: the other end of the last one on
     /// this port may still be closing.
     pub fn connect(
         &mut self,
@@ -169,20 +170,16 @@ impl PortTable {
         random: u32,
     ) -> Result<(ClaimId, SocketAddr), ClaimError> {
         let mut candidate = normalised(claim);
-        let is_free = |port: &u16| !self.taken(claim.protocol, *port);
-        let free = self.search(random).take(UNSHARED_TRIES).find(is_free);
-        for port in free.into_iter().chain(self.search(random)) {
-            candidate.local.set_port(port);
+        let mut is_possible = |port: &u16| {
+            candidate.local.set_port(*port);
             let flow = flow_of(&candidate, remote);
-            let is_known = [flow, flow.reversed()]
-                .iter()
-                .any(|flow| self.flows.contains_key(flow));
-            if is_known || self.bound(&candidate) {
-                continue;
-            }
-            return Ok(self.grant(candidate, Use::Flow(remote)));
-        }
-        Err(ClaimError::Exhausted)
+            let mut flows = [flow, flow.reversed()].into_iter();
+            !flows.any(|flow| self.flows.contains_key(&flow)) && !self.bound(&candidate)
+        };
+        let unused = self.unused(claim.protocol, random).find(&mut is_possible);
+        let port = unused.or_else(|| self.search(random).find(is_possible));
+        candidate.local.set_port(port.ok_or(ClaimError::Exhausted)?);
+        Ok(self.grant(candidate, Use::Flow(remote)))
     }
 
     /// Records one more connection on a port that its listener or a `bind` holds. It replaces a lingering one (Linux's
@@ -260,6 +257,7 @@ impl PortTable {
         };
         if entries.is_empty() {
             self.ports.remove(&key);
+            self.used.remove(key);
         }
         match entry.usage {
             Use::HeldBack { until, .. } => self.held.remove(&(until, id)),
@@ -384,12 +382,17 @@ impl PortTable {
             .entry(key)
             .or_default()
             .insert(id, ClaimEntry { claim, usage });
+        self.used.insert(key);
         self.index.insert(id, key);
         (id, claim.local)
     }
 
-    fn taken(&self, protocol: Protocol, port: u16) -> bool {
-        self.ports.contains_key(&(protocol, port))
+    /// Returns the ephemeral ports without any claim.
+    fn unused(&self, protocol: Protocol, random: u32) -> impl Iterator<Item = u16> {
+        let (first, last) = (*self.ephemeral.start(), *self.ephemeral.end());
+        let start = self.search(random).next().unwrap_or(first);
+        let above = self.used.unused(protocol, start..=last);
+        above.chain(self.used.unused(protocol, first..=start))
     }
 
     /// Returns whether the port is held by anything but connections.
