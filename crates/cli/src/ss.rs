@@ -90,7 +90,8 @@ pub(crate) struct Arguments {
     /// Include the kernel's own TCP and UDP sockets.
     ///
     /// A socket by which Portolan reserves a port is shown as `portolan:reservation`, with the process that has the
-    /// port. The processes of other users' sockets are shown to root only.
+    /// port. The processes of other users' sockets are shown to root only. Where the kernel refuses `sock_diag`, the
+    /// sockets are read from /proc/net, without the backlog of listeners and without figures.
     #[arg(long)]
     kernel: bool,
     /// Print JSON: all figures, whatever columns are selected.

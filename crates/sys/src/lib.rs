@@ -32,6 +32,7 @@ pub mod sched;
 pub mod shm;
 pub mod signals;
 pub mod sleeps;
+pub mod sock_diag;
 pub mod socket_filter;
 pub mod sysctl;
 pub mod tap;

@@ -19,7 +19,8 @@ use rustix::io::Errno;
 use rustix::net::SocketFlags;
 
 use parse::Rule;
-use socket::{Events, Requests};
+use socket::Events;
+pub(crate) use socket::Requests;
 
 #[derive(Debug, thiserror::Error)]
 pub enum MonitorError {
@@ -85,7 +86,7 @@ fn unless_gone(result: Result<(), Errno>) -> Result<(), Errno> {
 
 /// A socket for requests whose messages another module builds.
 pub(crate) fn request_socket() -> Result<OwnedFd, Errno> {
-    socket::open(SocketFlags::empty())
+    socket::open(SocketFlags::empty(), None)
 }
 
 /// The tables that must be read again.

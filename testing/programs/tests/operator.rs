@@ -27,6 +27,10 @@ while held:
         connection.sendall(connection.recv(4096))";
 
 fn serve(bed: &Bed, accepted: &str) -> Background {
+    serve_on(bed, Stack::Portolan, accepted)
+}
+
+fn serve_on(bed: &Bed, stack: Stack, accepted: &str) -> Background {
     let endpoint = bed.endpoint(PORT);
     let words = [
         "-c",
@@ -35,7 +39,7 @@ fn serve(bed: &Bed, accepted: &str) -> Background {
         &endpoint.port().to_string(),
         accepted,
     ];
-    bed.serve(Stack::Portolan, PORT, PYTHON, &words)
+    bed.serve(stack, PORT, PYTHON, &words)
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -143,6 +147,63 @@ fn connections_that_nobody_accepts_show_as_the_listeners_backlog() {
         queued()
     );
     drop(streams);
+}
+
+/// Returns the rows that ss(8) of iproute2 shows about the port, split at blanks and sorted.
+fn rows_of_iproute2(bed: &Bed, words: &[&str]) -> Vec<Vec<String>> {
+    let port = format!(":{PORT}");
+    let mut ss = bed.command(Side::Server, Stack::Kernel, "ss");
+    let said = run(ss.args(words).args(["sport", "=", &port]));
+    sorted_fields(&said.unwrap_or_else(|error| panic!("{error}")))
+}
+
+fn sorted_fields(said: &str) -> Vec<Vec<String>> {
+    let split = |line: &str| line.split_whitespace().map(str::to_owned).collect();
+    let mut rows: Vec<Vec<String>> = said.lines().map(split).collect();
+    rows.sort();
+    rows
+}
+
+#[test]
+fn the_kernels_sockets_have_the_columns_of_iproute2() {
+    let bed = bed();
+    let _server = serve_on(&bed, Stack::Kernel, "1");
+    let streams = [
+        connect(&bed, PORT),
+        connect(&bed, PORT),
+        connect(&bed, PORT),
+        connect(&bed, PORT),
+    ];
+    let listener = || rows_of_iproute2(&bed, &["-Htln"]);
+    let queued = |queue: &str| listener()[0][1..3] == [queue, "7"];
+    let limit = Duration::from_secs(5);
+    assert!(eventually(limit, || queued("3")), "{:?}", listener());
+
+    // -u with -t makes ss(8) name the protocol, too.
+    let own = portolan(&bed, &format!("ss --kernel -Htuan sport = :{PORT}"));
+    let expected = rows_of_iproute2(&bed, &["-Htuan"]);
+    assert_eq!(expected.len(), 5, "{expected:?}");
+    assert_eq!(sorted_fields(&own), expected);
+
+    let own = portolan(
+        &bed,
+        &format!("ss --kernel -HtinO state established sport = :{PORT}"),
+    );
+    for field in ["mss:", "cwnd:", "segs_in:"] {
+        let words = ["-HtinO", "state", "established"];
+        let of = |rows: Vec<Vec<String>>| {
+            let mut found: Vec<_> = rows
+                .concat()
+                .into_iter()
+                .filter(|word| word.starts_with(field))
+                .collect();
+            found.sort();
+            found
+        };
+        let expected = of(rows_of_iproute2(&bed, &words));
+        assert_eq!(expected.len(), streams.len());
+        assert_eq!(of(sorted_fields(&own)), expected, "{own}");
+    }
 }
 
 #[test]

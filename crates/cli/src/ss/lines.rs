@@ -209,13 +209,10 @@ fn info(socket: &SocketView) -> String {
         parts.push(windows(figures));
     }
     parts.push(format!(
-        "bytes_sent:{} bytes_received:{} segs_out:{} segs_in:{} cpu_us:{}",
-        figures.bytes_out,
-        figures.bytes_in,
-        figures.segments_out,
-        figures.segments_in,
-        figures.cpu_us,
+        "bytes_sent:{} bytes_received:{} segs_out:{} segs_in:{}",
+        figures.bytes_out, figures.bytes_in, figures.segments_out, figures.segments_in,
     ));
+    parts.extend(figures.cpu_us.map(|cpu| format!("cpu_us:{cpu}")));
     parts.extend(way(socket));
     if let Some(listener) = &socket.listener {
         parts.extend(floods(listener));
@@ -227,7 +224,8 @@ fn info(socket: &SocketView) -> String {
                 figures.retries, figures.retransmits
             ));
         }
-        parts.push(format!("migrations:{}", socket.migrations.unwrap_or(0)));
+        let migrations = socket.migrations;
+        parts.extend(migrations.map(|count| format!("migrations:{count}")));
         let events = figures.events.iter();
         parts.extend(events.map(|(name, count)| format!("{name}:{count}")));
     }
@@ -239,15 +237,18 @@ fn windows(figures: &FiguresView) -> String {
     let threshold = figures
         .ssthresh_bytes
         .map(|bytes| format!(" ssthresh:{}", segments(bytes, figures.mss)));
+    let receive_window = figures
+        .receive_window
+        .map(|bytes| format!(" rcv_wnd:{bytes}"));
     format!(
-        "rto:{:.0} rtt:{:.3}/{:.3} mss:{} cwnd:{}{} rcv_wnd:{} snd_wnd:{}",
+        "rto:{:.0} rtt:{:.3}/{:.3} mss:{} cwnd:{}{}{} snd_wnd:{}",
         milliseconds(figures.rto_us),
         milliseconds(figures.srtt_us),
         milliseconds(figures.rttvar_us),
         figures.mss,
         figures.cwnd,
         threshold.unwrap_or_default(),
-        figures.receive_window,
+        receive_window.unwrap_or_default(),
         figures.send_window,
     )
 }

@@ -18,7 +18,7 @@ use crate::json;
 /// A threshold of this size or larger has not been set yet.
 const INFINITE: u32 = 1 << 30;
 
-/// Live figures; for UDP, those of TCP are zero.
+/// Live figures; for UDP, those of TCP are zero. Of the kernel's sockets, connections have figures.
 #[derive(Clone, Debug, Serialize, JsonSchema)]
 pub(crate) struct FiguresView {
     pub bytes_in: u64,
@@ -26,8 +26,8 @@ pub(crate) struct FiguresView {
     pub segments_in: u64,
     pub segments_out: u64,
     pub retransmits: u64,
-    /// CPU time of protocol processing in microseconds, estimated from samples.
-    pub cpu_us: u64,
+    /// CPU time of protocol processing in microseconds, estimated from samples; null for the kernel's sockets.
+    pub cpu_us: Option<u64>,
     /// In bytes.
     pub cwnd_bytes: u32,
     /// In segments of `mss`.
@@ -38,7 +38,8 @@ pub(crate) struct FiguresView {
     pub rttvar_us: u32,
     pub rto_us: u32,
     pub mss: u32,
-    pub receive_window: u32,
+    /// Null for the kernel's sockets.
+    pub receive_window: Option<u32>,
     pub send_window: u32,
     /// `off`, `on`, `keepalive`, `timewait` or `persist`.
     pub timer: &'static str,
@@ -111,7 +112,7 @@ fn figures(figures: &SessionFigures, now: Instant) -> FiguresView {
         segments_in: figures.segments_in,
         segments_out: figures.segments_out,
         retransmits: figures.retransmits,
-        cpu_us: figures.cpu_us,
+        cpu_us: Some(figures.cpu_us),
         cwnd_bytes: figures.cwnd,
         cwnd: segments(figures.cwnd, figures.mss),
         ssthresh_bytes: Some(figures.ssthresh).filter(|&bytes| bytes < INFINITE),
@@ -119,7 +120,7 @@ fn figures(figures: &SessionFigures, now: Instant) -> FiguresView {
         rttvar_us: figures.rttvar_us,
         rto_us: figures.rto_us,
         mss: figures.mss,
-        receive_window: figures.receive_window,
+        receive_window: Some(figures.receive_window),
         send_window: figures.send_window,
         timer: timer.unwrap_or(&TIMER_NAMES[0]),
         timer_ms: (figures.timer != 0).then_some(left),

@@ -1,17 +1,17 @@
-//! rtnetlink sockets: one for events, one for requests.
+//! Netlink sockets: rtnetlink's for events, and one for requests to rtnetlink or another family.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkHeader,
-    NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkDeserializable,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload, NetlinkSerializable,
 };
 use netlink_packet_route::RouteNetlinkMessage;
 use rustix::io::Errno;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send, socket_with,
-    sockopt,
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, bind, recv, send,
+    socket_with, sockopt,
 };
 
 use super::MonitorError;
@@ -28,19 +28,22 @@ const ATTEMPTS: usize = 3;
 /// Length of a message header; messages must not be shorter.
 const HEADER: usize = 16;
 
-pub(super) fn open(flags: SocketFlags) -> Result<OwnedFd, Errno> {
+/// Opens a socket of a netlink family; `None` is rtnetlink, number 0.
+pub(super) fn open(flags: SocketFlags, family: Option<Protocol>) -> Result<OwnedFd, Errno> {
     socket_with(
         AddressFamily::NETLINK,
         SocketType::RAW,
         flags | SocketFlags::CLOEXEC,
-        // NETLINK_ROUTE is the default, number 0.
-        None,
+        family,
     )
 }
 
 /// Calls `each` with every message of one datagram. Messages that the parser cannot read are skipped:
 /// tables hold entries that do not concern Portolan.
-fn for_each_message(mut bytes: &[u8], mut each: impl FnMut(NetlinkMessage<RouteNetlinkMessage>)) {
+fn for_each_message<M: NetlinkDeserializable>(
+    mut bytes: &[u8],
+    mut each: impl FnMut(NetlinkMessage<M>),
+) {
     while let Some(length) = bytes.first_chunk().map(|word| u32::from_ne_bytes(*word)) {
         let length = length as usize;
         if length < HEADER || length > bytes.len() {
@@ -67,7 +70,7 @@ pub(super) struct Events {
 
 impl Events {
     pub(super) fn subscribe() -> Result<Events, MonitorError> {
-        let fd = open(SocketFlags::NONBLOCK).map_err(MonitorError::Open)?;
+        let fd = open(SocketFlags::NONBLOCK, None).map_err(MonitorError::Open)?;
         // If the kernel grants less, a storm of changes causes one more reading of the tables.
         let _ = sockopt::set_socket_recv_buffer_size_force(&fd, EVENT_BUFFER);
         let groups = libc::RTMGRP_LINK
@@ -105,7 +108,7 @@ impl AsFd for Events {
 
 /// A socket for requests, which the kernel answers at once.
 #[derive(Debug)]
-pub(super) struct Requests {
+pub(crate) struct Requests {
     fd: OwnedFd,
     buffer: Vec<u8>,
     sequence: u32,
@@ -138,25 +141,33 @@ impl Requests {
     }
 
     pub(super) fn open() -> Result<Requests, Errno> {
+        Requests::to(None)
+    }
+
+    /// A socket for requests to a netlink family; `None` is rtnetlink.
+    pub(crate) fn to(family: Option<Protocol>) -> Result<Requests, Errno> {
         Ok(Requests {
-            fd: open(SocketFlags::empty())?,
+            fd: open(SocketFlags::empty(), family)?,
             buffer: vec![0; BUFFER],
             sequence: 0,
         })
     }
 
     /// Reads a whole table; returns what `parse` makes of its entries.
-    pub(super) fn dump<T>(
+    pub(crate) fn dump<M, T>(
         &mut self,
-        request: &RouteNetlinkMessage,
-        parse: fn(&RouteNetlinkMessage) -> Option<T>,
-    ) -> Result<Vec<T>, Errno> {
+        request: &M,
+        parse: fn(&M) -> Option<T>,
+    ) -> Result<Vec<T>, Errno>
+    where
+        M: NetlinkSerializable + NetlinkDeserializable + Clone,
+    {
         for _ in 0..ATTEMPTS {
             self.send(request.clone(), NLM_F_DUMP)?;
             let mut entries = Vec::new();
             let mut disturbed = false;
             loop {
-                let answers = self.receive(&mut disturbed, |entry| {
+                let answers = self.receive(&mut disturbed, |entry: &M| {
                     entries.extend(parse(entry));
                 })?;
                 if let Progress::Done { interrupted } = answers {
@@ -174,11 +185,11 @@ impl Requests {
     /// Sends `request`, creating what it names, and waits for the acknowledgement.
     pub(super) fn acknowledged(&mut self, request: RouteNetlinkMessage) -> Result<(), Errno> {
         self.send(request, NLM_F_ACK | NLM_F_CREATE)?;
-        while let Progress::More = self.receive(&mut false, |_| {})? {}
+        while let Progress::More = self.receive(&mut false, |_: &RouteNetlinkMessage| {})? {}
         Ok(())
     }
 
-    fn send(&mut self, request: RouteNetlinkMessage, flags: u16) -> Result<(), Errno> {
+    fn send<M: NetlinkSerializable>(&mut self, request: M, flags: u16) -> Result<(), Errno> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut header = NetlinkHeader::default();
         header.flags = NLM_F_REQUEST | flags;
@@ -191,15 +202,15 @@ impl Requests {
     }
 
     /// Receives one datagram of answers to the last request.
-    fn receive(
+    fn receive<M: NetlinkDeserializable>(
         &mut self,
         disturbed: &mut bool,
-        mut each: impl FnMut(&RouteNetlinkMessage),
+        mut each: impl FnMut(&M),
     ) -> Result<Progress, Errno> {
         let (length, _) = recv(&self.fd, &mut self.buffer[..], RecvFlags::empty())?;
         let sequence = self.sequence;
         let mut progress = Ok(Progress::More);
-        for_each_message(&self.buffer[..length], |message| {
+        for_each_message(&self.buffer[..length], |message: NetlinkMessage<M>| {
             // An answer to an earlier request that was abandoned.
             if message.header.sequence_number != sequence {
                 return;
@@ -208,6 +219,10 @@ impl Requests {
             *disturbed |= interrupted;
             match message.payload {
                 NetlinkPayload::InnerMessage(entry) => each(&entry),
+                // A dump that fails after it has begun ends with the error, as a negative number.
+                NetlinkPayload::Done(done) if done.code < 0 => {
+                    progress = Err(Errno::from_raw_os_error(done.code.saturating_neg()));
+                }
                 NetlinkPayload::Done(_) => progress = Ok(Progress::Done { interrupted }),
                 NetlinkPayload::Error(error) => {
                     progress = match error.code {
@@ -245,7 +260,7 @@ mod tests {
                     datagram.resize(datagram.len().next_multiple_of(4), 0);
                 }
                 datagram.extend(vec![1; usize::from(tail % 32)]);
-                for_each_message(&datagram, |message| {
+                for_each_message(&datagram, |message: NetlinkMessage<RouteNetlinkMessage>| {
                     if let NetlinkPayload::InnerMessage(entry) = message.payload {
                         let _ = parse::link(&entry);
                         let _ = parse::address(&entry);
