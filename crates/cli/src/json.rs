@@ -101,6 +101,10 @@ pub(crate) fn schema() -> Value {
         generator.subschema_for::<Vec<crate::ss::SocketView>>(),
     );
     add(
+        "ss --summary",
+        generator.subschema_for::<crate::ss::SummaryView>(),
+    );
+    add(
         "nstat",
         generator.subschema_for::<crate::nstat::NstatView>(),
     );

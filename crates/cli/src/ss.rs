@@ -18,6 +18,7 @@ use serde::Serialize;
 use self::filter::{Filter, Subject};
 use self::services::Services;
 use self::state::States;
+pub(crate) use self::summary::SummaryView;
 use crate::ServerAddress;
 use crate::exit::{Failure, print};
 use crate::json::{HolderView, print_json};

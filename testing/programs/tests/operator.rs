@@ -320,6 +320,7 @@ for line in open(sys.argv[3]).read().split('\\0'):
     for (command, line) in [
         ("ss", "ss -a --json"),
         ("ss", "ss -a --kernel --json"),
+        ("ss --summary", "ss --kernel -s --json"),
         ("counters", "counters -a --json"),
         ("counters", "counters -p --json"),
         ("status", "status --json"),

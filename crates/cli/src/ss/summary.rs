@@ -1,27 +1,29 @@
 //! `portolan ss -s`: numbers of sessions, in the summary of ss(8).
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::SocketView;
 use crate::exit::{Failure, print};
 use crate::json::print_json;
 
-#[derive(Debug, Default, PartialEq, Serialize)]
-struct Count {
+#[derive(Debug, Default, PartialEq, Serialize, JsonSchema)]
+struct CountView {
     total: usize,
     ipv4: usize,
     ipv6: usize,
 }
 
-#[derive(Debug, Default, PartialEq, Serialize)]
-struct Summary {
+/// Numbers of sessions.
+#[derive(Debug, Default, PartialEq, Serialize, JsonSchema)]
+pub(crate) struct SummaryView {
     total: usize,
     established: usize,
     closed: usize,
     time_wait: usize,
-    raw: Count,
-    udp: Count,
-    tcp: Count,
+    raw: CountView,
+    udp: CountView,
+    tcp: CountView,
 }
 
 pub(super) fn show(sockets: &[SocketView], as_json: bool) -> Result<(), Failure> {
@@ -35,10 +37,10 @@ pub(super) fn show(sockets: &[SocketView], as_json: bool) -> Result<(), Failure>
     Ok(())
 }
 
-fn of(sockets: &[SocketView]) -> Summary {
-    let mut summary = Summary {
+fn of(sockets: &[SocketView]) -> SummaryView {
+    let mut summary = SummaryView {
         total: sockets.len(),
-        ..Summary::default()
+        ..SummaryView::default()
     };
     for socket in sockets {
         let count = match (&socket.raw, socket.protocol) {
@@ -62,8 +64,8 @@ fn of(sockets: &[SocketView]) -> Summary {
     summary
 }
 
-fn text(summary: &Summary) -> Vec<String> {
-    let row = |name: &str, count: &Count| {
+fn text(summary: &SummaryView) -> Vec<String> {
+    let row = |name: &str, count: &CountView| {
         format!(
             "{name:<9} {:<9} {:<9} {}",
             count.total, count.ipv4, count.ipv6
@@ -99,7 +101,7 @@ mod tests {
         assert_eq!((summary.total, summary.established), (3, 1));
         assert_eq!(
             summary.tcp,
-            Count {
+            CountView {
                 total: 2,
                 ipv4: 2,
                 ipv6: 0
