@@ -211,6 +211,37 @@ fn a_session_between_two_programs_is_captured_whole() {
     }
 }
 
+/// tshark dissects the segments without a complaint, and puts the same bytes together.
+#[test]
+fn tshark_follows_a_captured_session() {
+    let bed = bed();
+    let port = 7064;
+    let _server = serve(&bed, port, "1");
+    let mut capture = Capture::of_root(&bed, &["--only", "local"]);
+    let path = path(&bed, "tshark");
+    ask(&bed, port, &path, 100_000);
+    capture.process.signal(Signal::INT).expect("it runs");
+    assert!(capture.process.wait(PROMPTLY), "it does not end");
+    let tshark = |words: &[&str]| {
+        let mut command = Command::new("tshark");
+        command.args(["-n", "-r", &capture.file]).args(words);
+        run(&mut command).unwrap_or_else(|error| panic!("{error}"))
+    };
+    let complaints = "_ws.malformed || tcp.analysis.lost_segment || tcp.analysis.retransmission";
+    assert_eq!(tshark(&["-Y", complaints]), "");
+    let followed = tshark(&["-q", "-z", "follow,tcp,raw,0"]);
+    for (kind, indent) in [("out", ""), ("in", "\t")] {
+        let expected = fs::read(format!("{path}.{kind}")).expect("the client's");
+        let is_data = |line: &&str| line.chars().all(|c| c.is_ascii_hexdigit());
+        let lines = followed.lines().filter_map(|line| match indent {
+            "" => Some(line),
+            indent => line.strip_prefix(indent),
+        });
+        let bytes: usize = lines.filter(is_data).map(|line| line.len() / 2).sum();
+        assert_eq!(bytes, expected.len(), "{kind}");
+    }
+}
+
 /// A client that has asked half of its questions.
 struct Late {
     process: Child,

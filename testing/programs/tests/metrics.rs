@@ -141,6 +141,25 @@ fn prometheus_scrapes_the_server() {
 }
 
 #[test]
+fn metrics_are_served_at_a_unix_socket() {
+    let bed = bed();
+    let socket = bed.file("metrics.socket");
+    let mut exporter = bed.own_command(Side::Server);
+    exporter.args(["metrics", "--unix"]).arg(&socket);
+    let _exporter = Background::start(&mut exporter).expect("the exporter starts");
+    let mut page = String::new();
+    let is_served = eventually(Duration::from_secs(10), || {
+        let mut curl = Command::new("curl");
+        curl.args(["-sf", "--unix-socket"]).arg(&socket);
+        page = run(curl.arg("http://localhost/metrics")).unwrap_or_default();
+        !page.is_empty()
+    });
+    assert!(is_served);
+    assert!(page.contains("\nportolan_up{} 1"), "{page}");
+    assert_eq!(page.trim_end().lines().last(), Some("# EOF"));
+}
+
+#[test]
 fn the_rules_are_sound() {
     for arguments in [
         ["check", "rules", "portolan.rules.yml"],
