@@ -96,18 +96,31 @@ fn scripts_for_bpftrace_show_what_a_server_does() {
         .serve(Stack::Portolan, PORT, PYTHON, &words)
         .unwrap_or_else(|error| panic!("{error}"));
     for (script, expected) in SCRIPTS {
-        let (mut tracer, said) = trace(&bed, script);
-        let said = || fs::read_to_string(&said).unwrap_or_default();
-        let is_attached = || said().contains("Attaching");
-        assert!(eventually(Duration::from_secs(20), is_attached), "{script}");
-        // The last probe is attached a while after that line; maps are printed at the end.
-        for _ in 0..10 {
-            use_server(&bed);
-        }
-        tracer.signal(Signal::INT).expect("it runs");
-        assert!(tracer.wait(Duration::from_secs(20)), "{script}");
-        assert!(said().contains(expected), "{script}: {}", said());
+        // Probes are attached a while after the script says so, the longer the busier the machine is.
+        let mut said = String::new();
+        let is_shown = [10, 50, 250].into_iter().any(|connections| {
+            said = traced(&bed, script, connections);
+            said.contains(expected)
+        });
+        assert!(is_shown, "{script}: {said}");
     }
+}
+
+/// Returns what a script says about an echo server that serves so many connections. Maps are printed at the end.
+fn traced(bed: &Bed, script: &str, connections: u32) -> String {
+    let (mut tracer, said) = trace(bed, script);
+    let said = || fs::read_to_string(&said).unwrap_or_default();
+    let limit = Duration::from_secs(20);
+    assert!(
+        eventually(limit, || said().contains("Attaching")),
+        "{script}"
+    );
+    for _ in 0..connections {
+        use_server(bed);
+    }
+    tracer.signal(Signal::INT).expect("it runs");
+    assert!(tracer.wait(limit), "{script}");
+    said()
 }
 
 /// Makes the image of the programs in the build directory.
