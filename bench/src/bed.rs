@@ -3,7 +3,9 @@
 
 use std::fmt;
 use std::fs::{self, File};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -269,6 +271,38 @@ impl Bed {
     /// Returns a path in a directory that is removed with the bed.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
+    }
+
+    /// Copies the programs that other users start to where each may execute them: the build directory may not be
+    /// accessible. Returns their directory.
+    pub fn public_programs(&self) -> Result<PathBuf, BedError> {
+        let directory = self.file("bin");
+        if directory.exists() {
+            return Ok(directory);
+        }
+        let copy = || -> io::Result<()> {
+            fs::create_dir_all(&directory)?;
+            let Tools {
+                portolan,
+                traffic,
+                preload,
+                ..
+            } = &self.tools;
+            for path in [portolan, traffic, preload] {
+                fs::copy(path, directory.join(path.file_name().unwrap_or_default()))?;
+            }
+            for path in [&self.directory, &directory] {
+                fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
+            }
+            Ok(())
+        };
+        match copy() {
+            Ok(()) => Ok(directory),
+            Err(source) => Err(BedError::File {
+                path: directory,
+                source,
+            }),
+        }
     }
 
     /// The endpoint at which programs on the server host listen.

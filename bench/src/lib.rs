@@ -9,6 +9,7 @@ pub mod film;
 pub mod machine;
 pub mod process;
 pub mod report;
+pub mod services;
 pub mod suites;
 pub mod table;
 pub mod tools;

@@ -22,6 +22,7 @@ pub struct Tools {
     pub owner: PathBuf,
     pub micro: PathBuf,
     pub native: PathBuf,
+    pub preload: PathBuf,
 }
 
 impl Tools {
@@ -36,6 +37,7 @@ impl Tools {
             owner: find(&directory, "portolan-owner")?,
             micro: find(&directory, "portolan-micro")?,
             native: find(&directory, "portolan-native")?,
+            preload: find(&directory, "libportolan_preload.so")?,
         })
     }
 

@@ -7,7 +7,7 @@ pub mod web;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -182,21 +182,13 @@ pub fn serve(bed: &Bed, stack: Stack, port: u16, program: &str, arguments: &[&st
         .unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Copies Portolan's programs to where every user may execute them: the build directory may not be
-/// accessible.
+/// Copies Portolan's programs to where every user may execute them, and returns their directory.
 ///
 /// # Panics
 /// Without the programs that `cargo build` makes.
 pub fn public_programs(bed: &Bed) -> PathBuf {
-    let directory = bed.file("bin");
-    fs::create_dir_all(&directory).expect("the bed's directory is writable");
-    for name in ["portolan", "portolan-traffic", "libportolan_preload.so"] {
-        fs::copy(bed.tools().beside(name), directory.join(name)).expect("cargo build has made it");
-    }
-    for path in [directory.parent().expect("a parent"), &directory] {
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("it is ours");
-    }
-    directory
+    bed.public_programs()
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Runs a program on the client host to its end and returns its output.

@@ -2,93 +2,40 @@
 //! save and replicas that take over, memcached with threads.
 
 use std::fs;
-use std::os::unix::fs::chown;
-use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
+use portolan_bench::services::postgres::Postgres as Cluster;
 use portolan_programs::{
-    PYTHON, Pairing, STACKS, bed, client, counter, each_pairing, eventually, public_programs, serve,
+    PYTHON, Pairing, STACKS, bed, client, counter, each_pairing, eventually, serve,
 };
 use rustix::process::{Pid, Signal, kill_process};
 
 /// Time limit for a database to notice a change of its peers.
 const SOON: Duration = Duration::from_secs(10);
 
-/// A database cluster, and the directory of its programs. PostgreSQL refuses to run as root.
-struct Postgres {
-    programs: PathBuf,
-    data: PathBuf,
-    portolan: PathBuf,
-}
+/// A cluster whose queries use parallel workers for small tables, too.
+const SETTINGS: &str = "max_connections = 60\nmin_parallel_table_scan_size = 0\n\
+    parallel_setup_cost = 0\nparallel_tuple_cost = 0\n";
+
+/// A database cluster.
+struct Postgres(Cluster);
 
 impl Postgres {
     fn new(bed: &Bed) -> Postgres {
-        let postgres = Postgres {
-            programs: installed(),
-            data: bed.file("postgres"),
-            portolan: public_programs(bed).join("portolan"),
-        };
-        let data = &postgres.data;
-        fs::create_dir_all(data).expect("the bed's directory is writable");
-        let number = |flag| {
-            let id = run(Command::new("id").args([flag, "postgres"])).expect("Debian's user");
-            id.parse().expect("a number")
-        };
-        chown(data, Some(number("-u")), Some(number("-g"))).expect("root");
-        let mut initdb = as_postgres(bed);
-        initdb.arg(postgres.programs.join("initdb"));
-        initdb.args(["--no-sync", "-N", "-A", "trust", "-U", "postgres", "-D"]);
-        run(initdb.arg(data)).unwrap_or_else(|error| panic!("{error}"));
-        postgres.append("pg_hba.conf", "host all all all trust\n");
-        postgres.append(
-            "postgresql.conf",
-            &format!(
-                "listen_addresses = '{}'\nunix_socket_directories = ''\nfsync = off\n\
-                 max_connections = 60\nmin_parallel_table_scan_size = 0\n\
-                 parallel_setup_cost = 0\nparallel_tuple_cost = 0\n",
-                bed.server.address
-            ),
-        );
-        postgres
-    }
-
-    fn append(&self, name: &str, lines: &str) {
-        let path = self.data.join(name);
-        let text = fs::read_to_string(&path).expect("initdb has made it");
-        fs::write(path, text + lines).expect("root");
+        let cluster = Cluster::new(bed, bed.file("postgres"), SETTINGS);
+        Postgres(cluster.unwrap_or_else(|error| panic!("{error}")))
     }
 
     fn serve(&self, bed: &Bed, stack: Stack) -> Background {
-        let mut words = user_words();
-        if stack == Stack::Portolan {
-            words.extend([
-                self.portolan.clone(),
-                "run".into(),
-                "--require".into(),
-                "--".into(),
-            ]);
-        }
-        words.extend([
-            self.programs.join("postgres"),
-            "-D".into(),
-            self.data.clone(),
-        ]);
-        let words: Vec<&str> = words
-            .iter()
-            .map(|word| word.to_str().expect("UTF-8"))
-            .collect();
-        let service = serve(bed, Stack::Kernel, 5432, words[0], &words[1..]);
-        // It listens before it accepts statements.
-        let is_ready = || self.try_query(bed, Stack::Kernel, "select 1").is_ok();
-        assert!(eventually(SOON, is_ready), "it does not start");
-        service
+        let service = self.0.serve(bed, stack);
+        service.unwrap_or_else(|error| panic!("{error}"))
     }
 
     fn client(&self, bed: &Bed, stack: Stack, program: &str, arguments: &[&str]) -> String {
-        run(&mut self.client_command(bed, stack, program, arguments))
+        run(self.0.client(bed, stack, program).args(arguments))
             .unwrap_or_else(|error| panic!("{error}"))
     }
 
@@ -109,52 +56,10 @@ impl Postgres {
     }
 
     fn psql(&self, bed: &Bed, stack: Stack, statement: &str) -> Command {
-        self.client_command(bed, stack, "psql", &["-X", "-At", "-c", statement])
-    }
-
-    /// A client program on the client host.
-    fn client_command(
-        &self,
-        bed: &Bed,
-        stack: Stack,
-        program: &str,
-        arguments: &[&str],
-    ) -> Command {
-        let program = self.programs.join(program).display().to_string();
-        let address = bed.server.address.to_string();
-        let mut command = bed.command(Side::Client, stack, &program);
-        command
-            .args(["-h", &address, "-U", "postgres"])
-            .args(arguments);
+        let mut command = self.0.client(bed, stack, "psql");
+        command.args(["-X", "-At", "-c", statement]);
         command
     }
-}
-
-/// Returns the programs of the newest version.
-fn installed() -> PathBuf {
-    let versions = fs::read_dir("/usr/lib/postgresql").expect("Debian's postgresql");
-    let newest = versions.flatten().map(|entry| entry.path()).max();
-    newest.expect("a version").join("bin")
-}
-
-fn user_words() -> Vec<PathBuf> {
-    [
-        "setpriv",
-        "--reuid=postgres",
-        "--regid=postgres",
-        "--clear-groups",
-        "--",
-    ]
-    .map(PathBuf::from)
-    .to_vec()
-}
-
-fn as_postgres(bed: &Bed) -> Command {
-    let words = user_words();
-    let program = words[0].to_str().expect("UTF-8");
-    let mut command = bed.command(Side::Server, Stack::Kernel, program);
-    command.args(&words[1..]).current_dir("/");
-    command
 }
 
 /// The postmaster accepts each client and forks a child for it.

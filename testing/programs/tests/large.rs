@@ -6,8 +6,9 @@ use std::process::{Command, Stdio};
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
+use portolan_bench::services::mariadb::{MariaDb, sysbench_options};
 use portolan_programs::strangers::{address, each_start};
-use portolan_programs::{PYTHON, client, file};
+use portolan_programs::{PYTHON, file};
 
 /// A broker, and the port mapper of Erlang nodes, which it starts and would leave behind.
 struct Broker {
@@ -81,48 +82,12 @@ fn mariadb_serves_sysbench() {
     let start = |bed: &Bed, stack: Stack| {
         let data = bed.file("mariadb");
         let _ = fs::remove_dir_all(&data);
-        let data = format!("--datadir={}", data.display());
-        let socket = format!("--socket={}", bed.file("mariadb.sock").display());
-        let install = [
-            "--no-defaults",
-            "--user=root",
-            "--auth-root-authentication-method=normal",
-        ];
-        run(Command::new("mariadb-install-db").args(install).arg(&data)).expect("it is installed");
-        let mut command = bed.command(Side::Server, stack, "mariadbd");
-        command
-            .args([
-                "--no-defaults",
-                "--user=root",
-                "--skip-grant-tables",
-                "--skip-name-resolve",
-            ])
-            .args([
-                data,
-                socket,
-                format!("--port={PORT}"),
-                format!("--bind-address={}", address(bed)),
-            ])
-            .stdout(Stdio::null());
-        let server = started(bed, PORT, "mariadbd", &mut command);
-        let create = [
-            "-h",
-            &address(bed),
-            "-P",
-            &PORT.to_string(),
-            "-e",
-            "CREATE DATABASE sbtest",
-        ];
-        client(bed, Stack::Kernel, "mariadb", &create);
-        server
+        let server = MariaDb::new(data, PORT).and_then(|mariadb| mariadb.serve(bed, stack));
+        server.unwrap_or_else(|error| panic!("{error}"))
     };
     each_start(start, |client| {
         let sysbench = |step: &str| {
-            let connection = [
-                format!("--mysql-host={}", address(client.bed)),
-                format!("--mysql-port={PORT}"),
-                "--mysql-user=root".to_owned(),
-            ];
+            let connection = sysbench_options(client.bed, PORT);
             let load = [
                 "--tables=2",
                 "--table-size=1000",
