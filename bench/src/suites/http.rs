@@ -1,11 +1,14 @@
 //! wrk with 64 connections, and with few, against nginx, with and without keep-alive.
 
 use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
 
 use super::{Better, Case};
-use crate::bed::{Bed, Side};
+use crate::bed::{Bed, Side, Stack};
 use crate::figure::{Latency, Sample};
-use crate::process::run;
+use crate::process::{Background, run};
+use crate::services::file_error;
 use crate::{Effort, MeasureError};
 
 const PORT: u16 = 8080;
@@ -17,6 +20,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let seconds = effort.scaled(2.0);
     let load = |connections, options| Load {
         seconds,
+        threads: "1",
         connections,
         options,
     };
@@ -34,15 +38,16 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
 
 /// What wrk does.
 #[derive(Clone, Copy)]
-struct Load {
-    seconds: f64,
-    connections: &'static str,
-    options: &'static [&'static str],
+pub(super) struct Load {
+    pub(super) seconds: f64,
+    pub(super) threads: &'static str,
+    pub(super) connections: &'static str,
+    pub(super) options: &'static [&'static str],
 }
 
 /// How nginx runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Nginx {
+pub(super) enum Nginx {
     OneProcess,
     /// The same; on Portolan it performs its handshakes itself from the start.
     Delegated,
@@ -51,7 +56,7 @@ enum Nginx {
 }
 
 impl Nginx {
-    fn directives(self) -> &'static str {
+    fn processes(self) -> &'static str {
         match self {
             Nginx::OneProcess | Nginx::Delegated => "master_process off;",
             Nginx::MasterAndWorkers => "user root; worker_processes 2;",
@@ -60,31 +65,10 @@ impl Nginx {
 }
 
 fn case(name: &str, load: Load, nginx: Nginx) -> Case {
-    // wrk accepts whole seconds only.
-    let duration = format!("{}s", load.seconds.ceil());
     Case::new(name, "req/s", Better::Higher, move |bed, stack| {
-        let config = configure(bed, nginx)?;
-        let words = ["-c", config.as_str()];
-        let _server = match nginx {
-            Nginx::Delegated => bed.serve_delegated(stack, PORT, "nginx", &words)?,
-            Nginx::OneProcess | Nginx::MasterAndWorkers => {
-                bed.serve(stack, PORT, "nginx", &words)?
-            }
-        };
+        let _server = serve_page(bed, stack, nginx, bed.endpoint(PORT))?;
         let url = format!("http://{}/", bed.endpoint(PORT));
-        let output = run(bed
-            .command(Side::Client, stack, "wrk")
-            .args([
-                "-t",
-                "1",
-                "-c",
-                load.connections,
-                "-d",
-                &duration,
-                "--latency",
-            ])
-            .args(load.options)
-            .arg(&url))?;
+        let output = wrk(bed, stack, &load, &url)?;
         sample(&output).ok_or(MeasureError::Output {
             program: "wrk",
             output,
@@ -92,33 +76,81 @@ fn case(name: &str, load: Load, nginx: Nginx) -> Case {
     })
 }
 
-/// Writes nginx's page and a configuration in the foreground, without logs.
-fn configure(bed: &Bed, nginx: Nginx) -> Result<String, MeasureError> {
+/// Runs wrk and returns its output.
+pub(super) fn wrk(bed: &Bed, stack: Stack, load: &Load, url: &str) -> Result<String, MeasureError> {
+    let mut command = bed.command(Side::Client, stack, "wrk");
+    command
+        .args(["-t", load.threads, "-c", load.connections])
+        // wrk accepts whole seconds only.
+        .args(["-d", &format!("{}s", load.seconds.ceil()), "--latency"])
+        .args(load.options)
+        .arg(url);
+    Ok(run(&mut command)?)
+}
+
+/// What nginx serves.
+pub(super) struct Site<'a> {
+    pub(super) directives: &'a str,
+    pub(super) endpoint: SocketAddr,
+    pub(super) root: &'a Path,
+}
+
+/// Starts an nginx with a small page.
+pub(super) fn serve_page(
+    bed: &Bed,
+    stack: Stack,
+    nginx: Nginx,
+    endpoint: SocketAddr,
+) -> Result<Background, MeasureError> {
     let root = bed.file("www");
-    let config = bed.file("nginx.conf");
-    let text = format!(
-        "daemon off; {directives} pid {pid}; error_log stderr crit;\n\
-         events {{ worker_connections 1024; }}\n\
-         http {{ access_log off; keepalive_requests 1000000000;\n\
-         server {{ listen {endpoint}; root {root}; }} }}\n",
-        directives = nginx.directives(),
-        pid = bed.file("nginx.pid").display(),
-        endpoint = bed.endpoint(PORT),
-        root = root.display(),
-    );
-    let path = config.display().to_string();
     fs::create_dir_all(&root)
         .and_then(|()| fs::write(root.join("index.html"), "p".repeat(PAGE)))
-        .and_then(|()| fs::write(&config, text))
-        .map_err(|source| MeasureError::File {
-            path: path.clone(),
-            source,
-        })?;
-    Ok(path)
+        .map_err(|source| file_error(&root, source))?;
+    let site = Site {
+        directives: "",
+        endpoint,
+        root: &root,
+    };
+    serve(bed, stack, nginx, &site)
+}
+
+/// Starts an nginx.
+pub(super) fn serve(
+    bed: &Bed,
+    stack: Stack,
+    nginx: Nginx,
+    site: &Site,
+) -> Result<Background, MeasureError> {
+    let config = configure(bed, nginx, site)?;
+    let (port, words) = (site.endpoint.port(), ["-c", config.as_str()]);
+    Ok(match nginx {
+        Nginx::Delegated => bed.serve_delegated(stack, port, "nginx", &words)?,
+        Nginx::OneProcess | Nginx::MasterAndWorkers => bed.serve(stack, port, "nginx", &words)?,
+    })
+}
+
+/// Writes a configuration of nginx in the foreground, without logs.
+fn configure(bed: &Bed, nginx: Nginx, site: &Site) -> Result<String, MeasureError> {
+    let config = bed.file("nginx.conf");
+    let text = format!(
+        "daemon off; {processes} pid {pid}; error_log stderr crit;\n\
+         events {{ worker_connections 1024; }}\n\
+         http {{ access_log off; keepalive_requests 1000000000; {directives}\n\
+         server {{ listen {endpoint}; root {root}; }} }}\n",
+        processes = nginx.processes(),
+        pid = bed.file("nginx.pid").display(),
+        directives = site.directives,
+        endpoint = site.endpoint,
+        root = site.root.display(),
+    );
+    match fs::write(&config, text) {
+        Ok(()) => Ok(config.display().to_string()),
+        Err(source) => Err(file_error(&config, source)),
+    }
 }
 
 /// Parses wrk's lines `Requests/sec:  123456.78`, `50%  512.00us` and `99%  1.20ms`.
-fn sample(output: &str) -> Option<Sample> {
+pub(super) fn sample(output: &str) -> Option<Sample> {
     let field = |name| {
         let line = output.lines().map(str::trim);
         line.filter_map(|line| line.strip_prefix(name)).next()
