@@ -8,6 +8,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -18,6 +19,7 @@ use portolan_proto::{MAX_MESSAGE, decode, encode};
 use portolan_sys::namespace::control_path;
 use portolan_sys::unix::Connection;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::statvfs;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::process::{Background, ProcessError, run};
@@ -27,6 +29,15 @@ use crate::tools::{MissingTool, Tools};
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
 const POLL: Duration = Duration::from_millis(50);
+
+/// The name of each bed's directories begins with it; the number of its process follows, and its own.
+const DIRECTORY: &str = "portolan-";
+
+/// The file system in memory that Linux has for programs.
+const MEMORY: &str = "/dev/shm";
+
+/// Bytes that must be free in it.
+const ROOM: u64 = 2 << 30;
 
 /// The name of the link's end on both hosts.
 pub const INTERFACE: &str = portolan_netns::Bed::DEVICE;
@@ -103,6 +114,8 @@ pub struct Bed {
     settings: String,
     tools: Tools,
     directory: PathBuf,
+    /// A directory in memory, if the machine has room for one; made when it is first used.
+    memory: OnceLock<Option<PathBuf>>,
 }
 
 /// One end of the link.
@@ -152,7 +165,7 @@ impl Bed {
     pub fn bare(wire: portolan_netns::Bed) -> Result<Bed, BedError> {
         let tools = Tools::locate()?;
         let number = BEDS.fetch_add(1, Ordering::Relaxed);
-        let name = format!("portolan-{}-{number}", std::process::id());
+        let name = format!("{DIRECTORY}{}-{number}", std::process::id());
         let directory = std::env::temp_dir().join(name);
         fs::create_dir_all(&directory).map_err(|source| BedError::File {
             path: directory.clone(),
@@ -172,6 +185,7 @@ impl Bed {
             settings: String::new(),
             tools,
             directory,
+            memory: OnceLock::new(),
         })
     }
 
@@ -271,6 +285,21 @@ impl Bed {
     /// Returns a path in a directory that is removed with the bed.
     pub fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
+    }
+
+    /// Returns a path in memory, where the machine has room for it, that is removed with the bed. Every user may
+    /// enter its directory.
+    pub fn memory_file(&self, name: &str) -> PathBuf {
+        let memory = self.memory.get_or_init(|| {
+            remove_abandoned(MEMORY);
+            let directory = Path::new(MEMORY).join(self.directory.file_name()?);
+            let make = || {
+                fs::create_dir_all(&directory)?;
+                fs::set_permissions(&directory, fs::Permissions::from_mode(0o755))
+            };
+            (has_room(MEMORY) && make().is_ok()).then_some(directory)
+        });
+        memory.as_ref().unwrap_or(&self.directory).join(name)
     }
 
     /// Copies the programs that other users start to where each may execute them: the build directory may not be
@@ -515,6 +544,20 @@ impl Bed {
             })
         })
     }
+
+    /// Returns the number of TCP connections that the kernel's stack has accepted on a host, or `None` if it cannot be
+    /// read.
+    pub fn kernel_accepted(&self, side: Side) -> Option<u64> {
+        const TABLE: &str = "/proc/thread-self/net/snmp";
+        let table = self.namespace(side).enter(|| fs::read_to_string(TABLE));
+        let table = table.ok()?;
+        // A line of names, and one of values.
+        let mut lines = table.lines().filter(|line| line.starts_with("Tcp:"));
+        let (names, values) = (lines.next()?, lines.next()?);
+        let mut fields = names.split_whitespace().zip(values.split_whitespace());
+        let (_, accepted) = fields.find(|(name, _)| *name == "PassiveOpens")?;
+        accepted.parse().ok()
+    }
 }
 
 impl Drop for Bed {
@@ -531,7 +574,28 @@ impl Drop for Bed {
         }
         // A failure is harmless: the system clears its temporary directory.
         let _ = fs::remove_dir_all(&self.directory);
+        if let Some(Some(memory)) = self.memory.get() {
+            let _ = fs::remove_dir_all(memory);
+        }
     }
+}
+
+/// Removes the directories of beds whose process has ended without removing them, for they use memory.
+fn remove_abandoned(memory: &str) {
+    for entry in fs::read_dir(memory).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(DIRECTORY));
+        let process = number.and_then(|number| number.split_once('-'));
+        if process.is_some_and(|(pid, _)| !Path::new("/proc").join(pid).exists()) {
+            // Another bed may do the same.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Returns true if a file system has room for the data of a benchmark.
+fn has_room(path: &str) -> bool {
+    statvfs(path).is_ok_and(|system| system.f_bavail * system.f_frsize >= ROOM)
 }
 
 /// Sends a request to the server of the calling thread's namespace and returns its reply.

@@ -15,6 +15,8 @@ pub mod table;
 pub mod tools;
 pub mod transfer;
 
+use std::path::Path;
+
 use bed::{Bed, Stack};
 use figure::{Figure, Measured};
 use machine::CpuTimes;
@@ -48,6 +50,8 @@ pub enum MeasureError {
         program: &'static str,
         output: String,
     },
+    #[error("the connections were the kernel's")]
+    KernelSockets,
     #[error("cannot write {path}: {source}")]
     File {
         path: String,
@@ -64,6 +68,11 @@ pub enum Progress<'a> {
         count: usize,
     },
     Done(&'a Figure),
+    /// A case needs a program that is not installed.
+    LeftOut {
+        name: &'a str,
+        program: &'a Path,
+    },
     /// A case that fails on either stack does not end the run.
     Failed {
         name: &'a str,
@@ -94,6 +103,13 @@ pub fn measure(
             index: index + 1,
             count: cases.len(),
         });
+        if let Some(program) = case.missing_program() {
+            report(Progress::LeftOut {
+                name: &case.name,
+                program,
+            });
+            continue;
+        }
         match measure_case(bed, case, runs) {
             Ok(figure) => {
                 report(Progress::Done(&figure));

@@ -1,5 +1,6 @@
 //! The suites and what they share: a case measures one figure once, on one stack.
 
+mod apps;
 pub(crate) mod buffers;
 mod bulk;
 pub(crate) mod conns;
@@ -14,6 +15,7 @@ pub mod redis;
 mod rtt;
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub use portolan_bench_arguments::Suite;
@@ -21,6 +23,7 @@ pub use portolan_bench_arguments::Suite;
 use crate::bed::{Bed, Side, Stack};
 use crate::figure::{Latency, Sample};
 use crate::process::run;
+use crate::tools::is_installed;
 use crate::{Effort, MeasureError};
 
 /// Returns the cases of a suite, in the order in which they are measured.
@@ -38,6 +41,7 @@ pub fn cases(suite: Suite, effort: Effort) -> Vec<Case> {
         Suite::Demux => demux::cases(effort),
         Suite::Ext => ext::cases(effort),
         Suite::Engine => engine::cases(effort),
+        Suite::Apps => apps::cases(effort),
     }
 }
 
@@ -58,6 +62,8 @@ pub struct Case {
     /// The result of the paper that the experiment is from.
     pub paper: Option<&'static str>,
     stacks: &'static [Stack],
+    /// Programs that not every machine has.
+    programs: Vec<PathBuf>,
     measure: Box<Measure>,
 }
 
@@ -77,6 +83,7 @@ impl Case {
             bar: None,
             paper: None,
             stacks: &[Stack::Kernel, Stack::Portolan],
+            programs: Vec::new(),
             measure: Box::new(move |bed, stack| measure(bed, stack).map(Into::into)),
         }
     }
@@ -92,6 +99,18 @@ impl Case {
             stacks: &[Stack::Portolan],
             ..Case::new(name, unit, better, move |bed, _| measure(bed))
         }
+    }
+
+    /// Has the case be left out where one of some programs is not installed.
+    fn needs(mut self, programs: impl IntoIterator<Item: Into<PathBuf>>) -> Case {
+        self.programs = programs.into_iter().map(Into::into).collect();
+        self
+    }
+
+    /// Returns the first program that the case needs and that is not installed.
+    pub fn missing_program(&self) -> Option<&Path> {
+        let mut programs = self.programs.iter().map(PathBuf::as_path);
+        programs.find(|program| !is_installed(program))
     }
 
     fn with_bar(mut self, bar: f64) -> Case {

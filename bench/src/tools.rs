@@ -47,6 +47,13 @@ impl Tools {
     }
 }
 
+/// Returns true if a program that is not ours is installed: at its path, or by its name in a directory of `PATH`.
+pub(crate) fn is_installed(program: &Path) -> bool {
+    let path = env::var_os("PATH").unwrap_or_default();
+    // Joined to an absolute path, the directory has no effect.
+    env::split_paths(&path).any(|directory| directory.join(program).is_file())
+}
+
 /// Returns the directory of the running program; for a test, the directory of the tested programs.
 fn own_directory() -> PathBuf {
     let program = env::current_exe().unwrap_or_default();
@@ -68,4 +75,21 @@ fn find(directory: &Path, name: &'static str) -> Result<PathBuf, MissingTool> {
             name,
             directory: directory.to_owned(),
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_found_by_its_name_and_by_its_path() {
+        for (program, expected) in [
+            ("sh", true),
+            ("/bin/sh", true),
+            ("portolan-none", false),
+            ("/bin/portolan-none", false),
+        ] {
+            assert_eq!(is_installed(Path::new(program)), expected, "{program}");
+        }
+    }
 }

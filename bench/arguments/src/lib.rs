@@ -79,10 +79,12 @@ pub enum Suite {
     Ext,
     /// Instructions of the protocol engine per segment.
     Engine,
+    /// Databases, proxies and web servers, as packaged, where they are installed.
+    Apps,
 }
 
 impl Suite {
-    pub const ALL: [Suite; 12] = [
+    pub const ALL: [Suite; 13] = [
         Suite::Rtt,
         Suite::Bulk,
         Suite::Buffers,
@@ -95,5 +97,6 @@ impl Suite {
         Suite::Demux,
         Suite::Ext,
         Suite::Engine,
+        Suite::Apps,
     ];
 }

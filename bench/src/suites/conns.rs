@@ -8,7 +8,7 @@ use crate::{Effort, MeasureError};
 
 const PORT: u16 = 7008;
 
-const PYTHON: &str = "/usr/bin/python3";
+pub(super) const PYTHON: &str = "/usr/bin/python3";
 
 /// A minimal concurrent server: accept, fork, close.
 const FORKING: &str = include_str!("forking.py");

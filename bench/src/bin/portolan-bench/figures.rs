@@ -105,6 +105,10 @@ pub(crate) fn measure(
                     outcome = sink.line(table::row(figure));
                 }
             }
+            Progress::LeftOut { name, program } => {
+                let program = program.display();
+                eprintln!("portolan: {name} is left out: {program} is not installed");
+            }
             Progress::Failed { name, error } => {
                 complete = false;
                 eprintln!("portolan: {name}: {error}");
