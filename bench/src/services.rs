@@ -1,6 +1,7 @@
-//! Services that need more than a command line: databases, with the set-up of their data. Benchmarks and the program
+//! Services that need more than a command line: databases and a mail server, with the set-up of their data. Benchmarks and the program
 //! tests start them on a [`Bed`](crate::bed::Bed).
 
+pub mod dovecot;
 pub mod mariadb;
 pub mod postgres;
 

@@ -79,7 +79,7 @@ pub enum Suite {
     Ext,
     /// Instructions of the protocol engine per segment.
     Engine,
-    /// Databases, proxies and web servers, as packaged, where they are installed.
+    /// Databases, proxies, web and mail servers, as packaged, where they are installed.
     Apps,
 }
 

@@ -1,7 +1,8 @@
-//! Whole applications, as Debian packages them: databases, proxies and web servers with the clients that their users
+//! Whole applications, as Debian packages them: databases, proxies, web and mail servers with the clients that their users
 //! load them with. A case whose programs are not installed is left out.
 
 mod databases;
+mod mail;
 mod web;
 
 use std::path::PathBuf;
@@ -23,6 +24,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             databases::mysqlslap(effort),
             web::python(effort),
             web::four_threads(effort),
+            mail::dovecot(effort),
         ]);
     }
     cases

@@ -4,10 +4,9 @@
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 
 use portolan_bench::bed::{Bed, Stack};
-use portolan_bench::process::run;
+use portolan_bench::services::dovecot;
 use portolan_programs::strangers::{Client, address, each_start};
 use portolan_programs::{PYTHON, file, serve};
 
@@ -61,30 +60,8 @@ fn vsftpd_lets_in_and_gives_files() {
 fn dovecot_lets_in_and_gives_mail() {
     const PORT: u16 = 7143;
     let start = |bed: &Bed, stack: Stack| {
-        let mail = bed.file("mail");
-        for folder in ["new", "cur", "tmp"] {
-            fs::create_dir_all(mail.join(folder)).expect("the bed's directory is writable");
-        }
-        let body = "words ".repeat(20_000);
-        let letter = format!("From: a@b\r\nSubject: well\r\n\r\n{body}\r\n");
-        fs::write(mail.join("new/1.letter"), letter).expect("it is ours");
-        open_to_all(bed.file("").as_path());
-        run(Command::new("chown").args(["-R", "nobody"]).arg(&mail)).expect("root");
-        let text = format!(
-            "base_dir = {run}\nstate_dir = {run}\nprotocols = imap\nlisten = {address}\nssl = no\n\
-             disable_plaintext_auth = no\nlog_path = {log}\nmail_location = maildir:{mail}\n\
-             first_valid_uid = 0\nmail_uid = nobody\nmail_gid = nogroup\n\
-             service imap-login {{\n inet_listener imap {{\n port = {PORT}\n }}\n\
-             inet_listener imaps {{\n port = 0\n }}\n}}\n\
-             passdb {{\n driver = static\n args = password=secret\n}}\n\
-             userdb {{\n driver = static\n args = uid=nobody gid=nogroup home={mail}\n}}\n",
-            run = bed.file("dovecot").display(),
-            address = bed.server.address,
-            log = bed.file("dovecot.log").display(),
-            mail = mail.display(),
-        );
-        let config = file(bed, "dovecot.conf", text);
-        serve(bed, stack, PORT, "dovecot", &["-F", "-c", &config])
+        let server = dovecot::serve(bed, stack, PORT, &"words ".repeat(20_000));
+        server.unwrap_or_else(|error| panic!("{error}"))
     };
     each_start(start, |client| {
         let bed = client.bed;
