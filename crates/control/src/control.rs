@@ -7,7 +7,7 @@
 //! effect whose session an earlier one has removed does nothing.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use portolan_proto::filter::{BindingKey, Flood};
@@ -498,20 +498,27 @@ impl Control {
         }
     }
 
-    /// Returns the oldest TIME-WAIT between two hosts whose ports are old enough for reuse: timestamps tell its late
-    /// segments from the new connection's (RFC 6191; Linux's `tcp_tw_reuse`).
+    /// Returns the oldest TIME-WAIT to `remote` that is old enough for reuse of its ports: timestamps tell its late segments
+    /// from the new connection's (RFC 6191; Linux's `tcp_tw_reuse`). If `local` has no port, it has one that is free without
+    /// it: a lease, or what is held back after one, would keep it.
     pub fn reusable_time_wait(
         &self,
-        local: IpAddr,
+        local: SocketAddr,
         remote: SocketAddr,
         now: Instant,
     ) -> Option<SessionId> {
-        let is_between =
-            |session: &SessionEntry| session.local.ip() == local && session.remote == Some(remote);
+        let is_between = |session: &SessionEntry| {
+            session.local.ip() == local.ip() && session.remote == Some(remote)
+        };
+        let is_on_port = |session: &SessionEntry| match local.port() {
+            0 => self.ports.would_be_free_without(session.claims()),
+            port => session.local.port() == port,
+        };
         let old = self.time_wait.iter();
         old.take_while(|(since, _)| now.since(*since) >= REUSE_AFTER)
-            .map(|(_, id)| *id)
-            .find(|id| self.registry.session(*id).is_some_and(is_between))
+            .filter_map(|(_, id)| self.registry.session(*id))
+            .find(|session| is_between(session) && is_on_port(session))
+            .map(|session| session.id)
     }
 
     /// Handles the loss of the holder, and with it of a connection's sequence numbers.

@@ -128,7 +128,7 @@ impl Control {
         }
         let mut joined = self.join_port(claim, remote, random);
         if joined.is_err()
-            && let Some(old) = self.reusable_time_wait(claim.local.ip(), remote, now)
+            && let Some(old) = self.reusable_time_wait(claim.local, remote, now)
         {
             self.release_claims(old);
             out.push(Effect::Forget(old));

@@ -310,6 +310,17 @@ impl PortTable {
         true
     }
 
+    /// Returns whether a connection to another peer could have the port of these claims if they were released.
+    pub fn would_be_free_without(&self, claims: impl Iterator<Item = ClaimId>) -> bool {
+        let released: Vec<ClaimId> = claims.collect();
+        let key = released.first().and_then(|id| self.index.get(id));
+        let entries = key.and_then(|key| self.ports.get(key));
+        entries.is_some_and(|entries| {
+            let mut kept = entries.iter().filter(|(id, _)| !released.contains(id));
+            kept.all(|(_, entry)| entry.usage.remote().is_some())
+        })
+    }
+
     /// Returns the number of claims that are held back.
     pub fn held_back(&self) -> usize {
         self.held.len()

@@ -192,6 +192,11 @@ impl SessionEntry {
         }
     }
 
+    /// Returns what it has of the port table.
+    pub(crate) fn claims(&self) -> impl Iterator<Item = ClaimId> + use<> {
+        self.claim.into_iter().chain(self.flow_claim)
+    }
+
     pub(crate) fn take_claims(&mut self) -> impl Iterator<Item = ClaimId> + use<> {
         let claims = [self.claim.take(), self.flow_claim.take()];
         claims.into_iter().flatten()

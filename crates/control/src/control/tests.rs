@@ -233,10 +233,8 @@ fn ports_in_time_wait_are_for_the_same_peer_again_after_a_second() {
     let id = bed.finishing(0);
     let progress = Progress::TimeWait;
     bed.does(Input::Progress { id, progress });
-    let (local, remote) = (
-        IpAddr::from([10, 0, 0, 1]),
-        SocketAddr::from(([10, 0, 0, 2], 80)),
-    );
+    let local = bed.control.registry.session(id).unwrap().local;
+    let remote = SocketAddr::from(([10, 0, 0, 2], 80));
     let reusable = |bed: &Bed| bed.control.reusable_time_wait(local, remote, bed.now);
     assert_eq!(reusable(&bed), None);
     bed.now += seconds(1);

@@ -8,7 +8,8 @@ use portolan_types::{Generation, MacAddr, Slot};
 use super::*;
 use crate::control::tests::{Bed, SLOT, USER, claim_of};
 use crate::control::{Input, Progress};
-use crate::ports::PortTable;
+use crate::ports::{PortClaim, PortTable};
+use portolan_proto::control::Reuse;
 
 /// `eth2` is managed, `eth3` is not.
 fn routes() -> Routes {
@@ -200,6 +201,50 @@ fn without_a_free_port_an_old_time_wait_to_the_same_peer_makes_room() {
     // The old session has no claim left that could release the new one's.
     bed.does(Input::Forget(old));
     assert_eq!(bed.control.ports.len(), 1);
+}
+
+/// Has a connection, whose port was chosen or is under lease, wait in TIME-WAIT.
+fn wait_in_time_wait(bed: &mut Bed, local: SocketAddr) -> SessionId {
+    let remote = at("10.0.0.7:80");
+    let (id, _, _) = open(bed, "10.0.0.8:80");
+    let chosen = bed.control.registry.session_mut(id).unwrap().flow_claim;
+    bed.control.ports.release(chosen.unwrap());
+    let claim = PortClaim {
+        protocol: Protocol::Tcp,
+        local,
+        reuse: Reuse::default(),
+        v6_only: false,
+        uid: USER,
+    };
+    let joined = bed.control.ports.join(claim, remote).unwrap();
+    let session = bed.control.registry.session_mut(id).unwrap();
+    session.flow_claim = Some(joined);
+    (session.local, session.remote) = (local, Some(remote));
+    bed.control.registry.steer(id, crate::Holder::Server(SLOT));
+    bed.does(Input::Close(id));
+    let progress = Progress::TimeWait;
+    bed.does(Input::Progress { id, progress });
+    id
+}
+
+#[test]
+fn a_time_wait_on_a_port_that_is_under_lease_makes_no_room() {
+    let mut bed = Bed::new();
+    bed.control.ports = PortTable::new(50_000..=50_001);
+    let own = at("10.0.0.1:0").ip();
+    let to = (bed.channel, SLOT);
+    let leased = bed.control.lease_ports(to, own, 1, rand()).unwrap();
+    let leased = SocketAddr::new(own, leased[0].number);
+    wait_in_time_wait(&mut bed, leased);
+    let other = [50_000, 50_001].map(|port| SocketAddr::new(own, port));
+    let other = *other.iter().find(|&&other| other != leased).unwrap();
+    let younger = wait_in_time_wait(&mut bed, other);
+    bed.now += Duration::from_secs(1);
+    let (_, chosen, effects) = open(&mut bed, "10.0.0.7:80");
+    assert_eq!(
+        (chosen, effects),
+        (Ok(other), vec![Effect::Forget(younger)])
+    );
 }
 
 #[test]
