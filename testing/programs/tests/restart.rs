@@ -317,13 +317,18 @@ while True:
 "#;
 
 fn blocking(bed: &Bed, options: &[&str]) -> Background {
+    accepting(bed, options, BLOCKING)
+}
+
+/// Starts a program that accepts connections on [`PORT`], and answers a line.
+fn accepting(bed: &Bed, options: &[&str], code: &str) -> Background {
     let launcher = bed.tools().portolan.display().to_string();
     let endpoint = bed.endpoint(PORT);
     let mut command = bed.command(Side::Server, Stack::Kernel, &launcher);
     command
         .arg("run")
         .args(options)
-        .args(["--", PYTHON, "-c", BLOCKING]);
+        .args(["--", PYTHON, "-c", code]);
     command.args([endpoint.ip().to_string(), PORT.to_string()]);
     bed.serve_command(PORT, "python", &mut command)
         .unwrap_or_else(|error| panic!("{error}"))
@@ -343,6 +348,45 @@ fn a_call_of_accept_that_waits_wakes_for_the_next_servers_connections() {
             until_portolans(&bed, LINE);
         }
         assert_eq!(sessions_in(&bed, Side::Server, "LISTEN"), 1, "{options:?}");
+    }
+}
+
+/// Waits by `select` for a connection, which a blocking `accept` must find then.
+const SELECTING: &str = r#"
+import select, signal, socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+while True:
+    select.select([listener], [], [])
+    signal.alarm(2)
+    connection = listener.accept()[0]
+    signal.alarm(0)
+    with connection:
+        connection.recv(100)
+        connection.sendall(b"accepted")
+"#;
+
+#[test]
+fn a_program_that_waits_for_a_listener_is_told_of_connections_only() {
+    for options in [&[][..], &["--require"], &["--delegate"]] {
+        eprintln!("{options:?}");
+        let mut bed = bed();
+        let mut service = accepting(&bed, options, SELECTING);
+        until_portolans(&bed, LINE);
+        for end in [Signal::TERM, Signal::KILL] {
+            restart(&mut bed, end);
+            until_portolans(&bed, LINE);
+        }
+        stop(&mut bed, Signal::TERM);
+        if options.is_empty() {
+            let by_kernel = || ask(&bed, PORT, "line\n").is_ok_and(|said| said == "accepted");
+            assert!(eventually(SOON, by_kernel));
+        }
+        start_server(&mut bed, Side::Server);
+        until_portolans(&bed, LINE);
+        assert!(
+            service.is_running(),
+            "{options:?}: a call of accept has found nothing"
+        );
     }
 }
 

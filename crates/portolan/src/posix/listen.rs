@@ -192,16 +192,7 @@ fn accept_from_kernel(
         }
         // Lost the race to another thread or process.
         Err(Errno::AGAIN | Errno::CONNABORTED) => Ok(None),
-        // Another process has stopped listening on it, because there is a server.
-        Err(Errno::INVAL) => {
-            let mut setup = listener.setup();
-            if listener.stands_in() {
-                reopen::fall_silent(listener, &mut setup)?;
-            }
-            drop(setup);
-            successor::watch();
-            Ok(None)
-        }
+        Err(Errno::INVAL) => stop_standing_in(listener).map(|()| None),
         Err(errno) => Err(errno.into()),
     }
 }
@@ -373,6 +364,34 @@ fn accept_from(
             Ok(_) | Err(_) => {}
         }
     }
+}
+
+/// The descriptor of a listener hangs up. Returns whether it may be another descriptor by now.
+pub(super) fn outlive_hang_up(listener: &Arc<Socket>) -> Outcome<bool> {
+    let Some(process) = Process::running().filter(|_| listener.phase() == SocketPhase::Listening)
+    else {
+        return Ok(false);
+    };
+    // A server that is ending has not hung up everywhere yet: this waits until it has.
+    process.control.is_answered();
+    if listener.stands_in() {
+        stop_standing_in(listener)?;
+    } else {
+        outlive_server(listener)?;
+    }
+    Ok(true)
+}
+
+/// Another thread or process has stopped listening by the kernel socket, because there is a server.
+fn stop_standing_in(listener: &Arc<Socket>) -> Outcome<()> {
+    // Waits while a thread opens the listener again.
+    let mut setup = listener.setup();
+    if listener.stands_in() {
+        reopen::fall_silent(listener, &mut setup)?;
+    }
+    drop(setup);
+    successor::watch();
+    Ok(())
 }
 
 /// The server is gone, and the listener's queue with it: the kernel listens from now on, if allowed and

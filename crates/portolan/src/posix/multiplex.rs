@@ -10,6 +10,7 @@ use rustix::io::Errno;
 
 use super::attach::notice_listening;
 use super::find::find_here;
+use super::listen::outlive_hang_up;
 use super::watching::Watching;
 use crate::descriptors;
 use crate::migration::fallback::kernel_event;
@@ -29,7 +30,7 @@ enum Source {
     /// The session here.
     Library(Arc<Socket>),
     /// The kernel, which also reports the descriptor as writable. A part of the handshakes has a descriptor of its own.
-    Listener(Option<RawFd>),
+    Listener(Arc<Socket>, Option<RawFd>),
     Kernel,
 }
 
@@ -47,7 +48,10 @@ fn notice_listening_on(fd: RawFd) {
 fn source_of(fd: RawFd) -> Source {
     match table::socket(fd) {
         Some(socket) => match socket.phase() {
-            SocketPhase::Listening => Source::Listener(socket.own_near()),
+            SocketPhase::Listening => {
+                let near = socket.own_near();
+                Source::Listener(socket, near)
+            }
             SocketPhase::Relayed => Source::Kernel,
             SocketPhase::Idle
             | SocketPhase::Connecting
@@ -109,20 +113,21 @@ fn poll_once(
         .zip(&sources)
         .filter_map(|(fd, source)| match source {
             Source::Library(_) => None,
-            Source::Listener(_) => Some(pollfd(fd.fd, fd.events & !OUTPUT)),
+            Source::Listener(..) => Some(pollfd(fd.fd, fd.events & !OUTPUT)),
             Source::Kernel => Some(pollfd(fd.fd, fd.events)),
         })
         .collect();
     let own_nears = fds.iter().zip(&sources).filter_map(|(fd, source)| {
-        let Source::Listener(near) = source else {
+        let Source::Listener(_, near) = source else {
             return None;
         };
         Some(pollfd((*near)?, fd.events & !OUTPUT))
     });
     kernel.extend(own_nears.collect::<Vec<_>>());
+    // Whoever replaces a listener's descriptor wakes this thread, which would else go on polling the old one.
     let ours = sources.iter().filter_map(|source| match source {
-        Source::Library(socket) => Some(socket),
-        _ => None,
+        Source::Library(socket) | Source::Listener(socket, _) => Some(socket),
+        Source::Kernel => None,
     });
     let watching = Watching::new(ours.collect());
     let sleep = Sleep {
@@ -134,13 +139,17 @@ fn poll_once(
         let mut count = 0;
         let mut has_left = false;
         for (fd, source) in fds.iter_mut().zip(&sources) {
-            if let Source::Library(socket) = source {
-                fd.revents = revents(core.readiness(socket), fd.events);
-                count += usize::from(fd.revents != 0);
-                has_left |= matches!(
-                    socket.phase(),
-                    SocketPhase::Relayed | SocketPhase::HeldElsewhere
-                );
+            match source {
+                Source::Library(socket) => {
+                    fd.revents = revents(core.readiness(socket), fd.events);
+                    count += usize::from(fd.revents != 0);
+                    has_left |= matches!(
+                        socket.phase(),
+                        SocketPhase::Relayed | SocketPhase::HeldElsewhere
+                    );
+                }
+                Source::Listener(socket, near) => has_left |= socket.own_near() != *near,
+                Source::Kernel => {}
             }
         }
         (count > 0 || has_left).then_some(count)
@@ -152,10 +161,25 @@ fn poll_once(
     if (!matches!(woken, Woken::Kernel) || !sets.is_empty()) && !kernel.is_empty() {
         wait::ppoll(&mut kernel, Some(clock::now()), None)?;
     }
+    outlive_hang_ups(&mut kernel)?;
     enter_kernels(fds, &sources, &kernel);
     let count = fds.iter().filter(|fd| fd.revents != 0).count();
     let is_over = count > 0 || matches!(woken, Woken::TimedOut);
     Ok(is_over.then_some(count))
+}
+
+/// A listener hangs up when its server ends, and again when another one takes over from the kernel. The program has nothing
+/// to do with that: no connection waits, and a blocking `accept` would not return.
+fn outlive_hang_ups(polled: &mut [libc::pollfd]) -> Result<(), Errno> {
+    let has_hung_up = |polled: &&mut libc::pollfd| polled.revents & libc::POLLHUP != 0;
+    for polled in polled.iter_mut().filter(has_hung_up) {
+        if let Some(listener) = table::socket(polled.fd)
+            && outlive_hang_up(&listener).is_ok_and(|may_differ| may_differ)
+        {
+            wait::ppoll(std::slice::from_mut(polled), Some(clock::now()), None)?;
+        }
+    }
+    Ok(())
 }
 
 /// Brings the kernel's view of watched sets up to date.
@@ -182,7 +206,7 @@ fn enter_kernels(fds: &mut [libc::pollfd], sources: &[Source], kernel: &[libc::p
         fd.revents = polled.revents;
     }
     let of_parts = fds.iter_mut().zip(sources);
-    let of_parts = of_parts.filter(|(_, source)| matches!(source, Source::Listener(Some(_))));
+    let of_parts = of_parts.filter(|(_, source)| matches!(source, Source::Listener(_, Some(_))));
     for ((fd, _), polled) in of_parts.zip(polled) {
         fd.revents |= polled.revents;
     }
