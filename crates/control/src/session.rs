@@ -198,8 +198,9 @@ impl SessionEntry {
     }
 
     pub(crate) fn take_claims(&mut self) -> impl Iterator<Item = ClaimId> + use<> {
-        let claims = [self.claim.take(), self.flow_claim.take()];
-        claims.into_iter().flatten()
+        let claims = self.claims();
+        (self.claim, self.flow_claim) = (None, None);
+        claims
     }
 
     /// Returns its slot in the server's engine.

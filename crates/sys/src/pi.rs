@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::thread::futex::{self, Flags};
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
-use crate::thread;
+use crate::{sched, thread};
 
 #[cfg(test)]
 mod model;
@@ -131,7 +131,7 @@ impl<T> PiMutex<T> {
 
     #[cold]
     fn wait(&self, own: u32) {
-        if self.spin(own) || (!is_real_time() && self.park(own)) {
+        if self.spin(own) || (!sched::is_real_time() && self.park(own)) {
             return;
         }
         while let Err(errno) = self.queue() {
@@ -217,17 +217,6 @@ impl<T> PiMutex<T> {
             self.word.store(0, SeqCst);
         }
     }
-}
-
-/// Has the calling thread a priority or a deadline that the holder could inherit?
-fn is_real_time() -> bool {
-    const CALLER: libc::pid_t = 0;
-    // SAFETY: takes no pointers.
-    let policy = unsafe { libc::sched_getscheduler(CALLER) };
-    matches!(
-        policy & !libc::SCHED_RESET_ON_FORK,
-        libc::SCHED_FIFO | libc::SCHED_RR | libc::SCHED_DEADLINE
-    )
 }
 
 /// The held lock.

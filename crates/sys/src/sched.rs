@@ -245,6 +245,17 @@ pub fn limit_ppm() -> u32 {
     }
 }
 
+/// Whether the calling thread has a priority or a deadline that the holder of a lock could inherit.
+pub(crate) fn is_real_time() -> bool {
+    const CALLER: usize = 0;
+    // SAFETY: takes no pointers.
+    let policy = unsafe { raw::syscall(libc::SYS_sched_getscheduler, [CALLER, 0, 0, 0, 0, 0]) };
+    policy.is_ok_and(|policy| {
+        let policy = policy as i32 & !libc::SCHED_RESET_ON_FORK;
+        [libc::SCHED_FIFO, libc::SCHED_RR, libc::SCHED_DEADLINE].contains(&policy)
+    })
+}
+
 /// Whether the thread may not run on all CPUs.
 pub fn is_bound(tid: u32) -> bool {
     let affinity = Pid::from_raw(tid as i32).and_then(|tid| sched_getaffinity(Some(tid)).ok());

@@ -174,7 +174,7 @@ fn outlive_hang_ups(polled: &mut [libc::pollfd]) -> Result<(), Errno> {
     let has_hung_up = |polled: &&mut libc::pollfd| polled.revents & libc::POLLHUP != 0;
     for polled in polled.iter_mut().filter(has_hung_up) {
         if let Some(listener) = table::socket(polled.fd)
-            && outlive_hang_up(&listener).is_ok_and(|may_differ| may_differ)
+            && let Ok(true) = outlive_hang_up(&listener)
         {
             wait::ppoll(std::slice::from_mut(polled), Some(clock::now()), None)?;
         }
