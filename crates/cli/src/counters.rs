@@ -45,7 +45,7 @@ pub(crate) struct Arguments {
     watch: Option<u32>,
     /// Print JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Failure> {

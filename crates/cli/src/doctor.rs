@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     server: ServerAddress,
     /// Print JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     /// The device to check [default: those that the server manages, or all if none is managed].
     #[arg(value_name = "IFACE")]
     interface: Option<String>,

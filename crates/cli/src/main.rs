@@ -28,6 +28,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::LazyLock;
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
 use portolan_bench_arguments::{Bench, Report, exit};
 
@@ -41,8 +42,27 @@ struct Arguments {
     // Accepted before the command, and by each command, too.
     #[command(flatten)]
     _server: ServerAddress,
+    /// Print JSON, if the command does.
+    #[arg(long)]
+    json: bool,
     #[command(subcommand)]
     command: Command,
+}
+
+impl Arguments {
+    /// Passes `--json` before the command on to the command, or refuses it.
+    fn into_command(mut self) -> Result<Command, clap::Error> {
+        if self.json {
+            let Some(json) = self.command.json() else {
+                return Err(Arguments::command().error(
+                    ErrorKind::ArgumentConflict,
+                    "the option '--json' is not one of this command",
+                ));
+            };
+            *json = true;
+        }
+        Ok(self.command)
+    }
 }
 
 #[derive(Subcommand)]
@@ -167,6 +187,24 @@ enum Command {
     Manual(manual::Arguments),
 }
 
+impl Command {
+    /// Its option `--json`, if it has one that takes no value.
+    fn json(&mut self) -> Option<&mut bool> {
+        match self {
+            Command::Ss(arguments) => Some(&mut arguments.json),
+            Command::Top(arguments) => Some(&mut arguments.json),
+            Command::Counters(arguments) => Some(&mut arguments.json),
+            Command::Nstat(arguments) => Some(&mut arguments.json),
+            Command::Ps(arguments) => Some(&mut arguments.json),
+            Command::Status(arguments) => Some(&mut arguments.json),
+            Command::Qos(arguments) => Some(&mut arguments.json),
+            Command::Ext(arguments) => Some(&mut arguments.json),
+            Command::Doctor(arguments) => Some(&mut arguments.json),
+            _ => None,
+        }
+    }
+}
+
 /// How to reach the server.
 #[derive(Clone, clap::Args)]
 struct ServerAddress {
@@ -183,7 +221,10 @@ fn version() -> &'static str {
 }
 
 fn main() -> ExitCode {
-    let outcome = match Arguments::parse().command {
+    let command = Arguments::parse()
+        .into_command()
+        .unwrap_or_else(|error| error.exit());
+    let outcome = match command {
         Command::Run(arguments) => run::run(arguments),
         Command::Enable(arguments) => enable::run(&arguments),
         Command::Disable(arguments) => enable::disable(&arguments),
@@ -234,6 +275,21 @@ mod tests {
                 _ => unreachable!("status was named"),
             }
         }
+    }
+
+    #[test]
+    fn json_may_be_asked_for_before_a_command_that_prints_it() {
+        let command = |line: &str| {
+            Arguments::parse_from(line.split(' '))
+                .into_command()
+                .map(|mut command| command.json().is_some_and(|json| *json))
+        };
+        for line in ["portolan --json ss -a", "portolan ss -a --json"] {
+            assert!(command(line).unwrap(), "{line}");
+        }
+        assert!(!command("portolan ss -a").unwrap());
+        let refused = command("portolan --json run true").unwrap_err().to_string();
+        assert!(refused.contains("'--json'"), "{refused}");
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     noupdate: bool,
     /// Print JSON.
     #[arg(short, long)]
-    json: bool,
+    pub json: bool,
     /// Show counters with these names only; `*` stands for anything.
     #[arg(value_name = "PATTERN")]
     patterns: Vec<String>,

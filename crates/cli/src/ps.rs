@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     all: bool,
     /// Print JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// A process with sockets.

@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     server: ServerAddress,
     /// Print JSON.
     #[arg(long, global = true)]
-    json: bool,
+    pub json: bool,
     #[command(subcommand)]
     command: Command,
 }

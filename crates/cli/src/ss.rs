@@ -97,7 +97,7 @@ pub(crate) struct Arguments {
     kernel: bool,
     /// Print JSON: all figures, whatever columns are selected.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     /// Show only sockets that match this filter, in the language of ss(8).
     ///
     /// States come first (`state established`, `exclude time-wait`), then conditions on addresses and ports

@@ -16,7 +16,7 @@ pub(crate) struct Arguments {
     pub server: ServerAddress,
     /// Print JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 pub(crate) fn status(arguments: &Arguments) -> Result<(), Failure> {

@@ -61,7 +61,7 @@ pub(crate) struct Arguments {
     filter: String,
     /// Print a line of JSON for each screen.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 fn delay(text: &str) -> Result<Duration, String> {

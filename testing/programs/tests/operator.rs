@@ -2,13 +2,14 @@
 //! for programs, all with live programs.
 
 use std::fs;
-use std::process::Command;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{connect, exchange};
-use portolan_programs::{PYTHON, bed, eventually};
+use portolan_programs::{PYTHON, bed, eventually, file};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -294,9 +295,8 @@ fn nstat_counts_what_happened_since_the_last_call_by_the_kernels_names() {
     drop(server);
 }
 
-/// Validates each value against the schema of its command with Debian's python3-jsonschema.
-#[test]
-fn what_commands_print_as_json_is_what_the_schema_says() {
+/// Validates JSON against the schema of its command with Debian's python3-jsonschema.
+fn validate(bed: &Bed, command: &str, said: &str) {
     const VALIDATE: &str = "import json, sys, jsonschema
 schema = json.load(open(sys.argv[1]))
 wanted = schema['properties'][sys.argv[2]]
@@ -308,37 +308,86 @@ def closed(part):
     if isinstance(part, list):
         for inner in part: closed(inner)
 closed(schema['$defs'])
-for line in open(sys.argv[3]).read().split('\\0'):
-    value = json.loads(line)
-    jsonschema.Draft202012Validator({'$defs': schema['$defs'], **wanted}).validate(value)
-    print(len(line))";
+value = json.load(open(sys.argv[3]))
+jsonschema.Draft202012Validator({'$defs': schema['$defs'], **wanted}).validate(value)";
+    assert!(!said.contains("-0.0"), "{command}: {said}");
+    let value = file(bed, "value.json", said);
+    let mut python = Command::new("python3");
+    python.args(["-c", VALIDATE, SCHEMA, command, &value]);
+    run(&mut python).unwrap_or_else(|error| panic!("{command}: {error}\n{said}"));
+}
+
+#[test]
+fn what_commands_print_as_json_is_what_the_schema_says() {
     let bed = bed();
     let _server = serve(&bed, "1");
     let mut stream = connect(&bed, PORT);
     exchange(&mut stream, 2, 5000);
     portolan(&bed, &format!("qos set port tcp:{PORT} rx --packets 10000"));
+    portolan(&bed, "qos group create 7 --rate 50mbit");
+    let extension = extension(&bed);
+    let joins = format!(
+        "qos group join 7 pid {} --rate 10mbit --json",
+        std::process::id()
+    );
+    let checks = format!("ext check {extension} --json");
     for (command, line) in [
         ("ss", "ss -a --json"),
-        ("ss", "ss -a --kernel --json"),
+        ("ss", "--json ss -a --kernel"),
         ("ss --summary", "ss --kernel -s --json"),
         ("counters", "counters -a --json"),
         ("counters", "counters -p --json"),
         ("status", "status --json"),
         ("nstat", "nstat -s -a -z --json"),
         ("ps", "ps -a --json"),
+        ("qos group join", &joins),
         ("qos show", "qos show --json"),
         ("top", "top --json -n 1 -d 0.2"),
+        ("ext check", &checks),
         ("ext list", "ext list --json"),
         ("ext stats", "ext stats --json"),
+        ("doctor", "doctor --json"),
     ] {
-        let said = portolan(&bed, line);
-        assert!(!said.contains("-0.0"), "{line}: {said}");
-        let file = bed.file("value.json");
-        fs::write(&file, &said).expect("the bed's directory is writable");
-        let mut validate = Command::new("python3");
-        validate.args(["-c", VALIDATE, SCHEMA, command]).arg(&file);
-        run(&mut validate).unwrap_or_else(|error| panic!("{line}: {error}\n{said}"));
+        validate(&bed, command, &portolan(&bed, line));
     }
+}
+
+#[test]
+fn what_runs_until_it_is_ended_prints_lines_of_the_schemas_json() {
+    let bed = bed();
+    portolan(&bed, &format!("qos set port tcp:{PORT} rx --packets 10000"));
+    let extension = extension(&bed);
+    for (command, words) in [
+        ("qos watch", vec!["qos", "watch", "1", "--json"]),
+        (
+            "ext install",
+            vec!["ext", "install", &extension, "--udp", "7091", "--json"],
+        ),
+    ] {
+        let mut program = bed.own_command(Side::Server);
+        let mut program = Background::start_with_output(program.args(words).stdout(Stdio::piped()))
+            .expect("it starts");
+        let mut line = String::new();
+        let output = program.output().expect("it is piped");
+        BufReader::new(output)
+            .read_line(&mut line)
+            .expect("it prints");
+        validate(&bed, command, &line);
+    }
+}
+
+/// Compiles an extension of the guide.
+fn extension(bed: &Bed) -> String {
+    const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+    let object = bed.file("values.o").display().to_string();
+    let mut clang = Command::new("clang");
+    clang
+        .current_dir(ROOT)
+        .args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-I", "include"])
+        .args(["-I", "/usr/include/x86_64-linux-gnu"])
+        .args(["-c", "docs/examples/extensions/values.c", "-o", &object]);
+    run(&mut clang).unwrap_or_else(|error| panic!("{error}"));
+    object
 }
 
 /// Returns the congestion control of a newly opened socket.
