@@ -268,6 +268,11 @@ impl Bed {
         &mut self.host_mut(side).daemon
     }
 
+    /// Returns the process of the server on a host, if it runs.
+    pub fn daemon_pid(&self, side: Side) -> Option<u32> {
+        self.host(side).daemon.as_ref().map(Background::pid)
+    }
+
     pub fn host(&self, side: Side) -> &Host {
         match side {
             Side::Client => &self.client,
@@ -337,6 +342,11 @@ impl Bed {
     /// The endpoint at which programs on the server host listen.
     pub fn endpoint(&self, port: u16) -> SocketAddr {
         SocketAddr::new(self.server.address, port)
+    }
+
+    /// The same, by the server host's IPv6 address.
+    pub fn endpoint_ipv6(&self, port: u16) -> SocketAddr {
+        SocketAddr::new(portolan_netns::Bed::B6, port)
     }
 
     /// A program on one host, on its core, with its sockets on one stack.

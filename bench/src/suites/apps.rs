@@ -22,7 +22,10 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
         cases.extend([
             databases::sysbench(effort),
             databases::mysqlslap(effort),
+            web::through_nginx(effort),
             web::python(effort),
+            web::gunicorn(effort),
+            web::uvicorn(effort),
             web::four_threads(effort),
             mail::dovecot(effort),
         ]);

@@ -1,5 +1,7 @@
 //! Connections per second: connect, one byte, close, one after the other; with a server that serves
-//! them itself, and with one that forks a child for each.
+//! them itself, and with one that forks a child for each. And what each connection costs.
+
+mod costs;
 
 use super::{Better, Case, Reach, number};
 use crate::bed::{Bed, Side, Stack};
@@ -103,6 +105,7 @@ pub(super) fn cases(effort: Effort) -> Vec<Case> {
             Ok((capsule_bytes(bed)? - bytes) / (moves(bed)? - count))
         },
     ));
+    cases.extend(costs::cases(effort));
     cases
 }
 

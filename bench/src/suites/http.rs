@@ -3,6 +3,7 @@
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
+use std::process::Command;
 
 use super::{Better, Case};
 use crate::bed::{Bed, Side, Stack};
@@ -78,6 +79,10 @@ fn case(name: &str, load: Load, nginx: Nginx) -> Case {
 
 /// Runs wrk and returns its output.
 pub(super) fn wrk(bed: &Bed, stack: Stack, load: &Load, url: &str) -> Result<String, MeasureError> {
+    Ok(run(&mut wrk_command(bed, stack, load, url))?)
+}
+
+pub(super) fn wrk_command(bed: &Bed, stack: Stack, load: &Load, url: &str) -> Command {
     let mut command = bed.command(Side::Client, stack, "wrk");
     command
         .args(["-t", load.threads, "-c", load.connections])
@@ -85,7 +90,7 @@ pub(super) fn wrk(bed: &Bed, stack: Stack, load: &Load, url: &str) -> Result<Str
         .args(["-d", &format!("{}s", load.seconds.ceil()), "--latency"])
         .args(load.options)
         .arg(url);
-    Ok(run(&mut command)?)
+    command
 }
 
 /// What nginx serves.
@@ -134,9 +139,9 @@ fn configure(bed: &Bed, nginx: Nginx, site: &Site) -> Result<String, MeasureErro
     let config = bed.file("nginx.conf");
     let text = format!(
         "daemon off; {processes} pid {pid}; error_log stderr crit;\n\
-         events {{ worker_connections 1024; }}\n\
-         http {{ access_log off; keepalive_requests 1000000000; {directives}\n\
-         server {{ listen {endpoint}; root {root}; }} }}\n",
+         events {{ worker_connections 2048; }}\n\
+         http {{ access_log off; keepalive_requests 1000000000;\n\
+         server {{ listen {endpoint}; root {root}; {directives} }} }}\n",
         processes = nginx.processes(),
         pid = bed.file("nginx.pid").display(),
         directives = site.directives,

@@ -25,6 +25,8 @@ counters! {
     malformed = "malformed_messages",
     /// Control connections closed because replies were not read.
     deaf = "deaf_clients",
+    /// Requests of programs.
+    requests = "requests",
     /// Requests answered with an error.
     refused = "refused_requests",
     /// Refusals because a user, or all users but root, had reached a limit: control connections, processes, sessions,

@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
+use std::process::Stdio;
 
 use super::case;
 use crate::bed::{Bed, Side, Stack};
@@ -22,6 +23,9 @@ const PYTHON_PORT: u16 = 8082;
 const CLOSE: &[&str] = &["-H", "Connection: close"];
 
 const THREADED: &str = include_str!("threaded.py");
+
+/// A module for gunicorn and uvicorn.
+const PAGES: &str = include_str!("pages.py");
 
 /// Bytes of the large file.
 const LARGE: usize = 512 << 20;
@@ -84,6 +88,83 @@ fn haproxy(bed: &Bed, stack: Stack, backend: SocketAddr) -> Result<Background, M
     let path = config.display().to_string();
     fs::write(&config, text).map_err(|source| file_error(&config, source))?;
     Ok(bed.serve(stack, PORT, "haproxy", &["-db", "-f", &path])?)
+}
+
+/// The same with nginx as the proxy.
+pub(super) fn through_nginx(effort: Effort) -> Case {
+    let load = Load {
+        seconds: effort.scaled(3.0),
+        threads: "1",
+        connections: "64",
+        options: CLOSE,
+    };
+    case(
+        "app-nginx-proxy-close",
+        "req/s",
+        ["nginx", "wrk"],
+        move |bed, stack| {
+            let backend = (Ipv4Addr::LOCALHOST, BACKEND_PORT).into();
+            let _pages = http::serve_page(bed, stack, Nginx::OneProcess, backend)?;
+            let site = Site {
+                directives: &format!("location / {{ proxy_pass http://{backend}; }}"),
+                endpoint: bed.endpoint(PORT),
+                root: &bed.file("www"),
+            };
+            let _proxy = http::serve(bed, stack, Nginx::OneProcess, &site)?;
+            faultless(bed, stack, &load, PORT)
+        },
+    )
+}
+
+/// Two processes of gunicorn accept from one listener, one connection for each request.
+pub(super) fn gunicorn(effort: Effort) -> Case {
+    let words = [
+        "--workers=2",
+        "--log-level=critical",
+        "pages:wsgi",
+        "--bind",
+    ];
+    python_server(effort, "app-gunicorn-close", "gunicorn", move |bed| {
+        let mut words: Vec<String> = words.map(str::to_owned).into();
+        words.push(bed.endpoint(PYTHON_PORT).to_string());
+        words
+    })
+}
+
+/// uvicorn has an event loop.
+pub(super) fn uvicorn(effort: Effort) -> Case {
+    python_server(effort, "app-uvicorn-close", "uvicorn", move |bed| {
+        let words = ["--log-level=critical", "pages:asgi", "--host"];
+        let mut words: Vec<String> = words.map(str::to_owned).into();
+        words.push(bed.server.address.to_string());
+        words.extend(["--port".to_owned(), PYTHON_PORT.to_string()]);
+        words
+    })
+}
+
+/// wrk opens a connection for each request to a Python server with the module `pages`.
+fn python_server(
+    effort: Effort,
+    name: &str,
+    program: &'static str,
+    words: impl Fn(&Bed) -> Vec<String> + 'static,
+) -> Case {
+    let load = Load {
+        seconds: effort.scaled(3.0),
+        threads: "1",
+        connections: "16",
+        options: CLOSE,
+    };
+    case(name, "req/s", [program, "wrk"], move |bed, stack| {
+        let module = bed.file("pages.py");
+        fs::write(&module, PAGES).map_err(|source| file_error(&module, source))?;
+        let mut server = bed.command(Side::Server, stack, program);
+        server.args(words(bed));
+        server.env("PYTHONPATH", bed.file(""));
+        server.stdout(Stdio::null());
+        let _server = bed.serve_command(PYTHON_PORT, program, &mut server)?;
+        faultless(bed, stack, &load, PYTHON_PORT)
+    })
 }
 
 /// Python's library starts a thread for each connection, which has one request.

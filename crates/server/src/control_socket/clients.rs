@@ -39,7 +39,7 @@ const REQUESTS_PER_TURN: usize = 64;
 const ACCEPTED_PER_TURN: usize = 64;
 
 /// Number of a request without a reply.
-const NO_REPLY: u32 = 0;
+pub(crate) const NO_REPLY: u32 = 0;
 
 impl Server {
     /// Accepts waiting connections at the control socket.
@@ -68,7 +68,7 @@ impl Server {
         let Some(charge) = charge else {
             self.control.counters.refused += 1;
             // It may contain messages already.
-            return self.sink.close_of(credentials.uid, connection);
+            return self.sink.close_connection(credentials.uid, connection);
         };
         let id = ClientId(self.next_client);
         self.next_client += 1;
@@ -76,7 +76,7 @@ impl Server {
             .poll
             .add(&connection, Source::Client(id), EventFlags::IN);
         let Ok(token) = added else {
-            return self.sink.close_of(credentials.uid, connection);
+            return self.sink.close_connection(credentials.uid, connection);
         };
         self.note_descriptor(&connection);
         self.clients.insert(
@@ -215,6 +215,7 @@ impl Server {
     }
 
     fn handle(&mut self, id: ClientId, request: Request, fds: Vec<OwnedFd>) {
+        self.control.counters.requests += 1;
         let Request { id: number, body } = request;
         let answer = self.perform(id, number, body, fds);
         self.answer((id, number), answer);
@@ -694,8 +695,7 @@ impl Server {
         self.poll.remove(&client.connection, client.token);
         self.give_back_memory_later();
         let uid = client.credentials.uid;
-        // Unread messages may carry descriptors.
-        self.sink.close_of(uid, client.connection);
+        self.sink.close_connection(uid, client.connection);
         if client.is_registering {
             self.channel_pool.forget_pending_hello(id);
         }
