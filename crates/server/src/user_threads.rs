@@ -5,13 +5,17 @@
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use tracing::error;
 
 /// Threads of each user for each kind.
 const THREADS: usize = 4;
+
+/// How long a thread without a job waits for another one: programs that fork for each connection end one after the other.
+const LINGER: Duration = Duration::from_secs(1);
 
 /// One thread: the server's own changes of the network configuration keep their order.
 const OF_NETWORK: usize = 1;
@@ -45,6 +49,9 @@ pub(crate) struct UserThreads {
 struct Queue {
     jobs: VecDeque<Job>,
     threads: usize,
+    /// Threads that wait for a job.
+    idle: usize,
+    arrival: Arc<Condvar>,
 }
 
 impl std::fmt::Debug for Queue {
@@ -66,7 +73,11 @@ impl UserThreads {
         let mut queues = self.queues();
         let queue = queues.entry(whose).or_default();
         queue.jobs.push_back(job);
-        self.start_thread(whose, queue);
+        if queue.jobs.len() <= queue.idle {
+            queue.arrival.notify_one();
+        } else {
+            self.start_thread(whose, queue);
+        }
     }
 
     /// Retries to start threads where the kernel refused one.
@@ -94,26 +105,42 @@ impl UserThreads {
         queue.threads += usize::from(started.is_ok());
     }
 
-    /// Runs the next job. Returns false if there is none: then the thread ends.
+    /// Runs the next job. Returns false if there was none for a while: then the thread ends.
     fn do_next(&self, whose: Whose) -> bool {
-        let mut queues = self.queues();
-        let Some(queue) = queues.get_mut(&whose) else {
+        let Some(job) = self.await_job(whose) else {
             return false;
         };
-        let Some(job) = queue.jobs.pop_front() else {
-            queue.threads -= 1;
-            if queue.threads == 0 {
-                queues.remove(&whose);
-            }
-            return false;
-        };
-        drop(queues);
         // The panic itself is in the log; the objects of a job are its own.
         if catch_unwind(AssertUnwindSafe(job)).is_err() {
             error!(?whose, "a job has not ended well");
         }
         self.count.fetch_sub(1, Ordering::Relaxed);
         true
+    }
+
+    fn await_job(&self, whose: Whose) -> Option<Job> {
+        let mut queues = self.queues();
+        let mut has_waited = false;
+        loop {
+            let queue = queues.get_mut(&whose)?;
+            if let Some(job) = queue.jobs.pop_front() {
+                return Some(job);
+            }
+            if has_waited {
+                queue.threads -= 1;
+                if queue.threads == 0 {
+                    queues.remove(&whose);
+                }
+                return None;
+            }
+            queue.idle += 1;
+            let arrival = Arc::clone(&queue.arrival);
+            let waited = arrival.wait_timeout(queues, LINGER);
+            let (locked, outcome) = waited.unwrap_or_else(PoisonError::into_inner);
+            queues = locked;
+            has_waited = outcome.timed_out();
+            queues.get_mut(&whose)?.idle -= 1;
+        }
     }
 
     /// Returns the number of queued jobs of the user.
@@ -200,6 +227,31 @@ mod tests {
         while threads.count.load(Ordering::Relaxed) > 0 {
             assert!(start.elapsed() < PROMPTLY, "{threads:?}");
             thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn jobs_one_after_the_other_share_a_thread_which_ends_later() {
+        let threads = Arc::new(UserThreads::default());
+        let (done, is_done) = mpsc::channel();
+        let mut names = Vec::new();
+        for _ in 0..10 {
+            let done = done.clone();
+            let job = move || done.send(thread::current().id()).unwrap();
+            threads.add(Some(1), WaitsFor::Close, Box::new(job));
+            names.push(is_done.recv_timeout(PROMPTLY).unwrap());
+            let start = Instant::now();
+            while threads.queues()[&(Some(1), WaitsFor::Close)].idle != 1 {
+                assert!(start.elapsed() < PROMPTLY, "{threads:?}");
+                thread::yield_now();
+            }
+        }
+        names.dedup();
+        assert_eq!(names.len(), 1);
+        let start = Instant::now();
+        while !threads.queues().is_empty() {
+            assert!(start.elapsed() < PROMPTLY, "{threads:?}");
+            thread::sleep(Duration::from_millis(10));
         }
     }
 

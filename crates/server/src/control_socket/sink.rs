@@ -136,6 +136,12 @@ impl Sink {
         self.doomed.push((Some(uid), fd.into()));
     }
 
+    /// Closes a control connection, whose peer may have sent what nobody has received.
+    pub(crate) fn close_connection(&mut self, uid: u32, connection: impl Into<OwnedFd>) {
+        let connection: OwnedFd = connection.into();
+        add(&self.threads, Some(uid), connection.into());
+    }
+
     /// Replies with their descriptors: of a kernel socket the program may have closed its copy already.
     pub(crate) fn drop_replies(
         &mut self,
