@@ -10,6 +10,7 @@
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/pkt_cls.h>
+#include <linux/pkt_sched.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
@@ -23,6 +24,28 @@
  */
 #define MARK_AGAIN 0x706f0000
 #define MARK_CLASS 0xffff
+
+/*
+ * The priority of a packet that has no class: by its type of service, as the kernel sets it for its own packets (IP_TOS)
+ * and for those that it forwards (rt_tos2priority).
+ */
+static __always_inline __u16 class_by_service(const struct __sk_buff *skb)
+{
+	const struct iphdr *ip = (void *)(long)skb->data + ETH_HLEN;
+
+	if (skb->protocol != bpf_htons(ETH_P_IP) || (const void *)(ip + 1) > (void *)(long)skb->data_end)
+		return 0;
+	switch (ip->tos & (IPTOS_LOWDELAY | IPTOS_THROUGHPUT)) {
+	case IPTOS_LOWDELAY:
+		return CHOSEN_PRIORITY | TC_PRIO_INTERACTIVE;
+	case IPTOS_THROUGHPUT:
+		return CHOSEN_PRIORITY | TC_PRIO_BULK;
+	case IPTOS_LOWDELAY | IPTOS_THROUGHPUT:
+		return CHOSEN_PRIORITY | TC_PRIO_INTERACTIVE_BULK;
+	default:
+		return 0;
+	}
+}
 
 /* Only the server sets classes: nobody can send in another's. */
 static __always_inline void classify(struct __sk_buff *skb, __u16 class)
@@ -64,6 +87,7 @@ static __always_inline bool is_unaddressed(const struct __sk_buff *skb)
  */
 static __always_inline int send_packet(struct __sk_buff *skb, __u32 egress, __u16 class)
 {
+	class = class ?: class_by_service(skb);
 	if (!is_unaddressed(skb))
 		return send(skb, egress, class);
 	count(transmit_unaddressed);

@@ -12,8 +12,11 @@ use crate::ports::PortClaim;
 use crate::session::{Holder, Life, Opening};
 use portolan_proto::filter::BindingKey;
 
-/// Maximum number of ports leased to a process at a time, and per request.
+/// Maximum number of ports leased by one request, which delays others for a few milliseconds.
 const MOST: usize = 512;
+
+/// The part of all ephemeral ports that one process may have under lease.
+const SHARE: usize = 4;
 
 impl Control {
     /// Leases at most `wanted` ports of an address to a process. There may be none: half of the ephemeral ports are neither
@@ -30,7 +33,8 @@ impl Control {
         let own = self.leases_of(channel).len();
         let taken = self.leased + self.ports.held_back();
         let left = (self.ports.ephemeral() / 2).saturating_sub(taken);
-        let most = wanted.min(MOST.saturating_sub(own)).min(left);
+        let share = self.ports.ephemeral().div_ceil(SHARE).saturating_sub(own);
+        let most = wanted.min(MOST).min(share).min(left);
         let mut ports = Vec::with_capacity(most);
         while ports.len() < most {
             let claim = PortClaim {

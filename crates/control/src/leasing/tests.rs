@@ -82,7 +82,7 @@ fn a_process_has_a_limited_number_and_half_of_the_ports_are_for_others() {
     let mut bed = Bed::new();
     let mut leased = lease(&mut bed, usize::MAX).len();
     assert!(leased > 0);
-    // The limit of sessions per process, of 512, or of the ephemeral ports, whichever comes first.
+    // The limit of sessions per process, or of the ephemeral ports, whichever comes first.
     loop {
         let more = bed
             .control
@@ -92,7 +92,7 @@ fn a_process_has_a_limited_number_and_half_of_the_ports_are_for_others() {
             Ok(more) => leased += more,
         }
     }
-    assert!(leased <= MOST && leased <= bed.control.ports.ephemeral() / 2);
+    assert!(leased <= bed.control.ports.ephemeral().div_ceil(SHARE));
     assert_eq!(bed.control.leased, leased);
     for id in bed.control.leases_of(bed.channel) {
         forget(&mut bed, id);

@@ -159,9 +159,8 @@ impl Options {
         let before = self.tos(protocol);
         self.values.insert((level, name), kept);
         if self.tos(protocol) != before {
-            let priority = i32::from(priority_of(self.tos(protocol)));
-            let chosen = (SOL_SOCKET, libc::SO_PRIORITY);
-            self.values.insert(chosen, priority.to_ne_bytes().to_vec());
+            // The later of the two determines the priority.
+            self.values.remove(&(SOL_SOCKET, libc::SO_PRIORITY));
         }
         Ok(())
     }
@@ -193,6 +192,9 @@ impl Options {
                 }
                 _ => value.clone(),
             });
+        }
+        if (level, name) == (SOL_SOCKET, libc::SO_PRIORITY) {
+            return Ok(priority_of(self.tos(protocol)).to_ne_bytes().to_vec());
         }
         match shape(protocol, level, name).ok_or(Errno::NOPROTOOPT)? {
             Shape::Int { default } | Shape::Flag { default } | Shape::ReadOnly { default } => {
@@ -523,7 +525,7 @@ impl Options {
         }
     }
 
-    /// Returns the priority of sent frames.
+    /// Returns the priority of sent frames that `SO_PRIORITY` sets; 0 if `IP_TOS` determines it, in the transmit filter.
     pub(crate) fn priority(&self) -> u8 {
         let chosen = self.int(SOL_SOCKET, libc::SO_PRIORITY).unwrap_or(0);
         u8::try_from(chosen).unwrap_or(0)
@@ -695,8 +697,8 @@ pub(crate) fn is_privileged(level: i32, name: i32, value: &[u8]) -> bool {
 }
 
 /// Linux's `rt_tos2priority`, by the bits of RFC 1349: bulk for throughput, interactive for low
-/// delay, in between for both.
-fn priority_of(tos: u8) -> u8 {
+/// delay, in between for both. The transmit filter does the same (`bpf/send.h`).
+fn priority_of(tos: u8) -> i32 {
     match tos & 0x18 {
         0x08 => 2,
         0x10 => 6,
