@@ -5,7 +5,7 @@ pub(crate) mod limit;
 
 use std::mem::ManuallyDrop;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
 use portolan_sys::descriptor;
 
@@ -31,6 +31,13 @@ const INTERNAL: u8 = 2;
 const INHERITED: u8 = 3;
 
 static KINDS: [AtomicU8; MOST] = [const { AtomicU8::new(FOREIGN) }; MOST];
+
+/// Descriptors for each bit of [`HAVE_INTERNAL`].
+const CHUNK: usize = MOST / u64::BITS as usize;
+
+/// The chunks of [`KINDS`] that have had [`INTERNAL`] descriptors: a child of fork looks through these only, as it has none of
+/// the pages yet.
+static HAVE_INTERNAL: AtomicU64 = AtomicU64::new(0);
 
 fn kind(fd: RawFd) -> u8 {
     usize::try_from(fd)
@@ -144,7 +151,14 @@ pub(crate) fn keep_spare(fd: &OwnedFd) -> Option<InternalFd> {
 }
 
 fn note_internal(fd: &OwnedFd) {
-    store(fd.as_raw_fd(), INTERNAL);
+    let fd = fd.as_raw_fd();
+    if let Ok(index) = usize::try_from(fd) {
+        let bit = 1_u64.checked_shl((index / CHUNK) as u32).unwrap_or(0);
+        if HAVE_INTERNAL.load(Ordering::Relaxed) & bit != bit {
+            HAVE_INTERNAL.fetch_or(bit, Ordering::Relaxed);
+        }
+    }
+    store(fd, INTERNAL);
 }
 
 /// Makes `onto`, one of the library's own descriptors, refer to the file of `from`: users of its
@@ -185,11 +199,15 @@ pub(crate) fn hidden_copy(fd: BorrowedFd<'_>, limit: u64) -> Result<InternalFd, 
 
 /// Takes the library's own descriptors; a child of fork must close its copies.
 pub(crate) fn take_hidden() -> impl Iterator<Item = RawFd> {
-    KINDS.iter().zip(0..).filter_map(|(kind, fd)| {
+    let chunks = HAVE_INTERNAL.load(Ordering::Relaxed);
+    let chunks = (0..MOST / CHUNK).filter(move |chunk| chunks & 1 << chunk != 0);
+    let numbers = chunks.flat_map(|chunk| chunk * CHUNK..(chunk + 1) * CHUNK);
+    numbers.filter_map(|fd| {
+        let kind = &KINDS[fd];
         let is_internal = kind.load(Ordering::Relaxed) == INTERNAL;
         is_internal.then(|| {
             kind.store(FOREIGN, Ordering::Release);
-            fd
+            fd as RawFd
         })
     })
 }

@@ -215,7 +215,8 @@ fn has_relayed(fd: RawFd, socket: &Arc<Socket>, session: SessionId) -> Result<bo
     Ok(is_relayed)
 }
 
-/// In a child of fork without a channel: the call continues in the kernel (`NotOurs`) if the server relays the session.
+/// In a child of fork without a channel: the call continues in the kernel (`NotOurs`) if the server relays the session, or
+/// begins to once there is something to relay.
 pub(crate) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     if socket.protocol != Protocol::Tcp
         || !socket.options().are_of_listeners()
@@ -223,10 +224,17 @@ pub(crate) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
     {
         return Ok(());
     }
-    let Some(session) = socket.setup().session else {
+    let (session, relays_writes) = {
+        let setup = socket.setup();
+        (setup.session, setup.relays_writes)
+    };
+    let Some(session) = session else {
         return Ok(());
     };
-    if !has_relayed(fd, socket, session)? {
+    // The reason for a hang-up is what the request reports.
+    if relays_writes && socket.accepted_unused() && !has_hung_up(descriptor::borrow(fd)?) {
+        become_relayed(None, socket);
+    } else if !has_relayed(fd, socket, session)? {
         // Requesting the session will show why.
         return Ok(());
     }

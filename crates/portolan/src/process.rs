@@ -259,7 +259,9 @@ impl Process {
         CURRENT.store(std::ptr::null_mut(), Ordering::Release);
     }
 
-    /// Registers with a server. `work` is what the background thread does.
+    /// Registers with a server. `work` is what the background thread does. Kept out of its callers, whose stack it would
+    /// make large: children of fork have none of its pages.
+    #[inline(never)]
     pub(crate) fn register(
         work: fn(&'static Process, RingEvents),
     ) -> Result<&'static Process, String> {

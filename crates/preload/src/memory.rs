@@ -58,15 +58,6 @@ pub(crate) fn load<T: Plain>(source: *const T) -> Result<T, Errno> {
     Ok(unsafe { value.assume_init() })
 }
 
-/// Fills `values` from the array at `source`.
-pub(crate) fn load_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
-    copy_in(
-        source.cast(),
-        values.as_mut_ptr().cast(),
-        size_of_val(values),
-    )
-}
-
 /// Writes `values` to the array at `target`.
 pub(crate) fn store<T: Plain>(target: *mut T, values: &[T]) -> Result<(), Errno> {
     copy_out(values.as_ptr().cast(), target.cast(), size_of_val(values))
@@ -80,7 +71,7 @@ pub(crate) fn read<T: Plain>(source: *const T) -> Result<T, Errno> {
     Ok(unsafe { source.read_unaligned() })
 }
 
-/// As [`load_into`], without a system call.
+/// Fills `values` from the array at `source`, without a system call.
 #[inline]
 pub(crate) fn read_into<T: Plain>(source: *const T, values: &mut [T]) -> Result<(), Errno> {
     readable(source, values.len())?;
@@ -222,6 +213,6 @@ mod tests {
 
     #[test]
     fn nothing_is_read_for_an_empty_array() {
-        assert_eq!(load_into::<u8>(ptr::null(), &mut []), Ok(()));
+        assert_eq!(read_into::<u8>(ptr::null(), &mut []), Ok(()));
     }
 }

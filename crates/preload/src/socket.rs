@@ -95,11 +95,11 @@ interpose! {
     /// `int getsockopt(int, int, int, void *, socklen_t *)`
     fn getsockopt(fd: c_int, level: c_int, name: c_int, value: *mut c_void, length: *mut socklen_t) -> c_int {
         ours(fd)?;
-        let room = option_length(memory::load(length)?)?;
+        let room = option_length(memory::read(length)?)?;
         let mut bytes = [0; LONGEST_OPTION];
         let written = posix::get_option(fd, level, name, &mut bytes[..room])?;
-        memory::store(value.cast(), &bytes[..written])?;
-        memory::store(length, &[written as socklen_t])?;
+        memory::write(value.cast(), &bytes[..written])?;
+        memory::write(length, &[written as socklen_t])?;
         Ok(0)
     }
 
@@ -108,7 +108,7 @@ interpose! {
         ours(fd)?;
         let mut bytes = [0; LONGEST_OPTION];
         let bytes = &mut bytes[..option_length(length)?];
-        memory::load_into(value.cast(), bytes)?;
+        memory::read_into(value.cast(), bytes)?;
         done(posix::set_option(fd, level, name, bytes))
     }
 }

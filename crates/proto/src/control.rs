@@ -399,7 +399,7 @@ pub enum Caching {
     /// With `accept`, to the calling process.
     WithAccept,
     /// With the first call that needs it, to the calling process, which is a child of the one that
-    /// accepted.
+    /// accepted. What a child writes to the descriptor before begins a relay, without a request.
     WithFirstUse,
 }
 

@@ -22,6 +22,8 @@ pub(crate) struct DescriptorPeer {
     pub token: Token,
     /// Known to be open nowhere else.
     pub is_ours: bool,
+    /// A child may write without a request: the server relays the session then (ADR 32).
+    pub relays_writes: bool,
 }
 
 /// The kernel socket on a session's port.

@@ -120,6 +120,36 @@ fn children_that_answer_once_have_no_channel_made() {
 }
 
 #[test]
+fn children_answer_without_a_request_to_the_server() {
+    let bed = bed();
+    let _server = start(&bed, "brief", &["1"]);
+    assert_answers_once(&bed);
+    let requests = || counter(&bed, Side::Server, "server", "requests");
+    let before = requests();
+    for _ in 0..20 {
+        assert_answers_once(&bed);
+    }
+    // One for each connection by the parent, and those of the counters.
+    assert!((20..30).contains(&(requests() - before)));
+}
+
+#[test]
+fn a_child_may_write_what_follows_its_parents_first_bytes() {
+    for turn in 0..5 {
+        let bed = bed();
+        let _server = start(&bed, "both", &["1"]);
+        let mut stream = connect(&bed, PORT);
+        let mut said = [0; 11];
+        stream.read_exact(&mut said).expect("both write");
+        assert_eq!(&said, b"parentchild", "{turn}");
+        stream.write_all(b"on").expect("the child has it");
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).expect("it ends in order");
+        assert_eq!(rest, b"on");
+    }
+}
+
+#[test]
 fn children_may_answer_with_ancillary_data() {
     let bed = bed();
     let _server = start(&bed, "stamped", &["1"]);

@@ -1105,6 +1105,45 @@ fn programs_that_start_while_there_is_no_server_have_their_connections() {
     }
 }
 
+/// Leaves a connection that has not been used to a child, which answers later, without a request to the server.
+const ANSWERS_LATER: &str = r#"
+import os, socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+listener.setsockopt(socket.SOL_SOCKET, 0x5043, 1)
+print("listens", flush=True)
+connection = listener.accept()[0]
+go, said = os.pipe()
+if os.fork() == 0:
+    os.read(go, 1)
+    connection.sendall(b"answer")
+    os._exit(0)
+connection.close()
+print("accepted", flush=True)
+sys.stdin.readline()
+os.write(said, b"!")
+sys.stdin.readline()
+"#;
+
+#[test]
+fn a_child_answers_by_the_next_server() {
+    let mut bed = bed();
+    stop(&mut bed, Signal::TERM);
+    start_manager(&mut bed);
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command.args(["-c", ANSWERS_LATER, &bed.server.address.to_string()]);
+    let mut program = Steps::start(command.arg(PORT.to_string()));
+    program.await_line("listens");
+    let mut stream = connect(&bed, PORT);
+    program.await_line("accepted");
+    for _ in 0..2 {
+        renew(&mut bed);
+    }
+    program.go_on();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("the end");
+    assert_eq!(answer, "answer");
+}
+
 /// While this file is there no server starts.
 const GATE: &str = "gate";
 

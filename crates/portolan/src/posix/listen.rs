@@ -337,6 +337,7 @@ fn accept_from(
                     session: Some(session),
                     local: Some(local),
                     remote: Some(remote),
+                    relays_writes: caching == Caching::WithFirstUse,
                     ..Setup::default()
                 };
                 let taken = match caching {

@@ -246,9 +246,9 @@ pub(crate) fn let_others_go() {
 /// Called after the fork, in the child, which has no other threads. The thread is inside until its inherited state is
 /// in order.
 pub(crate) fn forget_others() -> LibraryGuard {
-    for count in &COUNTS {
-        count.0.store(0, Ordering::Relaxed);
-    }
+    // Pages that are not written to stay shared with the parent.
+    let used = COUNTS.iter().filter(|it| it.0.load(Ordering::Relaxed) != 0);
+    used.for_each(|count| count.0.store(0, Ordering::Relaxed));
     let before = THREAD.with(|thread| {
         let before = thread.whereabouts();
         thread.is_inside.set(true);

@@ -35,6 +35,8 @@ pub(crate) struct Setup {
     pub(crate) remote: Option<SocketAddr>,
     /// Destination of an open that waits for data for its SYN (`TCP_FASTOPEN_CONNECT`).
     pub(crate) deferred: Option<SocketAddr>,
+    /// The server has the connection, and relays it when something is written to its descriptor.
+    pub(crate) relays_writes: bool,
     /// Of the last `listen`.
     pub(crate) backlog: u32,
 }

@@ -172,7 +172,7 @@ impl Server {
         let id = self.control.enter_held(session, state.reach())?;
         let mut fds = fds.into_iter();
         let entered = match role.has_descriptor().then(|| fds.next()) {
-            Some(Some(end)) => self.watch_peer_end(id, end),
+            Some(Some(end)) => self.watch_peer_end_of_parked(id, end),
             Some(None) => Err(Errno::PROTO),
             None => Ok(()),
         };

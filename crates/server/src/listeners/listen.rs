@@ -9,7 +9,7 @@ use portolan_control::{
     ClaimId, Command, Deadline, Errno, Input, Life, Listener, Opening, PortClaim, SessionEntry,
     SessionPhase,
 };
-use portolan_proto::control::{DescriptorEvent, ReplyBody, SessionRef};
+use portolan_proto::control::{Caching, DescriptorEvent, ReplyBody, SessionRef};
 use portolan_proto::filter::{BindingKey, FlowRow};
 use portolan_sys::unix::{self, PairKind, SendError};
 use portolan_types::{ChannelId, FlowKey, Protocol, SessionId, Slot};
@@ -410,18 +410,23 @@ impl Server {
             .registry
             .listener(listener_id)
             .ok_or(SendError::Closed)?;
+        let caching = listener.caching();
         let event = DescriptorEvent::Accepted {
             session: id,
             local: session.local,
             remote,
-            caching: listener.caching(),
+            caching,
         };
         let (far, near) = unix::socket_pair(PairKind::Stream).map_err(SendError::Failed)?;
         unix::refuse_descriptors(&far);
         let cookie = unix::cookie(&near).map_err(SendError::Failed)?;
         self.try_send_event(listener_id, &event, &[near.as_fd()])?;
         self.control.registry.replace_cookie(id, cookie);
-        if self.watch_peer_end(id, far).is_err() {
+        let watched = match caching {
+            Caching::WithFirstUse => self.watch_peer_end_of_parked(id, far),
+            Caching::WithAccept => self.watch_peer_end(id, far),
+        };
+        if watched.is_err() {
             warn!(session = id.0, "cannot watch an accepted session");
         }
         Ok(())

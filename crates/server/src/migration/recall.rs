@@ -12,9 +12,11 @@ use portolan_stack::TcpSession;
 use portolan_sys::shm::{self, SetAside};
 use portolan_sys::unix;
 use portolan_types::{ChannelId, Protocol, SessionId, Slot};
+use rustix::event::epoll::EventFlags;
 
 use crate::calls::{Call, Sequel};
 use crate::control_socket::client::Client;
+use crate::control_socket::clients::NO_REPLY;
 use crate::migration::relay;
 use crate::requests::{Answer, AwaitedClose, ShownSession};
 use crate::server::Server;
@@ -39,6 +41,10 @@ impl Server {
         if session.owner() != Some(channel) {
             self.control.registry.has_room(channel)?;
         }
+        if matches!(session.holder, Holder::Server(_) | Holder::None) && self.is_written_to(id) {
+            self.relay_what_is_written(id);
+        }
+        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
         match (session.holder, session.phase()) {
             (Holder::Process(holder, _), _) if holder == channel => Err(Errno::INVAL),
             (Holder::Process(..), _) => Ok(Answer::Recall(id, RequestedState::CacheAt(slot))),
@@ -165,6 +171,34 @@ impl Server {
             }
             (_, SessionPhase::Relayed) => Ok(ReplyBody::Relayed.into()),
             _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// A child has written to the descriptor without a request, since the server had the session when it was made.
+    pub(crate) fn relay_what_is_written(&mut self, id: SessionId) {
+        let Some(session) = self.control.registry.session(id) else {
+            return;
+        };
+        match (session.holder, session.phase()) {
+            (_, SessionPhase::Parked | SessionPhase::Offered) => {
+                self.control.note_user(id, None);
+                self.input(Input::Accepted(id, None));
+                self.input(Input::Relay(id, Start::AtOnce));
+            }
+            (Holder::Process(channel, _), SessionPhase::Connected) => {
+                // Another process has begun to use it.
+                self.watch_far(id, EventFlags::empty());
+                if let Some(client) = self.client_of(channel) {
+                    let requester = Requester {
+                        client,
+                        request: NO_REPLY,
+                        want: RequestedState::Relay,
+                    };
+                    self.input(Input::Recall(id, requester));
+                }
+            }
+            (_, SessionPhase::Relayed) => {}
+            _ => self.watch_far(id, EventFlags::empty()),
         }
     }
 

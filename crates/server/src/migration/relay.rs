@@ -89,6 +89,14 @@ impl Server {
         self.pump(id);
     }
 
+    /// Has a child written to the descriptor of a session that is not relayed?
+    pub(crate) fn is_written_to(&self, id: SessionId) -> bool {
+        let far = self.handles.peer_end(id);
+        let far =
+            far.filter(|far| far.relays_writes && self.phase(id) != Some(SessionPhase::Relayed));
+        far.is_some_and(|far| waiting_in(&far.fd) > 0)
+    }
+
     /// Moves what can be moved, and waits for the rest.
     pub(crate) fn pump(&mut self, id: SessionId) {
         match self.server_slot(id) {

@@ -51,17 +51,36 @@ impl Server {
 
     /// Watches `far`, which accepts no descriptors, for the session; replaces an earlier one.
     pub(crate) fn watch_peer_end(&mut self, id: SessionId, far: OwnedFd) -> Result<(), Errno> {
+        // Without any interest, epoll still reports hang-ups.
+        self.watch_peer_end_for(id, far, EventFlags::empty())
+    }
+
+    /// As [`Server::watch_peer_end`], for a session that is parked: what is written to its descriptor begins a relay.
+    pub(crate) fn watch_peer_end_of_parked(
+        &mut self,
+        id: SessionId,
+        far: OwnedFd,
+    ) -> Result<(), Errno> {
+        self.watch_peer_end_for(id, far, EventFlags::IN)
+    }
+
+    fn watch_peer_end_for(
+        &mut self,
+        id: SessionId,
+        far: OwnedFd,
+        interest: EventFlags,
+    ) -> Result<(), Errno> {
         self.drop_far(id);
         self.note_descriptor(&far);
-        // Without any interest, epoll still reports hang-ups.
         let token = self
             .poll
-            .add_to_crowd(&far, Source::Descriptor(id), EventFlags::empty())
+            .add_to_crowd(&far, Source::Descriptor(id), interest)
             .map_err(|_| Errno::NOBUFS)?;
         self.handles.of(id).peer_end = Some(DescriptorPeer {
             fd: far,
             token,
             is_ours: false,
+            relays_writes: interest.contains(EventFlags::IN),
         });
         self.note_peer_end(id, true);
         Ok(())
