@@ -2,11 +2,12 @@
 //! perf counts the programs and the servers of both hosts while wrk opens a connection for each request to nginx.
 
 use std::cell::RefCell;
-use std::fs;
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::rc::Rc;
+use std::{fs, iter};
 
 use super::counted;
 use crate::bed::{Bed, Side, Stack};
@@ -28,7 +29,7 @@ const REQUESTS_BAR: f64 = 0.05;
 
 pub(super) fn cases(effort: Effort) -> Vec<Case> {
     let load = |connections, threads| Load {
-        seconds: effort.scaled(1.0),
+        seconds: effort.scaled(3.0),
         threads,
         connections,
         options: &["-H", "Connection: close"],
@@ -159,9 +160,11 @@ impl Workload {
         client.extend(bed.daemon_pid(Side::Client));
         server.extend(bed.daemon_pid(Side::Server));
         let own = bed.file("wrk.perf");
-        let command = observe(&wrk, &own, &[]);
-        let command = observe(&command, &files[0], &client);
-        let mut command = observe(&command, &files[1], &server);
+        let words = observe(words(&wrk), &own, &[]);
+        let words = observe(words, &files[0], &client);
+        let words = observe(words, &files[1], &server);
+        let mut command = bed.namespace(Side::Client).exec(&words[0]);
+        command.args(&words[1..]);
         let requests = counted(bed, "requests")?;
         let output = run(&mut command)?;
         let requests = counted(bed, "requests")? - requests;
@@ -184,25 +187,25 @@ impl Workload {
     }
 }
 
-/// Wraps a command so that perf counts it, or some other processes while it runs.
-fn observe(command: &Command, output: &Path, pids: &[u32]) -> Command {
+fn words(command: &Command) -> Vec<OsString> {
+    let program = iter::once(command.get_program());
+    program
+        .chain(command.get_args())
+        .map(OsStr::to_owned)
+        .collect()
+}
+
+/// Puts perf before a command, to count that, or some other processes while it runs.
+fn observe(command: Vec<OsString>, output: &Path, pids: &[u32]) -> Vec<OsString> {
+    let events = [CALLS, SWITCHES, CPU].join(",");
     let mut perf = Command::new(PERF);
-    perf.args(["stat", "-x", ",", "-e", &[CALLS, SWITCHES, CPU].join(",")]);
-    perf.arg("-o").arg(output);
+    perf.args(["stat", "-x", ",", "-e", &events, "-o"]);
+    perf.arg(output);
     if !pids.is_empty() {
         let pids: Vec<String> = pids.iter().map(u32::to_string).collect();
         perf.args(["-p", &pids.join(",")]);
     }
-    perf.arg("--")
-        .arg(command.get_program())
-        .args(command.get_args());
-    for (name, value) in command.get_envs() {
-        match value {
-            Some(value) => perf.env(name, value),
-            None => perf.env_remove(name),
-        };
-    }
-    perf
+    words(perf.arg("--").args(command))
 }
 
 fn usage(path: PathBuf) -> Result<Usage, MeasureError> {
