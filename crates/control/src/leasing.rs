@@ -8,20 +8,16 @@ use portolan_types::{ChannelId, Generation, Instant, Protocol, SessionId, Slot};
 
 use crate::control::{Control, Effect, Effects, HOLD_BACK};
 use crate::errno::Errno;
-use crate::ports::{ClaimId, PortClaim};
+use crate::ports::PortClaim;
 use crate::session::{Holder, Life, Opening};
 use portolan_proto::filter::BindingKey;
 
-/// Maximum number of ports leased by one request, which delays others for a few milliseconds.
+/// Maximum number of ports leased to a process at a time, and per request.
 const MOST: usize = 512;
-
-/// The part of all ephemeral ports that one process may have under lease.
-const SHARE: usize = 4;
 
 impl Control {
     /// Leases at most `wanted` ports of an address to a process. There may be none: half of the ephemeral ports are neither
-    /// for leases nor held back after them. A user gets the ports again that are held back after its own leases: its
-    /// initial sequence numbers and timestamps go on.
+    /// for leases nor held back after them.
     pub fn lease_ports(
         &mut self,
         (channel, slot): (ChannelId, Slot),
@@ -30,56 +26,43 @@ impl Control {
         mut random: impl FnMut() -> u64,
     ) -> Result<Vec<LeasedPort>, Errno> {
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
-        let claim = PortClaim {
-            protocol: Protocol::Tcp,
-            local: SocketAddr::new(local, 0),
-            reuse: Reuse::default(),
-            v6_only: false,
-            uid: process.uid,
-        };
+        let uid = process.uid;
         let own = self.leases_of(channel).len();
         let taken = self.leased + self.ports.held_back();
         let left = (self.ports.ephemeral() / 2).saturating_sub(taken);
-        let share = self.ports.ephemeral().div_ceil(SHARE).saturating_sub(own);
-        let most = wanted.min(MOST).min(share);
-        let mut again = self.ports.bind_again(&claim, most.saturating_sub(left));
-        let most = most.min(left + again.len());
+        let most = wanted.min(MOST.saturating_sub(own)).min(left);
         let mut ports = Vec::with_capacity(most);
-        let mut outcome = Ok(());
-        while ports.len() < most && outcome.is_ok() {
-            let taken = match again.pop() {
-                Some(taken) => Ok(taken),
-                None => self.ports.bind(claim, random() as u32),
+        while ports.len() < most {
+            let claim = PortClaim {
+                protocol: Protocol::Tcp,
+                local: SocketAddr::new(local, 0),
+                reuse: Reuse::default(),
+                v6_only: false,
+                uid,
             };
-            let leased = taken
-                .map_err(|error| error.errno())
-                .and_then(|taken| self.lease_port((channel, slot), claim.uid, taken, &mut random));
-            outcome = leased.map(|port| ports.push(port));
+            match self.lease_port((channel, slot), claim, &mut random) {
+                Ok(port) => ports.push(port),
+                Err(errno) if ports.is_empty() => return Err(errno),
+                Err(_) => break,
+            }
         }
-        again
-            .into_iter()
-            .for_each(|(claim, _)| self.ports.release(claim));
-        match outcome {
-            Err(errno) if ports.is_empty() => Err(errno),
-            _ => Ok(ports),
-        }
+        Ok(ports)
     }
 
     fn lease_port(
         &mut self,
         (channel, slot): (ChannelId, Slot),
-        uid: u32,
-        (claim, local): (ClaimId, SocketAddr),
+        claim: PortClaim,
         random: &mut impl FnMut() -> u64,
     ) -> Result<LeasedPort, Errno> {
+        self.registry.has_room(channel)?;
+        let taken = self.ports.bind(claim, random() as u32);
+        let (claim_id, local) = taken.map_err(|error| error.errno())?;
         let opening = Opening {
             life: Life::Leased,
-            claim: Some(claim),
-            ..Opening::new(Protocol::Tcp, local, uid)
+            claim: Some(claim_id),
+            ..Opening::new(Protocol::Tcp, local, claim.uid)
         };
-        self.registry
-            .has_room(channel)
-            .inspect_err(|_| self.ports.release(claim))?;
         let id = self.enter(Some(channel), opening, random)?;
         self.leased += 1;
         if let Err(errno) = self.registry.charge_bindings(id, 1) {

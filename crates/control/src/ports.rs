@@ -321,30 +321,6 @@ impl PortTable {
         })
     }
 
-    /// Grants at most `most` ports again that are held back after the same user had bound them, to whichever address, and
-    /// that have no connections; the oldest first.
-    pub fn bind_again(&mut self, claim: &PortClaim, most: usize) -> Vec<(ClaimId, SocketAddr)> {
-        let wanted = normalised(*claim);
-        let port = |id: &ClaimId| {
-            let key = self.index.get(id)?;
-            let entries = self.ports.get(key).filter(|entries| entries.len() == 1)?;
-            let ClaimEntry { claim, usage } = entries.get(id)?;
-            let is_its_own = claim.protocol == wanted.protocol && claim.uid == wanted.uid;
-            let was_bound = matches!(usage, Use::HeldBack { remote: None, .. });
-            (is_its_own && was_bound).then_some(claim.local.port())
-        };
-        let held = self.held.iter();
-        let found = held.filter_map(|&(_, id)| Some((id, port(&id)?)));
-        let found: Vec<_> = found.take(most).collect();
-        let again = found.into_iter().map(|(id, port)| {
-            self.release(id);
-            let mut claim = wanted;
-            claim.local.set_port(port);
-            self.grant(claim, Use::Bound)
-        });
-        again.collect()
-    }
-
     /// Returns the number of claims that are held back.
     pub fn held_back(&self) -> usize {
         self.held.len()
