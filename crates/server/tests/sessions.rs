@@ -231,6 +231,22 @@ fn a_connection_over_loopback_is_handed_on_as_a_kernel_socket() {
 }
 
 #[test]
+fn a_child_that_only_shuts_its_descriptor_down_ends_the_stream() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let mut library = Library::start(&control_path(&bed.a));
+    let listener = library.listen_for_children(at(Bed::A4, 8080));
+    let mut peer = connect_from_b(&bed, at(Bed::A4, 8080));
+    let (event, fds) = listener.event();
+    let DescriptorEvent::Accepted { session, .. } = event else {
+        panic!("{event:?}");
+    };
+    library.client.send(RequestBody::Accepted { session }, &[]);
+    rustix::net::shutdown(&fds[0], rustix::net::Shutdown::Write).unwrap();
+    assert_eq!(peer.read(&mut [0; 1]).unwrap(), 0);
+}
+
+#[test]
 fn a_dead_process_has_its_connections_reset_and_its_port_freed() {
     let bed = Bed::veth();
     let _server = start_server(&bed.a);

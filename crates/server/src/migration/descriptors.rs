@@ -58,9 +58,7 @@ impl Server {
         match self.phase(id) {
             Some(SessionPhase::Relayed) if !self.is_udp(id) => self.on_relay(id, flags),
             Some(SessionPhase::Listening) if !flags.contains(EventFlags::HUP) => self.announce(id),
-            Some(_) if flags.contains(EventFlags::IN) && self.is_written_to(id) => {
-                self.relay_what_is_written(id);
-            }
+            Some(_) if self.begins_relay(id, flags) => self.relay_what_is_written(id),
             Some(_) if flags.intersects(EventFlags::HUP | EventFlags::ERR) => self.on_hangup(id),
             _ => {}
         }

@@ -165,13 +165,18 @@ impl Server {
                 Ok(Answer::Recall(id, RequestedState::Relay))
             }
             (_, SessionPhase::Parked | SessionPhase::Offered) => {
-                self.input(Input::Accepted(id, None));
-                self.input(Input::Relay(id, Start::AtOnce));
+                self.relay_unused(id);
                 Ok(ReplyBody::Relayed.into())
             }
             (_, SessionPhase::Relayed) => Ok(ReplyBody::Relayed.into()),
             _ => Err(Errno::INVAL),
         }
+    }
+
+    /// Relays a session that no process has had.
+    fn relay_unused(&mut self, id: SessionId) {
+        self.input(Input::Accepted(id, None));
+        self.input(Input::Relay(id, Start::AtOnce));
     }
 
     /// A child has written to the descriptor without a request, since the server had the session when it was made.
@@ -182,8 +187,7 @@ impl Server {
         match (session.holder, session.phase()) {
             (_, SessionPhase::Parked | SessionPhase::Offered) => {
                 self.control.note_user(id, None);
-                self.input(Input::Accepted(id, None));
-                self.input(Input::Relay(id, Start::AtOnce));
+                self.relay_unused(id);
             }
             (Holder::Process(channel, _), SessionPhase::Connected) => {
                 // Another process has begun to use it.
@@ -197,7 +201,6 @@ impl Server {
                     self.input(Input::Recall(id, requester));
                 }
             }
-            (_, SessionPhase::Relayed) => {}
             _ => self.watch_far(id, EventFlags::empty()),
         }
     }

@@ -97,6 +97,14 @@ impl Server {
         far.is_some_and(|far| waiting_in(&far.fd) > 0)
     }
 
+    /// Likewise, or has it shut the descriptor down for writing, which epoll would report again and again?
+    pub(crate) fn begins_relay(&self, id: SessionId, flags: EventFlags) -> bool {
+        let far = self.handles.peer_end(id);
+        far.is_some_and(|far| far.relays_writes)
+            && flags.contains(EventFlags::IN)
+            && (!flags.contains(EventFlags::HUP) || self.is_written_to(id))
+    }
+
     /// Moves what can be moved, and waits for the rest.
     pub(crate) fn pump(&mut self, id: SessionId) {
         match self.server_slot(id) {

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use portolan_netns::{Bed, Daemon, Namespace, Ready};
 use portolan_proto::control::{
-    AfterFlush, Blob, DescriptorEvent, ListPart, Reply, ReplyBody, Request, RequestBody, Reuse,
-    SessionRef,
+    AfterFlush, Blob, DescriptorEvent, HandshakeOptions, ListPart, Reply, ReplyBody, Request,
+    RequestBody, Reuse, SessionRef,
 };
 use portolan_proto::metastate::Metastate;
 use portolan_proto::qos::{QosReply, QosReport, QosRequest};
@@ -387,7 +387,21 @@ impl Library {
         local: SocketAddr,
         backlog: u32,
     ) -> (SessionId, SocketAddr, Near) {
-        self.listen_with(local, backlog, Reuse::default())
+        self.listen_with(
+            local,
+            backlog,
+            Reuse::default(),
+            HandshakeOptions::default(),
+        )
+    }
+
+    /// Likewise, for children (`SO_CONCURRENT_SERVER`).
+    pub(crate) fn listen_for_children(&mut self, local: SocketAddr) -> Near {
+        let options = HandshakeOptions {
+            is_concurrent_server: Some(true),
+            ..HandshakeOptions::default()
+        };
+        self.listen_with(local, 5, Reuse::default(), options).2
     }
 
     /// Likewise, with `SO_REUSEPORT`.
@@ -396,7 +410,8 @@ impl Library {
             address: false,
             port: true,
         };
-        self.listen_with(local, 100, reuse).2
+        self.listen_with(local, 100, reuse, HandshakeOptions::default())
+            .2
     }
 
     fn listen_with(
@@ -404,6 +419,7 @@ impl Library {
         local: SocketAddr,
         backlog: u32,
         reuse: Reuse,
+        options: HandshakeOptions,
     ) -> (SessionId, SocketAddr, Near) {
         let (reply, _replaced) = self.bind_with(Protocol::Tcp, local, Slot(0), reuse);
         let ReplyBody::Bound { session, .. } = reply else {
@@ -412,7 +428,7 @@ impl Library {
         let body = RequestBody::Listen {
             session: SessionRef::Known(session),
             backlog,
-            options: portolan_proto::control::HandshakeOptions::default(),
+            options,
             options_blob: Default::default(),
             slot: None,
         };
@@ -625,7 +641,7 @@ pub(crate) fn connect_request(
         protocol,
         remote,
         slot,
-        options: portolan_proto::control::HandshakeOptions::default(),
+        options: HandshakeOptions::default(),
         early: portolan_proto::control::FastOpenMode::No,
     }
 }
