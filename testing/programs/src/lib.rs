@@ -125,6 +125,21 @@ pub fn compiled(bed: &Bed, source: &str) -> String {
     program
 }
 
+/// Compiles a protocol extension.
+///
+/// # Panics
+/// If the compiler reports an error.
+pub fn compiled_extension(bed: &Bed, name: &str, text: &str) -> PathBuf {
+    const INCLUDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../include");
+    let source = file(bed, &format!("{name}.c"), text);
+    let object = bed.file(&format!("{name}.o"));
+    let mut clang = Command::new("clang");
+    clang.args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-I", INCLUDE]);
+    clang.args(["-I", "/usr/include/x86_64-linux-gnu", "-c", &source, "-o"]);
+    run(clang.arg(&object)).unwrap_or_else(|error| panic!("{error}"));
+    object
+}
+
 /// As [`compiled`], linked with the library as an installed program would be.
 ///
 /// # Panics

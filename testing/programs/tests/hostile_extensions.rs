@@ -1,7 +1,7 @@
 //! The cost to unrelated programs of extensions that are as harmful as they can be: no more than that of the same
 //! packets, and of the same starts and ends of programs, without them.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::thread;
@@ -9,11 +9,10 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
-use portolan_programs::{PYTHON, Steps, bed, counter, eventually, file, serve};
+use portolan_programs::{PYTHON, Steps, bed, compiled_extension, counter, eventually, serve};
 use rustix::process::Signal;
 
 const TRAFFIC: &str = "portolan-traffic";
-const INCLUDE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../include");
 /// Ports of the victim, the attacker, a harmless program, and a program whose extensions are installed and removed.
 const PORT: u16 = 7080;
 const ATTACKED: u16 = 7081;
@@ -61,16 +60,6 @@ for port in sys.stdin:
         time.sleep(0.001)
     print(sent, flush=True)
 ";
-
-fn compile(bed: &Bed, name: &str, text: &str) -> PathBuf {
-    let source = file(bed, &format!("{name}.c"), text);
-    let object = bed.file(&format!("{name}.o"));
-    let mut clang = Command::new("clang");
-    clang.args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-I", INCLUDE]);
-    clang.args(["-I", "/usr/include/x86_64-linux-gnu", "-c", &source, "-o"]);
-    run(clang.arg(&object)).unwrap_or_else(|error| panic!("{error}"));
-    object
-}
 
 fn owner(bed: &Bed, object: &Path, port: u16) -> Command {
     let mut owner = bed.own_command(Side::Server);
@@ -176,8 +165,8 @@ fn others_pay_nothing_more_for_handlers_that_loop_and_owners_that_come_and_go() 
         &["echo", "tcp", &endpoint],
     );
     let (consumer, looper) = (
-        compile(&bed, "consumer", CONSUMER),
-        compile(&bed, "looper", LOOPER),
+        compiled_extension(&bed, "consumer", CONSUMER),
+        compiled_extension(&bed, "looper", LOOPER),
     );
     let mut flood = bed.command(Side::Client, Stack::Kernel, PYTHON);
     let mut flood = Steps::start(flood.args(["-c", FLOOD, &bed.server.address.to_string()]));

@@ -9,7 +9,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{connect, exchange};
-use portolan_programs::{PYTHON, bed, eventually, file};
+use portolan_programs::{PYTHON, bed, compiled_extension, eventually, file};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -376,18 +376,10 @@ fn what_runs_until_it_is_ended_prints_lines_of_the_schemas_json() {
     }
 }
 
-/// Compiles an extension of the guide.
 fn extension(bed: &Bed) -> String {
-    const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-    let object = bed.file("values.o").display().to_string();
-    let mut clang = Command::new("clang");
-    clang
-        .current_dir(ROOT)
-        .args(["-O2", "-g", "-target", "bpf", "-mcpu=v3", "-I", "include"])
-        .args(["-I", "/usr/include/x86_64-linux-gnu"])
-        .args(["-c", "docs/examples/extensions/values.c", "-o", &object]);
-    run(&mut clang).unwrap_or_else(|error| panic!("{error}"));
-    object
+    let text = include_str!("../../../docs/examples/extensions/values.c");
+    let object = compiled_extension(bed, "values", text);
+    object.display().to_string()
 }
 
 /// Returns the congestion control of a newly opened socket.

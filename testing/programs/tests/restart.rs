@@ -1081,13 +1081,7 @@ sys.stdin.readline()
 
 #[test]
 fn programs_that_start_while_there_is_no_server_have_their_connections() {
-    let mut bed = bed();
-    stop(&mut bed, Signal::TERM);
-    start_manager(&mut bed);
-    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
-    command.args(["-c", STARTS_PROGRAMS, &bed.server.address.to_string()]);
-    let mut program = Steps::start(command.arg(PORT.to_string()));
-    program.await_line("listens");
+    let (mut bed, mut program) = managed(STARTS_PROGRAMS);
     let mut streams = [connect(&bed, PORT), connect(&bed, PORT)];
     program.await_line("accepted");
     streams[0].read_exact(&mut [0; 1]).expect("it is connected");
@@ -1126,13 +1120,7 @@ sys.stdin.readline()
 
 #[test]
 fn a_child_answers_by_the_next_server() {
-    let mut bed = bed();
-    stop(&mut bed, Signal::TERM);
-    start_manager(&mut bed);
-    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
-    command.args(["-c", ANSWERS_LATER, &bed.server.address.to_string()]);
-    let mut program = Steps::start(command.arg(PORT.to_string()));
-    program.await_line("listens");
+    let (mut bed, mut program) = managed(ANSWERS_LATER);
     let mut stream = connect(&bed, PORT);
     program.await_line("accepted");
     for _ in 0..2 {
@@ -1146,6 +1134,18 @@ fn a_child_answers_by_the_next_server() {
 
 /// While this file is there no server starts.
 const GATE: &str = "gate";
+
+/// Makes a bed whose server has a service manager, and starts a program that listens on [`PORT`].
+fn managed(code: &str) -> (Bed, Steps) {
+    let mut bed = bed();
+    stop(&mut bed, Signal::TERM);
+    start_manager(&mut bed);
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command.args(["-c", code, &bed.server.address.to_string()]);
+    let mut program = Steps::start(command.arg(PORT.to_string()));
+    program.await_line("listens");
+    (bed, program)
+}
 
 /// Starts a service manager, and by it the server of the server host.
 fn start_manager(bed: &mut Bed) {

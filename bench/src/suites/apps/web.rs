@@ -20,8 +20,6 @@ const PORT: u16 = 8080;
 const BACKEND_PORT: u16 = 8081;
 const PYTHON_PORT: u16 = 8082;
 
-const CLOSE: &[&str] = &["-H", "Connection: close"];
-
 const THREADED: &str = include_str!("threaded.py");
 
 /// A module for gunicorn and uvicorn.
@@ -62,12 +60,7 @@ pub(super) fn sendfile(effort: Effort) -> Case {
 
 /// wrk opens a connection to HAProxy for each request, and HAProxy one to nginx, over the loopback of the server host.
 pub(super) fn through_haproxy(effort: Effort) -> Case {
-    let load = Load {
-        seconds: effort.scaled(3.0),
-        threads: "1",
-        connections: "64",
-        options: CLOSE,
-    };
+    let load = closing(effort, "64");
     let programs = ["nginx", "haproxy", "wrk"];
     case("app-haproxy-close", "req/s", programs, move |bed, stack| {
         let backend = (Ipv4Addr::LOCALHOST, BACKEND_PORT).into();
@@ -92,12 +85,7 @@ fn haproxy(bed: &Bed, stack: Stack, backend: SocketAddr) -> Result<Background, M
 
 /// The same with nginx as the proxy.
 pub(super) fn through_nginx(effort: Effort) -> Case {
-    let load = Load {
-        seconds: effort.scaled(3.0),
-        threads: "1",
-        connections: "64",
-        options: CLOSE,
-    };
+    let load = closing(effort, "64");
     case(
         "app-nginx-proxy-close",
         "req/s",
@@ -149,12 +137,7 @@ fn python_server(
     program: &'static str,
     words: impl Fn(&Bed) -> Vec<String> + 'static,
 ) -> Case {
-    let load = Load {
-        seconds: effort.scaled(3.0),
-        threads: "1",
-        connections: "16",
-        options: CLOSE,
-    };
+    let load = closing(effort, "16");
     case(name, "req/s", [program, "wrk"], move |bed, stack| {
         let module = bed.file("pages.py");
         fs::write(&module, PAGES).map_err(|source| file_error(&module, source))?;
@@ -169,12 +152,7 @@ fn python_server(
 
 /// Python's library starts a thread for each connection, which has one request.
 pub(super) fn python(effort: Effort) -> Case {
-    let load = Load {
-        seconds: effort.scaled(3.0),
-        threads: "1",
-        connections: "16",
-        options: CLOSE,
-    };
+    let load = closing(effort, "16");
     case(
         "app-python-close",
         "req/s",
@@ -206,6 +184,16 @@ pub(super) fn four_threads(effort: Effort) -> Case {
             faultless(bed, stack, &load, PORT)
         },
     )
+}
+
+/// A connection for each request.
+fn closing(effort: Effort, connections: &'static str) -> Load {
+    Load {
+        seconds: effort.scaled(3.0),
+        threads: "1",
+        connections,
+        options: &["-H", "Connection: close"],
+    }
 }
 
 /// Runs wrk. An error of a request fails: a refused request is faster than one that is answered.
