@@ -99,10 +99,10 @@ impl Server {
 
     /// Likewise, or has it shut the descriptor down for writing, which epoll would report again and again?
     pub(crate) fn begins_relay(&self, id: SessionId, flags: EventFlags) -> bool {
+        let is_shut = flags.contains(EventFlags::RDHUP) && !flags.contains(EventFlags::HUP);
         let far = self.handles.peer_end(id);
         far.is_some_and(|far| far.relays_writes)
-            && flags.contains(EventFlags::IN)
-            && (!flags.contains(EventFlags::HUP) || self.is_written_to(id))
+            && (is_shut || flags.contains(EventFlags::IN) && self.is_written_to(id))
     }
 
     /// Moves what can be moved, and waits for the rest.

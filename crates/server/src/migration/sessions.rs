@@ -61,7 +61,7 @@ impl Server {
         id: SessionId,
         far: OwnedFd,
     ) -> Result<(), Errno> {
-        self.watch_peer_end_for(id, far, EventFlags::IN)
+        self.watch_peer_end_for(id, far, EventFlags::IN | EventFlags::RDHUP)
     }
 
     fn watch_peer_end_for(
