@@ -2,9 +2,11 @@
 //! between them.
 //!
 //! A probe is one no-operation and a note in the ELF file with its address (version 3 of SystemTap's `.note.stapsdt`,
-//! which perf, bpftrace and debuggers read). On x86-64 it is the five-byte form, which a kernel can replace by a call
-//! instead of a trap; crates for static probes use the form of one byte. Arguments stay where they are: the note names
-//! their registers. Callers pass values that they have at hand, so that nothing is computed for a probe.
+//! which perf, bpftrace and debuggers read). Arguments stay where they are: the note names their registers. Callers pass
+//! values that they have at hand, so that nothing is computed for a probe.
+//!
+//! The no-operation has one byte, which a tracer replaces by a trap. Linux 6.18 replaces five bytes by a call of a page
+//! that children of fork do not get: they crash at their next probe.
 
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
@@ -14,76 +16,13 @@ use rustix::io::Errno;
 
 use crate::mapping::{Mapping, page_size};
 
-#[cfg(target_arch = "x86_64")]
-macro_rules! no_operation {
-    () => {
-        ".byte 0x0f, 0x1f, 0x44, 0x00, 0x00"
-    };
-}
-
-#[cfg(target_arch = "aarch64")]
-macro_rules! no_operation {
-    () => {
-        "nop"
-    };
-}
-
-/// What precedes the name of a register in a note.
-#[cfg(target_arch = "x86_64")]
-macro_rules! register {
-    () => {
-        "%"
-    };
-}
-
-#[cfg(target_arch = "aarch64")]
-macro_rules! register {
-    () => {
-        ""
-    };
-}
-
 macro_rules! probes {
     ($($(#[$doc:meta])* $name:ident($($first:ident $(, $rest:ident)*)?),)*) => {
         $(
             $(#[$doc])*
             #[inline(always)]
             pub fn $name($($first: u64 $(, $rest: u64)*)?) {
-                #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-                #[allow(named_asm_labels, reason = "other tools look for the base by its name")]
-                // SAFETY: a no-operation; the rest goes into sections that are not executed. A tracer may read the memory
-                // that arguments point to.
-                unsafe {
-                    core::arch::asm!(
-                        concat!("990: ", no_operation!()),
-                        ".pushsection .note.stapsdt, \"\", \"note\"",
-                        ".balign 4",
-                        ".4byte 992f - 991f, 994f - 993f, 3",
-                        "991: .asciz \"stapsdt\"",
-                        "992: .balign 4",
-                        "993: .8byte 990b, _.stapsdt.base, 0",
-                        ".asciz \"portolan\"",
-                        concat!(".asciz \"", stringify!($name), "\""),
-                        concat!(
-                            ".asciz \"",
-                            $("8@", register!(), "{", stringify!($first), "}",
-                            $(" 8@", register!(), "{", stringify!($rest), "}",)*)?
-                            "\"",
-                        ),
-                        "994: .balign 4",
-                        ".popsection",
-                        ".ifndef _.stapsdt.base",
-                        ".pushsection .stapsdt.base, \"aG\", \"progbits\", .stapsdt.base, comdat",
-                        ".weak _.stapsdt.base",
-                        ".hidden _.stapsdt.base",
-                        "_.stapsdt.base: .space 1",
-                        ".size _.stapsdt.base, 1",
-                        ".popsection",
-                        ".endif",
-                        $($first = in(reg) $first, $($rest = in(reg) $rest,)*)?
-                        options(readonly, nostack, preserves_flags),
-                    );
-                }
+                probe::probe!(portolan, $name $(, $first $(, $rest)*)?);
             }
         )*
 
@@ -221,11 +160,8 @@ mod tests {
                 _ => 0,
             };
             assert_eq!(registers.len(), expected, "{name}: {arguments}");
-            let start = concat!("8@", register!());
-            assert!(
-                registers.iter().all(|one| one.starts_with(start)),
-                "{arguments}"
-            );
+            let are_whole = registers.iter().all(|one| one.starts_with("-8@"));
+            assert!(are_whole, "{name}: {arguments}");
         }
     }
 

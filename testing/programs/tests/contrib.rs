@@ -14,13 +14,16 @@ use serde_json::Value;
 
 const PORT: u16 = 7094;
 
-/// Echoes to one connection after the other.
-const ECHO: &str = "import socket, sys
+/// Echoes in processes that are forked while their parent is traced.
+const ECHO: &str = "import os, signal, socket, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
 while True:
     with listener.accept()[0] as connection:
-        while received := connection.recv(4096):
-            connection.sendall(received)";
+        if os.fork() == 0:
+            while received := connection.recv(4096):
+                connection.sendall(received)
+            os._exit(0)";
 
 fn in_repository(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
