@@ -84,6 +84,8 @@ pub(crate) struct Core {
     /// Streams with bytes that are tracked for time stamps.
     stamped: Vec<Slot>,
     pub(crate) outbox: Vec<RequestBody>,
+    /// Closed connections that have left for the server, which has not been told yet: what arrives for them follows them.
+    pub(crate) leaving: usize,
     /// Signals to be sent to owners of sockets.
     pending_signals: Vec<(Arc<Socket>, OwnerSignal)>,
     /// Until when, at least, frames are expected.
@@ -173,6 +175,7 @@ impl Core {
             additions: 0,
             stamped: Vec::new(),
             outbox: Vec::new(),
+            leaving: 0,
             pending_signals: Vec::new(),
             wire_until: Instant::ZERO,
             attended: 0,
@@ -578,7 +581,13 @@ impl Core {
                 self.outbox.push(RequestBody::MisdeliveredFrame { frame });
             }
         }
-        std::mem::take(&mut self.outbox)
+        let mut outbox = std::mem::take(&mut self.outbox);
+        if self.leaving > 0 {
+            let is_frame =
+                |it: &mut RequestBody| matches!(it, RequestBody::MisdeliveredFrame { .. });
+            self.outbox.extend(outbox.extract_if(.., is_frame));
+        }
+        outbox
     }
 
     /// Takes the signals to be sent once the lock is released, which their handlers may need.

@@ -9,7 +9,7 @@ use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
 use portolan_programs::stream::connect;
 use portolan_programs::web::{self, assert_none_failed, start_load};
-use portolan_programs::{PYTHON, bed, counter, eventually, restart_server};
+use portolan_programs::{PYTHON, bed, client, counter, eventually, live_sessions, restart_server};
 use rustix::process::{Pid, Signal, kill_process};
 
 const WORKERS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/sharing_workers.py");
@@ -164,4 +164,24 @@ fn no_request_fails_while_servers_are_restarted() {
         restart_server(&mut bed, Side::Server, end);
     }
     assert_none_failed(load);
+}
+
+/// Workers that end hand what they have closed to the server, one connection after the other. Resets of these, which a client
+/// that ends sends in the meantime, must not come before them.
+#[test]
+fn connections_of_workers_and_clients_that_end_leave_nothing_but_time_wait() {
+    let bed = bed();
+    let url = format!("http://{}/page", bed.endpoint(PORT));
+    let load = ["-t", "1", "-c", "64", "-d", "1s", "-H", "Connection: close"];
+    for _ in 0..5 {
+        let processes = ("user root; worker_processes 2;", "p".repeat(612));
+        let mut nginx = web::nginx(&bed, PORT, processes, |_| {});
+        client(&bed, Stack::Portolan, "wrk", &[&load[..], &[&url]].concat());
+        nginx.signal(Signal::TERM).expect("it runs");
+        assert!(nginx.wait(PROMPTLY), "it does not end");
+    }
+    let handed_over = counter(&bed, Side::Server, "server", "unregistered_closed");
+    assert!(handed_over > 100, "{handed_over}");
+    let is_over = || live_sessions(&bed, Side::Server) == 0;
+    assert!(eventually(PROMPTLY, is_over), "their peers have ended");
 }

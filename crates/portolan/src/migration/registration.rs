@@ -89,7 +89,12 @@ fn pass_on(process: &Process, taken: DueConnections) {
     for socket in &taken.to_register {
         register_for_others(process, socket);
     }
+    let is_left = !taken.to_hand_over.is_empty();
     hand_over(process, taken.to_hand_over);
+    // Once the server has them, nothing more arrives here for them; this process may be about to end.
+    if is_left && process.control.is_answered() {
+        process.lock().take_in_all(clock::now());
+    }
 }
 
 /// The program is about to bind the port: it ceases to be under lease.
@@ -131,6 +136,10 @@ fn return_ports(process: &Process, ports: Vec<SessionId>) {
 
 /// The server finishes closed connections. Without a server they are lost.
 fn hand_over(process: &Process, closed: Vec<(SessionId, TcpSession)>) {
+    let count = closed.len();
+    if count == 0 {
+        return;
+    }
     for (port, session) in closed {
         if let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) {
             let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
@@ -138,6 +147,7 @@ fn hand_over(process: &Process, closed: Vec<(SessionId, TcpSession)>) {
             let _ = process.control.tell(request, &fds);
         }
     }
+    process.lock().note_handed_over(count);
 }
 
 /// A request is about to name the socket of a descriptor: the server must know its connection, or all those of the

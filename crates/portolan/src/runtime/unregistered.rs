@@ -364,10 +364,17 @@ impl Core {
         }
     }
 
-    /// Removes a closed connection, for the server to finish.
+    /// Removes a closed connection, for the server to finish; [`Core::note_handed_over`] must follow.
     fn return_closed(&mut self, now: Instant, slot: Slot) -> Option<(SessionId, TcpSession)> {
         let port = self.leave_to_server(now, slot)?;
-        Some((port, *self.take_stream(slot)?))
+        let session = *self.take_stream(slot)?;
+        self.leaving += 1;
+        Some((port, session))
+    }
+
+    /// The server has been told of so many of the connections that have left.
+    pub(crate) fn note_handed_over(&mut self, count: usize) {
+        self.leaving -= count;
     }
 
     /// Removes the connection at `slot` as it is. Returns false if the server knows it.
