@@ -41,7 +41,7 @@ const PROBE_EVERY: Duration = Duration::from_millis(550);
 const PROBES: u32 = 5;
 
 /// Minimum age of a TIME-WAIT whose port a new connection to the same peer may take.
-const REUSE_AFTER: Duration = Duration::from_secs(1);
+pub(crate) const REUSE_AFTER: Duration = Duration::from_secs(1);
 
 /// How many of a user's own orphans are reset at once to make room for one more.
 const EVICTED_AT_ONCE: usize = 64;

@@ -4,65 +4,121 @@
 use std::net::{IpAddr, SocketAddr};
 
 use portolan_proto::control::{LeasedPort, Reuse};
-use portolan_types::{ChannelId, Generation, Instant, Protocol, SessionId, Slot};
+use portolan_types::{ChannelId, FlowKey, Generation, Instant, Protocol, SessionId, Slot};
 
-use crate::control::{Control, Effect, Effects, HOLD_BACK};
+use crate::control::{Control, Effect, Effects, HOLD_BACK, REUSE_AFTER};
 use crate::errno::Errno;
-use crate::ports::PortClaim;
-use crate::session::{Holder, Life, Opening};
+use crate::ports::{ClaimId, PortClaim};
+use crate::session::{Closing, Holder, Life, Opening};
 use portolan_proto::filter::BindingKey;
 
-/// Maximum number of ports leased to a process at a time, and per request.
+/// Maximum number of ports leased by one request, which delays others for a few milliseconds.
 const MOST: usize = 512;
+
+/// The part of all ephemeral ports that one process may have under lease.
+const SHARE: usize = 4;
 
 impl Control {
     /// Leases at most `wanted` ports of an address to a process. There may be none: half of the ephemeral ports are neither
-    /// for leases nor held back after them.
+    /// for leases nor held back after them. A user gets the ports again that are held back after its own leases: its
+    /// initial sequence numbers and timestamps go on.
     pub fn lease_ports(
         &mut self,
         (channel, slot): (ChannelId, Slot),
         local: IpAddr,
         wanted: usize,
+        now: Instant,
         mut random: impl FnMut() -> u64,
+        out: &mut Effects,
     ) -> Result<Vec<LeasedPort>, Errno> {
         let process = self.registry.process(channel).ok_or(Errno::PERM)?;
-        let uid = process.uid;
+        let claim = PortClaim {
+            protocol: Protocol::Tcp,
+            local: SocketAddr::new(local, 0),
+            reuse: Reuse::default(),
+            v6_only: false,
+            uid: process.uid,
+        };
         let own = self.leases_of(channel).len();
         let taken = self.leased + self.ports.held_back();
         let left = (self.ports.ephemeral() / 2).saturating_sub(taken);
-        let most = wanted.min(MOST.saturating_sub(own)).min(left);
+        let share = self.ports.ephemeral().div_ceil(SHARE).saturating_sub(own);
+        let most = wanted.min(MOST).min(share);
+        let mut again = self.bind_again(&claim, most.saturating_sub(left), now, out);
+        let most = most.min(left + again.len());
         let mut ports = Vec::with_capacity(most);
-        while ports.len() < most {
-            let claim = PortClaim {
-                protocol: Protocol::Tcp,
-                local: SocketAddr::new(local, 0),
-                reuse: Reuse::default(),
-                v6_only: false,
-                uid,
+        let mut outcome = Ok(());
+        while ports.len() < most && outcome.is_ok() {
+            let taken = match again.pop() {
+                Some(taken) => Ok(taken),
+                None => self.ports.bind(claim, random() as u32),
             };
-            match self.lease_port((channel, slot), claim, &mut random) {
-                Ok(port) => ports.push(port),
-                Err(errno) if ports.is_empty() => return Err(errno),
-                Err(_) => break,
-            }
+            let leased = taken
+                .map_err(|error| error.errno())
+                .and_then(|taken| self.lease_port((channel, slot), claim.uid, taken, &mut random));
+            outcome = leased.map(|port| ports.push(port));
         }
-        Ok(ports)
+        again
+            .into_iter()
+            .for_each(|(claim, _)| self.ports.release(claim));
+        match outcome {
+            Err(errno) if ports.is_empty() => Err(errno),
+            _ => Ok(ports),
+        }
+    }
+
+    /// Claims ports that were under lease to the user before. Connections on them that are in TIME-WAIT, and old enough,
+    /// end, as they would for a new connection to the same peer.
+    fn bind_again(
+        &mut self,
+        claim: &PortClaim,
+        most: usize,
+        now: Instant,
+        out: &mut Effects,
+    ) -> Vec<(ClaimId, SocketAddr)> {
+        let held = self.ports.held_back_of(claim);
+        let former = held.filter_map(|(held, flows)| {
+            let waiting = flows.iter().map(|flow| self.old_time_wait(flow, now));
+            Some((held, waiting.collect::<Option<Vec<_>>>()?))
+        });
+        let former: Vec<_> = former.take(most).collect();
+        let mut bound = Vec::with_capacity(former.len());
+        for (held, waiting) in former {
+            for id in waiting {
+                self.release_claims(id);
+                out.push(Effect::Forget(id));
+            }
+            bound.extend(self.ports.bind_again(held, claim));
+        }
+        bound
+    }
+
+    /// Returns the connection if it is in TIME-WAIT, and its ports may be used again.
+    fn old_time_wait(&self, flow: &FlowKey, now: Instant) -> Option<SessionId> {
+        let id = self.registry.by_flow(flow)?;
+        match self.registry.session(id)?.life {
+            Life::Closing(Closing::TimeWait { since }) if now.since(since) >= REUSE_AFTER => {
+                Some(id)
+            }
+            _ => None,
+        }
     }
 
     fn lease_port(
         &mut self,
         (channel, slot): (ChannelId, Slot),
-        claim: PortClaim,
+        uid: u32,
+        (claim, local): (ClaimId, SocketAddr),
         random: &mut impl FnMut() -> u64,
     ) -> Result<LeasedPort, Errno> {
-        self.registry.has_room(channel)?;
-        let taken = self.ports.bind(claim, random() as u32);
-        let (claim_id, local) = taken.map_err(|error| error.errno())?;
         let opening = Opening {
             life: Life::Leased,
-            claim: Some(claim_id),
-            ..Opening::new(Protocol::Tcp, local, claim.uid)
+            claim: Some(claim),
+            ..Opening::new(Protocol::Tcp, local, uid)
         };
+        self.registry
+            .has_room(channel)
+            .inspect_err(|_| self.ports.release(claim))?;
         let id = self.enter(Some(channel), opening, random)?;
         self.leased += 1;
         if let Err(errno) = self.registry.charge_bindings(id, 1) {

@@ -154,7 +154,7 @@ impl Control {
         Ok((id, claim.local))
     }
 
-    fn release_claims(&mut self, id: SessionId) {
+    pub(crate) fn release_claims(&mut self, id: SessionId) {
         let claims = self.registry.session_mut(id).map(SessionEntry::take_claims);
         for claim in claims.into_iter().flatten() {
             self.ports.release(claim);

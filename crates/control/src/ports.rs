@@ -321,6 +321,38 @@ impl PortTable {
         })
     }
 
+    /// Returns the ports that are held back after the same user had bound them, to whichever address, the oldest first, each
+    /// with the connections on it.
+    pub fn held_back_of(
+        &self,
+        wanted: &PortClaim,
+    ) -> impl Iterator<Item = (ClaimId, Vec<FlowKey>)> {
+        let (protocol, uid) = (wanted.protocol, wanted.uid);
+        self.held.iter().filter_map(move |&(_, id)| {
+            let entries = self.ports.get(self.index.get(&id)?)?;
+            let ClaimEntry { claim, usage } = entries.get(&id)?;
+            let is_its_own = claim.protocol == protocol && claim.uid == uid;
+            let was_bound = matches!(usage, Use::HeldBack { remote: None, .. });
+            let others = entries.iter().filter(|(other, _)| **other != id);
+            let flows = others.map(|(_, entry)| Some(flow_of(&entry.claim, entry.usage.remote()?)));
+            let flows = flows.collect::<Option<_>>()?;
+            (is_its_own && was_bound).then_some((id, flows))
+        })
+    }
+
+    /// Grants a port again that is held back, and that has no connections.
+    pub fn bind_again(
+        &mut self,
+        held: ClaimId,
+        claim: &PortClaim,
+    ) -> Option<(ClaimId, SocketAddr)> {
+        let (_, port) = *self.index.get(&held)?;
+        self.release(held);
+        let mut claim = normalised(*claim);
+        claim.local.set_port(port);
+        Some(self.grant(claim, Use::Bound))
+    }
+
     /// Returns the number of claims that are held back.
     pub fn held_back(&self) -> usize {
         self.held.len()

@@ -1,12 +1,13 @@
 //! What leases claim, and who may use them.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use portolan_types::FlowKey;
 
 use super::*;
-use crate::control::Input;
 use crate::control::tests::{Bed, SLOT, USER, claim_of};
+use crate::control::{Input, Progress};
 
 const OWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 
@@ -19,8 +20,12 @@ fn random() -> impl FnMut() -> u64 {
 }
 
 fn lease(bed: &mut Bed, wanted: usize) -> Vec<LeasedPort> {
-    let to = (bed.channel, SLOT);
-    bed.control.lease_ports(to, OWN, wanted, random()).unwrap()
+    try_to_lease(bed, wanted, &mut Effects::new()).unwrap()
+}
+
+fn try_to_lease(bed: &mut Bed, wanted: usize, out: &mut Effects) -> Result<Vec<LeasedPort>, Errno> {
+    let (to, now) = ((bed.channel, SLOT), bed.now);
+    bed.control.lease_ports(to, OWN, wanted, now, random(), out)
 }
 
 fn forget(bed: &mut Bed, id: SessionId) -> Effects {
@@ -82,17 +87,15 @@ fn a_process_has_a_limited_number_and_half_of_the_ports_are_for_others() {
     let mut bed = Bed::new();
     let mut leased = lease(&mut bed, usize::MAX).len();
     assert!(leased > 0);
-    // The limit of sessions per process, of 512, or of the ephemeral ports, whichever comes first.
+    // The limit of sessions per process, or of the ephemeral ports, whichever comes first.
     loop {
-        let more = bed
-            .control
-            .lease_ports((bed.channel, SLOT), OWN, 1000, random());
+        let more = try_to_lease(&mut bed, 1000, &mut Effects::new());
         match more.map(|ports| ports.len()) {
             Ok(0) | Err(_) => break,
             Ok(more) => leased += more,
         }
     }
-    assert!(leased <= MOST && leased <= bed.control.ports.ephemeral() / 2);
+    assert!(leased <= bed.control.ports.ephemeral().div_ceil(SHARE));
     assert_eq!(bed.control.leased, leased);
     for id in bed.control.leases_of(bed.channel) {
         forget(&mut bed, id);
@@ -101,17 +104,83 @@ fn a_process_has_a_limited_number_and_half_of_the_ports_are_for_others() {
 }
 
 #[test]
-fn who_comes_and_goes_leaves_half_of_the_ports_to_others() {
+fn who_comes_and_goes_leaves_half_of_the_ports_to_others_and_has_its_own_again() {
     let mut bed = Bed::new();
     let most = bed.control.ports.ephemeral() / 2;
+    let mut names = HashSet::new();
     for _ in 0..most {
         let ports = lease(&mut bed, 50);
+        assert_eq!(ports.len(), 50);
+        names.extend(ports.iter().map(|port| port.number));
         for port in &ports {
             forget(&mut bed, port.id);
         }
-        if ports.is_empty() {
-            break;
-        }
     }
+    assert_eq!(names.len(), most);
     assert_eq!(bed.control.ports.held_back(), most);
+}
+
+#[test]
+fn a_port_with_a_connection_is_not_leased_again() {
+    let mut bed = Bed::new();
+    let half = bed.control.ports.ephemeral() / 2;
+    let first = lease(&mut bed, 1)[0];
+    let lingers = PortClaim {
+        uid: USER,
+        ..claim_of(SocketAddr::new(OWN, first.number))
+    };
+    let remote = "10.0.0.2:80".parse().unwrap();
+    let lingers = bed.control.ports.join(lingers, remote).unwrap();
+    let end = bed.now + HOLD_BACK;
+    bed.control.ports.linger(lingers, end, 10);
+    forget(&mut bed, first.id);
+    // First those that were never leased.
+    for _ in 0..2 * half {
+        let ports = lease(&mut bed, 1);
+        assert_ne!(ports[0].number, first.number);
+        forget(&mut bed, ports[0].id);
+    }
+}
+
+#[test]
+fn connections_in_time_wait_end_when_their_ports_are_leased_again() {
+    let mut bed = Bed::new();
+    let port = lease(&mut bed, 1)[0];
+    let flow = FlowKey {
+        protocol: Protocol::Tcp,
+        local: SocketAddr::new(OWN, port.number),
+        remote: "10.0.0.2:80".parse().unwrap(),
+    };
+    let id = bed
+        .control
+        .enter_for(port.id, &flow, Life::Connected, random())
+        .unwrap();
+    let held = Holder::Server(SLOT);
+    bed.control
+        .registry
+        .adopt(id, held, Generation::UNREGISTERED);
+    for step in [
+        Input::Close(id),
+        Input::Finishing { id, unsent: 0 },
+        Input::Progress {
+            id,
+            progress: Progress::TimeWait,
+        },
+    ] {
+        bed.control.handle(step, bed.now);
+    }
+    forget(&mut bed, port.id);
+    let others = bed.control.ports.ephemeral() / 2 - 1;
+    for _ in 0..others {
+        let other = lease(&mut bed, 1)[0];
+        forget(&mut bed, other.id);
+    }
+    let mut ended = Effects::new();
+    let again = try_to_lease(&mut bed, 1, &mut ended).unwrap();
+    assert_ne!(again[0].number, port.number, "it is younger than a second");
+    assert_eq!(ended, []);
+    bed.now += Duration::from_secs(1);
+    let again = try_to_lease(&mut bed, 1, &mut ended).unwrap();
+    assert_eq!(again[0].number, port.number);
+    assert_eq!(ended, [Effect::Forget(id)]);
 }

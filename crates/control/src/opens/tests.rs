@@ -233,7 +233,11 @@ fn a_time_wait_on_a_port_that_is_under_lease_makes_no_room() {
     bed.control.ports = PortTable::new(50_000..=50_001);
     let own = at("10.0.0.1:0").ip();
     let to = (bed.channel, SLOT);
-    let leased = bed.control.lease_ports(to, own, 1, rand()).unwrap();
+    let (now, mut ended) = (bed.now, Effects::new());
+    let leased = bed
+        .control
+        .lease_ports(to, own, 1, now, rand(), &mut ended)
+        .unwrap();
     let leased = SocketAddr::new(own, leased[0].number);
     wait_in_time_wait(&mut bed, leased);
     let other = [50_000, 50_001].map(|port| SocketAddr::new(own, port));

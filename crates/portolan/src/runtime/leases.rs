@@ -13,9 +13,9 @@ use portolan_types::{FlowKey, Instant, Protocol, SessionId, Slot};
 /// A process that has opened that many connections by the server may open more: ports for a single one do not pay.
 const OPENS_BEFORE: u32 = 4;
 
-/// First and largest number of ports of an address.
+/// First and largest number of ports of an address that are requested at a time.
 const FIRST: usize = 32;
-const MOST: usize = 512;
+const MOST_AT_A_TIME: usize = 512;
 
 /// How long ports stay under lease that nobody uses, and how long the server is not asked again after a refusal.
 const UNUSED_FOR: Duration = Duration::from_secs(10);
@@ -121,12 +121,12 @@ impl Leases {
 
     /// The server may be asked for more ports of `local`: returns how many. Nobody else asks until [`Leases::add`].
     pub(super) fn begin_request(&mut self, now: Instant, local: IpAddr) -> Option<u32> {
-        let have = self.count_of(local);
-        if have >= MOST || self.next_request > now {
+        if self.next_request > now {
             return None;
         }
         self.next_request = Instant::FAR_FUTURE;
-        Some(have.clamp(FIRST, MOST) as u32)
+        let have = self.count_of(local);
+        Some(have.clamp(FIRST, MOST_AT_A_TIME) as u32)
     }
 
     /// The slot of the ports' rows.

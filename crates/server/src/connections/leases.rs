@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::net::{IpAddr, SocketAddr};
 
-use portolan_control::{Errno, SessionPhase};
+use portolan_control::{Effects, Errno, SessionPhase};
 use portolan_proto::control::ReplyBody;
 use portolan_proto::encode;
 use portolan_proto::filter::{BindingKey, FlowRow};
@@ -35,10 +35,13 @@ impl Server {
             return Err(Errno::ADDRNOTAVAIL);
         }
         self.sysctls.refresh(self.now);
-        let to = (channel, slot);
-        let ports = self
+        let (to, most) = ((channel, slot), most as usize);
+        let mut effects = Effects::new();
+        let leased = self
             .control
-            .lease_ports(to, local, most as usize, random_u64)?;
+            .lease_ports(to, local, most, self.now, random_u64, &mut effects);
+        self.carry_out(effects);
+        let ports = leased?;
         self.control.counters.leases += ports.len() as u64;
         for port in &ports {
             self.open_leased_port(port.id, to, SocketAddr::new(local, port.number));
