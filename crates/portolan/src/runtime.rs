@@ -84,7 +84,8 @@ pub(crate) struct Core {
     /// Streams with bytes that are tracked for time stamps.
     stamped: Vec<Slot>,
     pub(crate) outbox: Vec<RequestBody>,
-    /// Closed connections that have left for the server, which has not been told yet: what arrives for them follows them.
+    /// Connections that have left for the server, which did not know them and has not been told yet: what arrives for them
+    /// follows them.
     pub(crate) leaving: usize,
     /// Signals to be sent to owners of sockets.
     pending_signals: Vec<(Arc<Socket>, OwnerSignal)>,

@@ -2,17 +2,20 @@
 //! address families.
 
 use std::fs;
+use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_netns::Impairment;
 use portolan_programs::{
-    PAIRINGS, PYTHON, Pairing, STACKS, Steps, bed, client, counter, each_pairing, impaired_bed,
-    routed_bed, serve,
+    PAIRINGS, PYTHON, Pairing, STACKS, Steps, bed, client, counter, each_pairing, eventually,
+    impaired_bed, routed_bed, serve,
 };
 
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/datagrams.py");
 const PORT: u16 = 7009;
+
+const SOON: Duration = Duration::from_secs(10);
 
 /// MTU of the link between the routers.
 const NARROW: u32 = 1300;
@@ -442,10 +445,19 @@ for attempt in (lambda: connect(socket.SOCK_STREAM), lambda: connect(socket.SOCK
         print(errno.errorcode.get(error.errno, 'timed out'))
 ";
 
-/// Returns when the side's server knows the change, too.
+/// The side's server follows a moment later.
 fn route(bed: &Bed, side: Side, words: &[&str]) {
     run(bed.namespace(side).exec("ip").arg("route").args(words)).expect("the route is changed");
-    bed.portolan(side, &["status"]).expect("the server answers");
+}
+
+/// Repeats attempts until the server has followed a change. Returns the last results.
+fn followed(attempts: impl Fn() -> String, is_followed: impl Fn(&str) -> bool) -> String {
+    let mut last = String::new();
+    eventually(SOON, || {
+        last = attempts();
+        is_followed(&last)
+    });
+    last
 }
 
 /// The administrator's routes that refuse destinations hold for Portolan's sockets as for the kernel's.
@@ -462,18 +474,23 @@ fn routes_that_refuse_a_host_are_obeyed() {
             let endpoint = bed.endpoint(LISTENER).to_string();
             let service = ["echo", "tcp", &endpoint];
             let _echo = serve(bed, stack, LISTENER, "portolan-traffic", &service);
-            assert_eq!(attempts(bed, Stack::Portolan), "done\ndone\ndone");
+            let served = "done\ndone\ndone";
+            let told = followed(|| attempts(bed, Stack::Portolan), |told| told == served);
+            assert_eq!(told, served);
             let from = bed.client.address.to_string();
             route(bed, Side::Server, &["add", "unreachable", &from]);
             // Nothing that the server sends would leave.
-            let answered = attempts(bed, Stack::Kernel);
+            let refused = "timed out\ndone\ndone";
+            let answered = followed(|| attempts(bed, Stack::Kernel), |told| told == refused);
             route(bed, Side::Server, &["del", "unreachable", &from]);
-            assert_eq!(answered, "timed out\ndone\ndone", "{stack:?}");
+            assert_eq!(answered, refused, "{stack:?}");
         }
         let to = bed.server.address.to_string();
         for kind in ["blackhole", "unreachable", "prohibit"] {
             route(bed, Side::Client, &["add", kind, &to]);
-            let [kernel, portolan] = STACKS.map(|stack| attempts(bed, stack));
+            let kernel = attempts(bed, Stack::Kernel);
+            let portolan = || attempts(bed, Stack::Portolan);
+            let portolan = followed(portolan, |told| told == kernel);
             route(bed, Side::Client, &["del", kind, &to]);
             assert_eq!(kernel, portolan, "{kind}");
             assert!(!kernel.contains("done"), "{kind}: {kernel}");

@@ -369,10 +369,14 @@ pub(crate) fn fall_quiet(process: &Process, listener: SessionId) -> bool {
 
 /// Connections that cannot be sent are reset; those that a lost server does not receive are lost.
 pub(crate) fn return_pending(process: &Process, listener: SessionId, waiting: Vec<TcpSession>) {
+    let count = waiting.len();
     for session in waiting {
         if !is_returned(process, listener, &session) {
             process.lock().reset_pending(clock::now(), session);
         }
+    }
+    if count > 0 {
+        process.lock().note_handed_over(count);
     }
 }
 

@@ -382,7 +382,8 @@ impl Core {
         }
     }
 
-    /// Takes the connections of a listener that have waited for so long that another process may accept them.
+    /// Takes the connections of a listener that have waited for so long that another process may accept them;
+    /// [`Core::note_handed_over`] must follow.
     pub(crate) fn give_up_waiting(&mut self, now: Instant, listener: SessionId) -> Option<GivenUp> {
         let known = self.delegations.named(listener)?;
         let part = known.part.as_mut().filter(|part| part.is_due(now))?;
@@ -393,6 +394,7 @@ impl Core {
         for (slot, _) in &given_up {
             self.unregistered.forget_waiting(*slot);
         }
+        self.leaving += given_up.len();
         let waiting = given_up.into_iter().map(|(_, session)| session).collect();
         Some(GivenUp { waiting, is_last })
     }
@@ -405,7 +407,7 @@ impl Core {
         self.poll_tx(now);
     }
 
-    /// Ends a delegation. Returns the connections that were not accepted.
+    /// Ends a delegation. Returns the connections that were not accepted; [`Core::note_handed_over`] must follow.
     pub(crate) fn surrender_delegation(
         &mut self,
         now: Instant,
@@ -413,7 +415,9 @@ impl Core {
     ) -> Option<Vec<TcpSession>> {
         self.cut_off_unregistered(now, listener);
         let known = self.take_delegation(listener)?;
-        Some(known.handshakes.surrender(&mut self.stack))
+        let waiting = known.handshakes.surrender(&mut self.stack);
+        self.leaving += waiting.len();
+        Some(waiting)
     }
 
     fn take_delegation(&mut self, listener: SessionId) -> Option<Delegated> {
