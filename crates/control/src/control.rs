@@ -585,10 +585,15 @@ impl Control {
     fn quarantine_port(&mut self, id: SessionId, now: Instant, out: &mut Effects) {
         let session = self.registry.session_mut(id);
         if let Some(claim) = session.and_then(|session| session.flow_claim.take()) {
-            self.ports.hold_back(claim, now + HOLD_BACK);
-            self.watch_ports();
+            self.hold_port_back(claim, now);
         }
         out.push(Effect::Forget(id));
+    }
+
+    /// Nobody else gets the claim's port for a while.
+    pub(crate) fn hold_port_back(&mut self, claim: ClaimId, now: Instant) {
+        self.ports.hold_back(claim, now + HOLD_BACK);
+        self.watch_ports();
     }
 
     /// Keeps the port of a closed connection in TIME-WAIT. At most half of the ephemeral ports are kept, so that new

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use portolan_proto::control::{LeasedPort, Reuse};
 use portolan_types::{ChannelId, FlowKey, Generation, Instant, Protocol, SessionId, Slot};
 
-use crate::control::{Control, Effect, Effects, HOLD_BACK, REUSE_AFTER};
+use crate::control::{Control, Effect, Effects, REUSE_AFTER};
 use crate::errno::Errno;
 use crate::ports::{ClaimId, PortClaim};
 use crate::session::{Closing, Holder, Life, Opening};
@@ -49,18 +49,21 @@ impl Control {
         let mut ports = Vec::with_capacity(most);
         let mut outcome = Ok(());
         while ports.len() < most && outcome.is_ok() {
-            let taken = match again.pop() {
-                Some(taken) => Ok(taken),
-                None => self.ports.bind(claim, random() as u32),
-            };
-            let leased = taken
-                .map_err(|error| error.errno())
-                .and_then(|taken| self.lease_port((channel, slot), claim.uid, taken, &mut random));
+            let leased = self.registry.has_room(channel).and_then(|()| {
+                let taken = match again.pop() {
+                    Some(taken) => taken,
+                    None => self
+                        .ports
+                        .bind(claim, random() as u32)
+                        .map_err(|error| error.errno())?,
+                };
+                self.lease_port((channel, slot), claim.uid, taken, &mut random)
+            });
             outcome = leased.map(|port| ports.push(port));
         }
-        again
-            .into_iter()
-            .for_each(|(claim, _)| self.ports.release(claim));
+        for (claim, _) in again {
+            self.hold_port_back(claim, now);
+        }
         match outcome {
             Err(errno) if ports.is_empty() => Err(errno),
             _ => Ok(ports),
@@ -116,9 +119,6 @@ impl Control {
             claim: Some(claim),
             ..Opening::new(Protocol::Tcp, local, uid)
         };
-        self.registry
-            .has_room(channel)
-            .inspect_err(|_| self.ports.release(claim))?;
         let id = self.enter(Some(channel), opening, random)?;
         self.leased += 1;
         if let Err(errno) = self.registry.charge_bindings(id, 1) {
@@ -158,8 +158,7 @@ impl Control {
             session.local,
         )]));
         if let Some(claim) = session.claim.take() {
-            self.ports.hold_back(claim, now + HOLD_BACK);
-            self.watch_ports();
+            self.hold_port_back(claim, now);
         }
     }
 }

@@ -7,7 +7,7 @@ use portolan_types::FlowKey;
 
 use super::*;
 use crate::control::tests::{Bed, SLOT, USER, claim_of};
-use crate::control::{Input, Progress};
+use crate::control::{HOLD_BACK, Input, Progress};
 
 const OWN: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
 

@@ -8,14 +8,14 @@ use portolan_proto::control::{ReplyBody, RequestBody, SessionRef};
 use portolan_stack::passive::Rules;
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::unix::{self, PairKind};
-use portolan_sys::{clock, descriptor, shm};
+use portolan_sys::{clock, descriptor};
 use portolan_types::{SessionId, Slot};
 use rustix::io::Errno;
 
 use crate::descriptors::InternalFd;
 use crate::migration::arrival::{SlotReservation, install};
 use crate::migration::part;
-use crate::migration::registration::{may_wait, register_all};
+use crate::migration::registration::{may_wait, note_handed_over, register_all, tell_of};
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
@@ -371,22 +371,12 @@ pub(crate) fn fall_quiet(process: &Process, listener: SessionId) -> bool {
 pub(crate) fn return_pending(process: &Process, listener: SessionId, waiting: Vec<TcpSession>) {
     let count = waiting.len();
     for session in waiting {
-        if !is_returned(process, listener, &session) {
+        let request = |capsule| RequestBody::ReturnPending { listener, capsule };
+        if !tell_of(process, &session, request) {
             process.lock().reset_pending(clock::now(), session);
         }
     }
-    if count > 0 {
-        process.lock().note_handed_over(count);
-    }
-}
-
-fn is_returned(process: &Process, listener: SessionId, session: &TcpSession) -> bool {
-    let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) else {
-        return false;
-    };
-    let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
-    let pending = RequestBody::ReturnPending { listener, capsule };
-    process.control.tell(pending, &fds).is_ok()
+    note_handed_over(process, count);
 }
 
 /// The process is about to close the listener. Other processes may have it, and accept what waits here.

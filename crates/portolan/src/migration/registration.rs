@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, RawFd};
 
-use portolan_proto::control::{Delivery, MappingChoice, ReplyBody, RequestBody};
+use portolan_proto::control::{Blob, Delivery, MappingChoice, ReplyBody, RequestBody};
 use portolan_stack::TcpSession;
 use portolan_sys::{clock, shm};
 use portolan_types::SessionId;
@@ -137,17 +137,33 @@ fn return_ports(process: &Process, ports: Vec<SessionId>) {
 /// The server finishes closed connections. Without a server they are lost.
 fn hand_over(process: &Process, closed: Vec<(SessionId, TcpSession)>) {
     let count = closed.len();
-    if count == 0 {
-        return;
-    }
     for (port, session) in closed {
-        if let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) {
-            let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
-            let request = RequestBody::ReturnClosed { port, capsule };
-            let _ = process.control.tell(request, &fds);
-        }
+        tell_of(process, &session, |capsule| RequestBody::ReturnClosed {
+            port,
+            capsule,
+        });
     }
-    process.lock().note_handed_over(count);
+    note_handed_over(process, count);
+}
+
+/// Sends a connection that the server does not know. Returns false if that fails.
+pub(crate) fn tell_of(
+    process: &Process,
+    session: &TcpSession,
+    request: impl FnOnce(Blob) -> RequestBody,
+) -> bool {
+    let Ok((capsule, memfd)) = shm::pack(session.to_capsule()) else {
+        return false;
+    };
+    let fds: Vec<_> = memfd.iter().map(AsFd::as_fd).collect();
+    process.control.tell(request(capsule), &fds).is_ok()
+}
+
+/// Passes on what has come for connections that have left, now that the server has been told of them.
+pub(crate) fn note_handed_over(process: &Process, count: usize) {
+    if count > 0 {
+        process.lock().note_handed_over(count);
+    }
 }
 
 /// A request is about to name the socket of a descriptor: the server must know its connection, or all those of the
