@@ -1,6 +1,7 @@
 //! Shared by the program tests: the pairings of stacks, Python, and waiting for conditions.
 #![forbid(unsafe_code)]
 
+pub mod load;
 pub mod strangers;
 pub mod stream;
 pub mod web;
@@ -221,6 +222,18 @@ pub fn client(bed: &Bed, stack: Stack, program: &str, arguments: &[&str]) -> Str
 /// If the server does not answer.
 pub fn live_sessions(bed: &Bed, side: Side) -> usize {
     sessions_where(bed, side, |state| state != "TIME-WAIT")
+}
+
+/// Lists the sockets of both stacks on the server host.
+pub fn sockets(bed: &Bed) -> String {
+    let shown = bed.portolan(Side::Server, &["ss", "--kernel", "-tuanpe"]);
+    shown.unwrap_or_else(|error| error.to_string())
+}
+
+/// The state of the server of the server host; null if it does not answer.
+pub fn status(bed: &Bed) -> serde_json::Value {
+    let text = bed.portolan(Side::Server, &["status", "--json"]);
+    serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
 }
 
 /// Returns the number of a server's sessions in a state, as spelled by `portolan ss`.

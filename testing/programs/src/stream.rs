@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side};
 
+const SOON: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Connects from the client host, as soon as the server listens.
@@ -26,6 +27,31 @@ pub fn connect(bed: &Bed, port: u16) -> TcpStream {
     let stream = connected.expect("the server listens");
     stream.set_read_timeout(Some(TIMEOUT)).expect("a time-out");
     stream
+}
+
+/// Likewise, if the server listens already.
+///
+/// # Panics
+/// If it does not.
+pub fn connect_once(bed: &Bed, port: u16) -> TcpStream {
+    let endpoint = bed.endpoint(port);
+    let stream = bed
+        .namespace(Side::Client)
+        .enter(|| TcpStream::connect_timeout(&endpoint, SOON))
+        .expect("it listens");
+    stream.set_read_timeout(Some(SOON)).expect("a time");
+    stream
+}
+
+/// Sends a word and waits for its echo.
+///
+/// # Panics
+/// If that is missing or differs.
+pub fn assert_echoed(stream: &mut TcpStream, word: &[u8]) {
+    stream.write_all(word).expect("it is connected");
+    let mut answer = vec![0; word.len()];
+    stream.read_exact(&mut answer).expect("it is connected");
+    assert_eq!(answer, word);
 }
 
 /// Sends blocks in turn and waits for the echo of each.

@@ -7,18 +7,16 @@
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
+use portolan_programs::load::{bulk, pipelining};
+use portolan_programs::stream::{assert_echoed, connect_once};
 use portolan_programs::{
     PYTHON, Steps, bed, counter, eventually, file, live_sessions, public_programs, restart_server,
-    serve, sessions_in, start_server, stop_server,
+    serve, sessions_in, sockets, start_server, status, stop_server,
 };
 use portolan_sys::namespace::control_path;
 use rustix::process::{Pid, Signal, kill_process};
@@ -30,8 +28,6 @@ const RESTARTS: usize = 20;
 /// Every so many servers are of the other build.
 const OTHERS: usize = 20;
 const SOON: Duration = Duration::from_secs(10);
-/// How long a peer may rest that has retransmitted in vain in several restarts: the kernel doubles its intervals.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Until a program has reported what it has counted.
 const REPORT: Duration = Duration::from_millis(300);
 /// How long after the start of a server a new connection may take until it is Portolan's; occasionally more if the
@@ -40,9 +36,6 @@ const AT_ONCE: Duration = Duration::from_millis(500);
 /// Descriptors that a process opens on first use, at any time: one for each waiting thread, and one or two copies of
 /// the connection to the server. A leak would grow with each restart.
 const LAZY: usize = 3;
-
-const MANAGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/manager.py");
-const HELD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/held.py");
 
 /// Ends the server of the server host, and starts the next one.
 fn restart(bed: &mut Bed, end: Signal) {
@@ -121,12 +114,6 @@ fn until_portolans(bed: &Bed, (port, line, answer): (u16, &str, &str)) -> Durati
 fn descriptors(pid: u32) -> usize {
     let open = fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs");
     open.count()
-}
-
-/// Lists the sockets of both stacks on the server host.
-fn sockets(bed: &Bed) -> String {
-    let shown = bed.portolan(Side::Server, &["ss", "--kernel", "-tuanpe"]);
-    shown.unwrap_or_else(|error| error.to_string())
 }
 
 /// Lists the files that the descriptors of a process refer to.
@@ -556,93 +543,6 @@ with socket.create_connection((sys.argv[1], int(sys.argv[2]))) as kept:
         print(kept.recv(100).decode(), end="", flush=True)
 "#;
 
-/// A client on a thread that checks every byte until it is told to stop, and then the rest.
-struct Load {
-    is_over: Arc<AtomicBool>,
-    client: JoinHandle<std::io::Result<u64>>,
-}
-
-impl Load {
-    fn start(client: impl FnOnce(&AtomicBool) -> std::io::Result<u64> + Send + 'static) -> Load {
-        let is_over = Arc::new(AtomicBool::new(false));
-        let theirs = Arc::clone(&is_over);
-        let client = std::thread::spawn(move || {
-            client(&theirs).inspect_err(|error| eprintln!("a client has ended: {error}"))
-        });
-        Load { is_over, client }
-    }
-
-    /// Returns how much it has done.
-    fn finish(self) -> u64 {
-        self.is_over.store(true, Ordering::Release);
-        let done = self.client.join().expect("it does not panic");
-        done.unwrap_or_else(|error| panic!("{error}"))
-    }
-}
-
-/// Sends requests in batches, and awaits the answers to each.
-fn pipelining(mut stream: TcpStream) -> Load {
-    const BATCH: usize = 64;
-    Load::start(move |is_over| {
-        let mut rounds = 0;
-        let mut answers = [0; BATCH * 7];
-        while !is_over.load(Ordering::Acquire) {
-            stream.write_all(&b"PING\r\n".repeat(BATCH))?;
-            stream.read_exact(&mut answers)?;
-            assert_eq!(answers[..], b"+PONG\r\n".repeat(BATCH)[..]);
-            rounds += 1;
-        }
-        Ok(rounds)
-    })
-}
-
-/// Sends without pause, and checks what comes back.
-fn bulk(stream: TcpStream) -> Load {
-    let block: Vec<u8> = (0..=250).collect();
-    Load::start(move |is_over| {
-        let mut outgoing = stream.try_clone()?;
-        std::thread::scope(|scope| {
-            let sender = scope.spawn(|| {
-                while !is_over.load(Ordering::Acquire) {
-                    outgoing.write_all(&block)?;
-                }
-                outgoing.shutdown(std::net::Shutdown::Write)
-            });
-            let mut incoming = stream;
-            let mut buffer = vec![0; 1 << 16];
-            let mut count = 0;
-            loop {
-                let length = incoming.read(&mut buffer)?;
-                if length == 0 {
-                    sender.join().expect("it does not panic")?;
-                    return Ok(count);
-                }
-                for byte in &buffer[..length] {
-                    assert_eq!(u64::from(*byte), count % block.len() as u64);
-                    count += 1;
-                }
-            }
-        })
-    })
-}
-
-fn connect(bed: &Bed, port: u16) -> TcpStream {
-    let endpoint = bed.endpoint(port);
-    let stream = bed
-        .namespace(Side::Client)
-        .enter(|| TcpStream::connect_timeout(&endpoint, SOON))
-        .expect("it listens");
-    stream.set_read_timeout(Some(SOON)).expect("a time");
-    stream
-}
-
-fn echoed(stream: &mut TcpStream, word: &[u8]) {
-    stream.write_all(word).expect("it is connected");
-    let mut answer = vec![0; word.len()];
-    stream.read_exact(&mut answer).expect("it is connected");
-    assert_eq!(answer, word);
-}
-
 /// Counts the taps of programs on the server host.
 fn taps(bed: &Bed) -> usize {
     let mut list = bed.command(Side::Server, Stack::Kernel, "ip");
@@ -683,13 +583,13 @@ fn connections_go_on_over_twenty_restarts() {
     let mut keeper = Steps::start(&mut keeper);
     keeper.await_line("open");
     let loads = [
-        pipelining(connect(&bed, REDIS)),
-        bulk(connect(&bed, PORT)),
-        bulk(connect(&bed, PORT)),
+        pipelining(connect_once(&bed, REDIS)),
+        bulk(connect_once(&bed, PORT)),
+        bulk(connect_once(&bed, PORT)),
     ];
-    let mut idle: Vec<TcpStream> = (0..IDLE).map(|_| connect(&bed, PORT)).collect();
+    let mut idle: Vec<TcpStream> = (0..IDLE).map(|_| connect_once(&bed, PORT)).collect();
     for stream in &mut idle {
-        echoed(stream, b"before");
+        assert_echoed(stream, b"before");
     }
     let connections = loads.len() + IDLE + 1;
     let pids = [redis.pid(), echo.pid(), keeper.id()];
@@ -716,7 +616,7 @@ fn connections_go_on_over_twenty_restarts() {
         );
         keeper.say("line");
         keeper.await_line("line");
-        echoed(&mut idle[turn % IDLE], b"between");
+        assert_echoed(&mut idle[turn % IDLE], b"between");
         if turn == 1 {
             before = pids.iter().map(|pid| descriptors(*pid)).collect();
             taps_before = taps(&bed);
@@ -726,7 +626,7 @@ fn connections_go_on_over_twenty_restarts() {
         assert!(load.finish() > 0);
     }
     for stream in &mut idle {
-        echoed(stream, b"after");
+        assert_echoed(stream, b"after");
     }
     let after: Vec<usize> = pids.iter().map(|pid| descriptors(*pid)).collect();
     let grew = after.iter().zip(&before);
@@ -754,12 +654,12 @@ fn the_peer_of_a_program_that_was_killed_without_a_server_sees_the_end() {
     for end in [Signal::TERM, Signal::KILL] {
         let mut bed = bed();
         let echo = python(&bed, (Side::Server, Stack::Portolan), PORT, ECHO);
-        let mut peer = connect(&bed, PORT);
-        echoed(&mut peer, b"word");
+        let mut peer = connect_once(&bed, PORT);
+        assert_echoed(&mut peer, b"word");
         // The connection that showed that the program listens has ended.
         assert!(eventually(SOON, || live_sessions(&bed, Side::Server) == 2));
         stop(&mut bed, end);
-        echoed(&mut peer, b"without a server");
+        assert_echoed(&mut peer, b"without a server");
         echo.signal(Signal::KILL).expect("it runs");
         start_server(&mut bed, Side::Server);
         let end = peer.read(&mut [0]).expect_err("nothing is sent");
@@ -776,18 +676,18 @@ fn the_peer_of_a_program_that_was_killed_without_a_server_sees_the_end() {
 fn connections_outlast_the_replacement_of_the_control_socket() {
     let mut bed = bed();
     let _echo = python(&bed, (Side::Server, Stack::Portolan), PORT, ECHO);
-    let mut peer = connect(&bed, PORT);
-    echoed(&mut peer, b"word");
+    let mut peer = connect_once(&bed, PORT);
+    assert_echoed(&mut peer, b"word");
     stop(&mut bed, Signal::KILL);
     let control = bed.namespace(Side::Server).enter(control_path);
     fs::remove_file(control.expect("a namespace")).expect("it was left");
     // Longer than the pause of the library's thread.
     std::thread::sleep(SOON / 5);
-    echoed(&mut peer, b"without a server");
+    assert_echoed(&mut peer, b"without a server");
     start_server(&mut bed, Side::Server);
     let adopted = || counter(&bed, Side::Server, "server", "connections_adopted") == 1;
     assert!(eventually(SOON, adopted), "{}", sockets(&bed));
-    echoed(&mut peer, b"with the next one");
+    assert_echoed(&mut peer, b"with the next one");
 }
 
 /// SIGINT is an operator who will not start another.
@@ -795,8 +695,8 @@ fn connections_outlast_the_replacement_of_the_control_socket() {
 fn a_server_that_is_stopped_for_good_resets_connections_and_leaves_no_filter() {
     let mut bed = bed();
     let _echo = python(&bed, (Side::Server, Stack::Portolan), PORT, ECHO);
-    let mut peer = connect(&bed, PORT);
-    echoed(&mut peer, b"word");
+    let mut peer = connect_once(&bed, PORT);
+    assert_echoed(&mut peer, b"word");
     stop(&mut bed, Signal::INT);
     let end = peer.read(&mut [0]).expect_err("nothing is sent");
     assert_eq!(end.kind(), std::io::ErrorKind::ConnectionReset);
@@ -854,6 +754,10 @@ fn start_within_host(bed: &Bed, [listens, connects]: [&str; 2]) -> (Steps, Steps
         program
     };
     (start(listens, "listens"), start(connects, "connected"))
+}
+
+fn processes(bed: &Bed) -> u64 {
+    status(bed)["processes"].as_u64().unwrap_or_default()
 }
 
 /// Programs of one host that have not woken each other yet have to ask the server how: without one they look for themselves.
@@ -939,250 +843,4 @@ fn the_death_of_a_program_without_a_server_is_told_to_its_peer_within_the_host()
     start_server(&mut bed, Side::Server);
     witness.say("wait");
     witness.await_line("reset");
-}
-
-/// Talks to [`HELD`] on its own host: by a connection that a child of that has, and by one that nobody has accepted yet.
-const WITHIN_HOST: &str = r#"
-import socket, sys
-held, queued = (socket.create_connection((sys.argv[1], int(sys.argv[2]) + place)) for place in (0, 2))
-lines = held.makefile("rw")
-queued.sendall(b"early, ")
-print("connected", flush=True)
-while (line := sys.stdin.readline()) != "\n":
-    print(line, file=lines, end="", flush=True)
-    print(lines.readline(), end="", flush=True)
-queued.sendall(b"late")
-queued.shutdown(socket.SHUT_WR)
-print(queued.makefile().read(), flush=True)
-"#;
-
-#[test]
-fn connections_within_the_host_that_the_server_held_go_on() {
-    let mut bed = bed();
-    stop(&mut bed, Signal::TERM);
-    start_manager(&mut bed);
-    let address = bed.server.address.to_string();
-    let start = |arguments: &[&str]| {
-        let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
-        Steps::start(command.args(arguments))
-    };
-    let port = PORT.to_string();
-    let mut program = start(&[HELD, &address, &port, "/dev/null"]);
-    program.await_line("listens");
-    let mut asker = start(&["-c", WITHIN_HOST, &address, &port]);
-    asker.await_line("connected");
-    for turn in 0..4 {
-        let word = format!("turn {turn}");
-        asker.say(&word);
-        asker.await_line(&word);
-        renew(&mut bed);
-        let log = bed.daemon_log(Side::Server);
-        let taken_up = counter(&bed, Side::Server, "server", "connections_taken_up");
-        assert_eq!(taken_up, 2, "{turn}: {}\n{log}", sockets(&bed));
-        let adopted = || counter(&bed, Side::Server, "server", "connections_adopted");
-        assert!(eventually(SOON, || adopted() == 2), "{}", sockets(&bed));
-    }
-    program.go_on();
-    asker.go_on();
-    asker.await_line("early, late");
-    program.await_line("echoed");
-}
-
-fn processes(bed: &Bed) -> u64 {
-    status(bed)["processes"].as_u64().unwrap_or_default()
-}
-
-/// The state of the server of the server host; null if it does not answer.
-fn status(bed: &Bed) -> serde_json::Value {
-    let text = bed.portolan(Side::Server, &["status", "--json"]);
-    serde_json::from_str(&text.unwrap_or_default()).unwrap_or_default()
-}
-
-/// Under a service manager the next server continues also with what the previous one held itself: connections of programs
-/// that share them, of programs that are gone, and those that nobody has accepted yet.
-#[test]
-fn connections_that_the_server_held_go_on() {
-    const LENGTH: usize = 2_000_000;
-    const QUEUED: usize = 3;
-    let mut bed = bed();
-    stop(&mut bed, Signal::TERM);
-    start_manager(&mut bed);
-    let file = bed.file("sent");
-    let text: Vec<u8> = (0..LENGTH).map(|at| (at % 251) as u8).collect();
-    fs::write(&file, &text).expect("the bed's directory is writable");
-    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
-    command.arg(HELD).arg(bed.server.address.to_string());
-    command.arg(PORT.to_string()).arg(&file);
-    let mut program = Steps::start(&mut command);
-    program.await_line("listens");
-
-    let loads = [0, 1].map(|_| {
-        let stream = connect(&bed, PORT);
-        stream.set_read_timeout(Some(PATIENCE)).expect("a time");
-        bulk(stream)
-    });
-    let mut late = connect(&bed, PORT + 1);
-    late.read_exact(&mut [0; 1]).expect("it sends");
-    let mut queued: Vec<TcpStream> = (0..QUEUED).map(|_| connect(&bed, PORT + 2)).collect();
-    for stream in &mut queued {
-        stream.write_all(b"early, ").expect("it is connected");
-    }
-    let all = loads.len() + 1 + QUEUED;
-    let are_there = || live_sessions(&bed, Side::Server) >= all;
-    assert!(eventually(SOON, are_there), "{}", sockets(&bed));
-    for turn in 0..5 {
-        renew(&mut bed);
-        let taken_up = counter(&bed, Side::Server, "server", "connections_taken_up");
-        let log = bed.daemon_log(Side::Server);
-        assert_eq!(taken_up, all as u64, "{turn}: {}\n{log}", sockets(&bed));
-        std::thread::sleep(Duration::from_millis(300));
-    }
-    for load in loads {
-        assert!(load.finish() > 0);
-    }
-    let mut rest = vec![text[0]];
-    late.read_to_end(&mut rest).expect("the end");
-    assert!(rest == text, "{} of {LENGTH} bytes", rest.len());
-    for mut stream in queued {
-        program.go_on();
-        stream.write_all(b"late").expect("it is connected");
-        stream
-            .shutdown(std::net::Shutdown::Write)
-            .expect("it is connected");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("the end");
-        assert_eq!(answer, "early, late");
-        program.await_line("echoed");
-    }
-}
-
-/// Connections of whose descriptors programs are made while the server is being restarted: the first is this program's
-/// until then, and the second a shell's, from which nothing has been asked yet.
-const STARTS_PROGRAMS: &str = r#"
-import socket, subprocess, sys
-listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
-print("listens", flush=True)
-own, of_shell = (listener.accept()[0] for _ in range(2))
-number = of_shell.fileno()
-command = ["sh", "-c", f"read line; exec cat <&{number} >&{number}"]
-shell = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number])
-of_shell.close()
-own.sendall(b"?")
-print("accepted", flush=True)
-sys.stdin.readline()
-shell.stdin.write(b"go\n")
-shell.stdin.flush()
-# By fork, not vfork.
-subprocess.Popen(["cat"], stdin=own, stdout=own, preexec_fn=lambda: None)
-own.close()
-print("started", flush=True)
-sys.stdin.readline()
-"#;
-
-#[test]
-fn programs_that_start_while_there_is_no_server_have_their_connections() {
-    let (mut bed, mut program) = managed(STARTS_PROGRAMS);
-    let mut streams = [connect(&bed, PORT), connect(&bed, PORT)];
-    program.await_line("accepted");
-    streams[0].read_exact(&mut [0; 1]).expect("it is connected");
-
-    let gate = bed.file(GATE);
-    fs::write(&gate, "").expect("the bed's directory is writable");
-    signal_manager(&mut bed);
-    assert!(eventually(SOON, || server_pid(&bed).is_none()));
-    program.go_on();
-    std::thread::sleep(Duration::from_millis(500));
-    fs::remove_file(&gate).expect("it is there");
-    program.await_line("started");
-    for stream in &mut streams {
-        echoed(stream, b"word");
-    }
-}
-
-/// Leaves a connection that has not been used to a child, which answers later, without a request to the server.
-const ANSWERS_LATER: &str = r#"
-import os, socket, sys
-listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
-listener.setsockopt(socket.SOL_SOCKET, 0x5043, 1)
-print("listens", flush=True)
-connection = listener.accept()[0]
-go, said = os.pipe()
-if os.fork() == 0:
-    os.read(go, 1)
-    connection.sendall(b"answer")
-    os._exit(0)
-connection.close()
-print("accepted", flush=True)
-sys.stdin.readline()
-os.write(said, b"!")
-sys.stdin.readline()
-"#;
-
-#[test]
-fn a_child_answers_by_the_next_server() {
-    let (mut bed, mut program) = managed(ANSWERS_LATER);
-    let mut stream = connect(&bed, PORT);
-    program.await_line("accepted");
-    for _ in 0..2 {
-        renew(&mut bed);
-    }
-    program.go_on();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("the end");
-    assert_eq!(answer, "answer");
-}
-
-/// While this file is there no server starts.
-const GATE: &str = "gate";
-
-/// Makes a bed whose server has a service manager, and starts a program that listens on [`PORT`].
-fn managed(code: &str) -> (Bed, Steps) {
-    let mut bed = bed();
-    stop(&mut bed, Signal::TERM);
-    start_manager(&mut bed);
-    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
-    command.args(["-c", code, &bed.server.address.to_string()]);
-    let mut program = Steps::start(command.arg(PORT.to_string()));
-    program.await_line("listens");
-    (bed, program)
-}
-
-/// Starts a service manager, and by it the server of the server host.
-fn start_manager(bed: &mut Bed) {
-    let (notify, server) = (bed.file("notify"), bed.tools().portoland.clone());
-    let gated = format!(
-        "while [ -e '{}' ]; do sleep 0.01; done\nexec '{}' \"$@\"",
-        bed.file(GATE).display(),
-        server.display()
-    );
-    let gated = script(bed, "gated", &gated);
-    let words = [PYTHON.as_ref(), MANAGER.as_ref(), &*notify, &*gated];
-    let words = words.map(|word: &Path| format!("'{}'", word.display()));
-    let managed = script(bed, "managed", &format!("exec {} \"$@\"", words.join(" ")));
-    bed.start_daemon_of(Side::Server, &managed)
-        .unwrap_or_else(|error| panic!("{error}"));
-}
-
-fn script(bed: &Bed, name: &str, text: &str) -> PathBuf {
-    let path = bed.file(name);
-    fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("the bed's directory is writable");
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
-    path
-}
-
-/// Has the service manager restart the server of the server host.
-fn renew(bed: &mut Bed) {
-    let before = server_pid(bed);
-    signal_manager(bed);
-    let is_new = || server_pid(bed).is_some_and(|pid| Some(pid) != before);
-    assert!(eventually(SOON, is_new), "{}", bed.daemon_log(Side::Server));
-}
-
-fn signal_manager(bed: &mut Bed) {
-    let manager = bed.daemon(Side::Server).as_mut().expect("it runs");
-    manager.signal(Signal::HUP).expect("it runs");
-}
-
-fn server_pid(bed: &Bed) -> Option<u64> {
-    status(bed)["pid"].as_u64()
 }

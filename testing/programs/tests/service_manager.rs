@@ -1,0 +1,260 @@
+//! Connections that the server itself holds when a service manager restarts it, and programs that start meanwhile.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_programs::load::bulk;
+use portolan_programs::stream::{assert_echoed, connect_once};
+use portolan_programs::{
+    PYTHON, Steps, bed, counter, eventually, live_sessions, sockets, status, stop_server,
+};
+use rustix::process::Signal;
+
+const PORT: u16 = 7090;
+const SOON: Duration = Duration::from_secs(10);
+/// How long a peer may rest that has retransmitted in vain in several restarts: the kernel doubles its intervals.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const MANAGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/manager.py");
+const HELD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/held.py");
+
+/// Talks to [`HELD`] on its own host: by a connection that a child of that has, and by one that nobody has accepted yet.
+const WITHIN_HOST: &str = r#"
+import socket, sys
+held, queued = (socket.create_connection((sys.argv[1], int(sys.argv[2]) + place)) for place in (0, 2))
+lines = held.makefile("rw")
+queued.sendall(b"early, ")
+print("connected", flush=True)
+while (line := sys.stdin.readline()) != "\n":
+    print(line, file=lines, end="", flush=True)
+    print(lines.readline(), end="", flush=True)
+queued.sendall(b"late")
+queued.shutdown(socket.SHUT_WR)
+print(queued.makefile().read(), flush=True)
+"#;
+
+#[test]
+fn connections_within_the_host_that_the_server_held_go_on() {
+    let mut bed = bed();
+    stop_server(&mut bed, Side::Server, Signal::TERM);
+    start_manager(&mut bed);
+    let address = bed.server.address.to_string();
+    let start = |arguments: &[&str]| {
+        let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+        Steps::start(command.args(arguments))
+    };
+    let port = PORT.to_string();
+    let mut program = start(&[HELD, &address, &port, "/dev/null"]);
+    program.await_line("listens");
+    let mut asker = start(&["-c", WITHIN_HOST, &address, &port]);
+    asker.await_line("connected");
+    for turn in 0..4 {
+        let word = format!("turn {turn}");
+        asker.say(&word);
+        asker.await_line(&word);
+        renew(&mut bed);
+        let log = bed.daemon_log(Side::Server);
+        let taken_up = counter(&bed, Side::Server, "server", "connections_taken_up");
+        assert_eq!(taken_up, 2, "{turn}: {}\n{log}", sockets(&bed));
+        let adopted = || counter(&bed, Side::Server, "server", "connections_adopted");
+        assert!(eventually(SOON, || adopted() == 2), "{}", sockets(&bed));
+    }
+    program.go_on();
+    asker.go_on();
+    asker.await_line("early, late");
+    program.await_line("echoed");
+}
+
+/// Under a service manager the next server continues also with what the previous one held itself: connections of programs
+/// that share them, of programs that are gone, and those that nobody has accepted yet.
+#[test]
+fn connections_that_the_server_held_go_on() {
+    const LENGTH: usize = 2_000_000;
+    const QUEUED: usize = 3;
+    let mut bed = bed();
+    stop_server(&mut bed, Side::Server, Signal::TERM);
+    start_manager(&mut bed);
+    let file = bed.file("sent");
+    let text: Vec<u8> = (0..LENGTH).map(|at| (at % 251) as u8).collect();
+    fs::write(&file, &text).expect("the bed's directory is writable");
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command.arg(HELD).arg(bed.server.address.to_string());
+    command.arg(PORT.to_string()).arg(&file);
+    let mut program = Steps::start(&mut command);
+    program.await_line("listens");
+
+    let loads = [0, 1].map(|_| {
+        let stream = connect_once(&bed, PORT);
+        stream.set_read_timeout(Some(PATIENCE)).expect("a time");
+        bulk(stream)
+    });
+    let mut late = connect_once(&bed, PORT + 1);
+    late.read_exact(&mut [0; 1]).expect("it sends");
+    let mut queued: Vec<TcpStream> = (0..QUEUED).map(|_| connect_once(&bed, PORT + 2)).collect();
+    for stream in &mut queued {
+        stream.write_all(b"early, ").expect("it is connected");
+    }
+    let all = loads.len() + 1 + QUEUED;
+    let are_there = || live_sessions(&bed, Side::Server) >= all;
+    assert!(eventually(SOON, are_there), "{}", sockets(&bed));
+    for turn in 0..5 {
+        renew(&mut bed);
+        let taken_up = counter(&bed, Side::Server, "server", "connections_taken_up");
+        let log = bed.daemon_log(Side::Server);
+        assert_eq!(taken_up, all as u64, "{turn}: {}\n{log}", sockets(&bed));
+        std::thread::sleep(Duration::from_millis(300));
+    }
+    for load in loads {
+        assert!(load.finish() > 0);
+    }
+    let mut rest = vec![text[0]];
+    late.read_to_end(&mut rest).expect("the end");
+    assert!(rest == text, "{} of {LENGTH} bytes", rest.len());
+    for mut stream in queued {
+        program.go_on();
+        stream.write_all(b"late").expect("it is connected");
+        stream
+            .shutdown(std::net::Shutdown::Write)
+            .expect("it is connected");
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).expect("the end");
+        assert_eq!(answer, "early, late");
+        program.await_line("echoed");
+    }
+}
+
+/// Connections of whose descriptors programs are made while the server is being restarted: the first is this program's
+/// until then, and the second a shell's, from which nothing has been asked yet.
+const STARTS_PROGRAMS: &str = r#"
+import socket, subprocess, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("listens", flush=True)
+own, of_shell = (listener.accept()[0] for _ in range(2))
+number = of_shell.fileno()
+command = ["sh", "-c", f"read line; exec cat <&{number} >&{number}"]
+shell = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[number])
+of_shell.close()
+own.sendall(b"?")
+print("accepted", flush=True)
+sys.stdin.readline()
+shell.stdin.write(b"go\n")
+shell.stdin.flush()
+# By fork, not vfork.
+subprocess.Popen(["cat"], stdin=own, stdout=own, preexec_fn=lambda: None)
+own.close()
+print("started", flush=True)
+sys.stdin.readline()
+"#;
+
+#[test]
+fn programs_that_start_while_there_is_no_server_have_their_connections() {
+    let (mut bed, mut program) = managed(STARTS_PROGRAMS);
+    let mut streams = [connect_once(&bed, PORT), connect_once(&bed, PORT)];
+    program.await_line("accepted");
+    streams[0].read_exact(&mut [0; 1]).expect("it is connected");
+
+    let gate = bed.file(GATE);
+    fs::write(&gate, "").expect("the bed's directory is writable");
+    signal_manager(&mut bed);
+    assert!(eventually(SOON, || server_pid(&bed).is_none()));
+    program.go_on();
+    std::thread::sleep(Duration::from_millis(500));
+    fs::remove_file(&gate).expect("it is there");
+    program.await_line("started");
+    for stream in &mut streams {
+        assert_echoed(stream, b"word");
+    }
+}
+
+/// Leaves a connection that has not been used to a child, which answers later, without a request to the server.
+const ANSWERS_LATER: &str = r#"
+import os, socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+listener.setsockopt(socket.SOL_SOCKET, 0x5043, 1)
+print("listens", flush=True)
+connection = listener.accept()[0]
+go, said = os.pipe()
+if os.fork() == 0:
+    os.read(go, 1)
+    connection.sendall(b"answer")
+    os._exit(0)
+connection.close()
+print("accepted", flush=True)
+sys.stdin.readline()
+os.write(said, b"!")
+sys.stdin.readline()
+"#;
+
+#[test]
+fn a_child_answers_by_the_next_server() {
+    let (mut bed, mut program) = managed(ANSWERS_LATER);
+    let mut stream = connect_once(&bed, PORT);
+    program.await_line("accepted");
+    for _ in 0..2 {
+        renew(&mut bed);
+    }
+    program.go_on();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("the end");
+    assert_eq!(answer, "answer");
+}
+
+/// While this file is there no server starts.
+const GATE: &str = "gate";
+
+/// Makes a bed whose server has a service manager, and starts a program that listens on [`PORT`].
+fn managed(code: &str) -> (Bed, Steps) {
+    let mut bed = bed();
+    stop_server(&mut bed, Side::Server, Signal::TERM);
+    start_manager(&mut bed);
+    let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    command.args(["-c", code, &bed.server.address.to_string()]);
+    let mut program = Steps::start(command.arg(PORT.to_string()));
+    program.await_line("listens");
+    (bed, program)
+}
+
+/// Starts a service manager, and by it the server of the server host.
+fn start_manager(bed: &mut Bed) {
+    let (notify, server) = (bed.file("notify"), bed.tools().portoland.clone());
+    let gated = format!(
+        "while [ -e '{}' ]; do sleep 0.01; done\nexec '{}' \"$@\"",
+        bed.file(GATE).display(),
+        server.display()
+    );
+    let gated = script(bed, "gated", &gated);
+    let words = [PYTHON.as_ref(), MANAGER.as_ref(), &*notify, &*gated];
+    let words = words.map(|word: &Path| format!("'{}'", word.display()));
+    let managed = script(bed, "managed", &format!("exec {} \"$@\"", words.join(" ")));
+    bed.start_daemon_of(Side::Server, &managed)
+        .unwrap_or_else(|error| panic!("{error}"));
+}
+
+fn script(bed: &Bed, name: &str, text: &str) -> PathBuf {
+    let path = bed.file(name);
+    fs::write(&path, format!("#!/bin/sh\n{text}\n")).expect("the bed's directory is writable");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("it is ours");
+    path
+}
+
+/// Has the service manager restart the server of the server host.
+fn renew(bed: &mut Bed) {
+    let before = server_pid(bed);
+    signal_manager(bed);
+    let is_new = || server_pid(bed).is_some_and(|pid| Some(pid) != before);
+    assert!(eventually(SOON, is_new), "{}", bed.daemon_log(Side::Server));
+}
+
+fn signal_manager(bed: &mut Bed) {
+    let manager = bed.daemon(Side::Server).as_mut().expect("it runs");
+    manager.signal(Signal::HUP).expect("it runs");
+}
+
+fn server_pid(bed: &Bed) -> Option<u64> {
+    status(bed)["pid"].as_u64()
+}
