@@ -210,6 +210,8 @@ impl Wheel {
         self.heads[bucket] = node.next;
         if node.next == NONE {
             self.occupied[bucket / BUCKETS] &= !(1 << (bucket % BUCKETS));
+            // It may have been the earliest one: nobody is to wake for it.
+            self.earliest = self.search();
         }
     }
 

@@ -44,6 +44,19 @@ fn setting_again_replaces_and_clearing_forgets() {
 }
 
 #[test]
+fn nobody_has_to_look_at_the_wheel_for_a_deadline_that_is_gone() {
+    let mut wheel = Wheel::new(Instant::ZERO);
+    wheel.set(0, Instant::from_millis(40));
+    wheel.set(1, Instant::from_millis(60));
+    wheel.set(0, Instant::from_millis(60_000));
+    assert!(wheel.next() > Some(Instant::from_millis(40)));
+    wheel.clear(1);
+    assert!(wheel.next() > Some(Instant::from_millis(30_000)));
+    wheel.clear(0);
+    assert_eq!(wheel.next(), None);
+}
+
+#[test]
 fn a_deadline_beyond_the_wheel_waits_its_turn() {
     let mut wheel = Wheel::new(Instant::ZERO);
     let year = Instant::from_millis(365 * 24 * 3600 * 1000);

@@ -1,5 +1,7 @@
 //! Output of sessions, and their timers.
 
+use core::time::Duration;
+
 use portolan_proto::ip::IpOptions;
 use portolan_tcp::{Codepoint, Events};
 use portolan_types::{FlowKey, Instant, Protocol, Slot, scope_of};
@@ -11,6 +13,13 @@ use crate::pmtu::PathMtus;
 use crate::resolved_path::{Ends, ResolvedPath};
 use crate::routes::Routes;
 use crate::session::Session;
+
+/// A visit this long before the deadline is not worth the update that it saves.
+const MUCH_LATER: Duration = Duration::from_secs(1);
+
+/// From this distance on, deadlines are rounded to steps.
+const FAR_AHEAD: Duration = Duration::from_millis(100);
+pub(super) const FAR_STEP: Duration = Duration::from_millis(4);
 
 impl Stack {
     /// Whether [`Stack::output`] has anything to do.
@@ -137,7 +146,8 @@ impl Stack {
     }
 
     /// The wheel must be updated only if a deadline moves forward: if it moves back, the early visit
-    /// costs less than an update for each segment.
+    /// costs less than an update for each segment. It moves back by a minute, once, when a connection enters TIME-WAIT: the
+    /// early visit of each one would wake a thread, whose other timers come less often.
     pub(super) fn reschedule(&mut self, now: Instant, slot: u32) {
         let Some(entry) = self.entry(slot) else {
             return;
@@ -148,7 +158,11 @@ impl Stack {
         let Some(deadline) = session.connection.deadline() else {
             return;
         };
-        if deadline < entry.scheduled || entry.scheduled <= now {
+        let deadline = coarse(now, deadline);
+        if deadline < entry.scheduled
+            || entry.scheduled <= now
+            || deadline.since(entry.scheduled) > MUCH_LATER
+        {
             entry.scheduled = deadline;
             self.timers.set(slot, deadline);
         }
@@ -201,6 +215,16 @@ impl Stack {
         for slot in core::mem::take(&mut self.stalled) {
             self.touch(Slot(slot));
         }
+    }
+}
+
+/// Rounds a deadline that is far ahead up, as the kernel does for its timers (jiffies), so that those of many connections
+/// come together.
+pub(super) fn coarse(now: Instant, deadline: Instant) -> Instant {
+    let step = FAR_STEP.as_nanos() as u64;
+    match deadline.as_nanos().checked_next_multiple_of(step) {
+        Some(later) if deadline.since(now) >= FAR_AHEAD => Instant::from_nanos(later),
+        _ => deadline,
     }
 }
 

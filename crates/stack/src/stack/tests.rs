@@ -1,15 +1,17 @@
 //! Two stacks on one wire, without a kernel: who gets a frame, who may send, what waits.
 
 use core::net::SocketAddr;
+use core::time::Duration;
 
 use portolan_proto::metastate::{Address, Interface, Metastate, Neighbour, Route};
-use portolan_tcp::{Config, Connection};
+use portolan_tcp::{Config, Connection, StateName};
 use portolan_types::{FlowKey, MacAddr, Protocol, SeqNum, SessionId};
 
 use super::*;
 use crate::counters::round_trip_times;
 use crate::frame::{Frame, Wire};
 use crate::packet::Transport;
+use crate::stack::output::{FAR_STEP, coarse};
 use portolan_proto::ip::MtuDiscovery;
 use portolan_proto::metastate::RouteKind::Unicast;
 
@@ -625,4 +627,30 @@ fn an_acknowledgement_that_waits_for_no_answer_goes_when_it_is_settled() {
     write(&mut a, at_a, 2 * 1448);
     pass(&mut a, &mut b, at_b);
     assert_eq!(pass(&mut b, &mut a, at_a), 1);
+}
+
+#[test]
+fn connections_in_time_wait_end_together_and_wake_nobody_before() {
+    const MINUTE: Duration = Duration::from_secs(60);
+    let (mut a, mut b) = (Stack::new(now()), Stack::new(now()));
+    let (at_a, at_b) = connected(&mut a, &mut b);
+    talk(&mut a, &mut b, (at_a, at_b));
+    // Soon an acknowledgement is due.
+    write(&mut b, at_b, 1);
+    pass(&mut b, &mut a, at_a);
+    assert!(a.deadline() < Some(now() + Duration::from_secs(1)));
+    a.tcp(at_a).unwrap().connection.shutdown_send(now());
+    a.touch(at_a);
+    pass(&mut a, &mut b, at_b);
+    b.tcp(at_b).unwrap().connection.shutdown_send(now());
+    b.touch(at_b);
+    pass(&mut b, &mut a, at_a);
+    pass(&mut a, &mut b, at_b);
+    let state = a.tcp(at_a).unwrap().connection.state();
+    assert_eq!(state, StateName::TimeWait);
+    assert!(a.deadline() > Some(now() + MINUTE / 2));
+    let ends = a.tcp(at_a).unwrap().connection.deadline().unwrap();
+    let step = FAR_STEP.as_nanos() as u64;
+    let scheduled = coarse(now(), ends).as_nanos();
+    assert!(scheduled - ends.as_nanos() < step && scheduled.is_multiple_of(step));
 }
