@@ -1,6 +1,6 @@
 //! The background thread (helper): attends to the channel only while no application thread does.
 //!
-//! It is in one of three states. *Ticking*: every [`TICK`] it checks whether application threads still attend
+//! It is in one of three states. *Ticking*: after each [`TICK`] it checks whether application threads still attend
 //! to the channel, and helps out if frames or timers wait; frames that a computing program leaves unread for
 //! a while wake it earlier (`bpf/attention.h`). *On duty*: no thread has attended since the last tick, so it
 //! sleeps on the channel like any leader. *Resting*: an application thread sleeps as leader and does all the
@@ -30,8 +30,12 @@ use crate::threads::unseen::Schedule;
 use crate::wait::waiter::Waiter;
 use crate::wait::watch::{HelperStep, Since};
 
-/// Maximum delay until an unattended channel is noticed.
+/// Until an unattended channel is noticed, at least.
 const TICK: Duration = Duration::from_millis(10);
+
+/// Ticks come at multiples of this time, as the scheduler's do (250 or 1,000 a second): one interrupt serves both. Each other
+/// timer interrupts a program, in a virtual machine at the price of several exits from it.
+const GRID: Duration = Duration::from_millis(4);
 
 /// Resolution of sessions' timers while the program computes.
 const RESOLUTION: Duration = Duration::from_micros(200);
@@ -91,6 +95,11 @@ pub(crate) fn run(process: &'static Process, mut unattended: RingEvents) {
     }
 }
 
+fn next_tick(now: Instant) -> Instant {
+    let grid = GRID.as_nanos() as u64;
+    Instant::from_nanos((now + TICK).as_nanos().next_multiple_of(grid))
+}
+
 /// Does the connection to the server, which is among the polled descriptors, show a hang-up?
 fn has_hung_up(polled: &[libc::pollfd], control: &Control) -> bool {
     let control = control.as_fd().as_raw_fd();
@@ -104,12 +113,15 @@ impl Process {
     /// Returns the value that `attended` would have without the helper, if it was `seen` before;
     /// the current value if there were such frames, so that the helper stands in from then on.
     fn tick(&'static self, unattended: &mut RingEvents, mut seen: u64) -> u64 {
-        let end = clock::now() + TICK;
+        let end = next_tick(clock::now());
         let mut until = end;
         self.lock().channel.watch_for_unattended(unattended);
         let mut has_frames = false;
         loop {
             let fds = unattended.pollfd().into_iter().collect();
+            if until < end {
+                self.end_turn();
+            }
             self.pause(fds, Some(until));
             has_frames |= unattended.take();
             let now = clock::now();
@@ -213,11 +225,19 @@ impl Process {
             // `poll` reports hang-ups unasked.
             fds.push(pollfd(self.control.as_fd().as_raw_fd(), 0));
         }
+        self.end_turn();
         let fds = self.pause(fds, deadline);
         if self.control.is_lost() || has_hung_up(&fds, &self.control) {
             self.look_for_server();
         }
         set.outcomes(&fds)
+    }
+
+    /// Called after work, before a sleep that a frame may end at once.
+    fn end_turn(&self) {
+        let outside = inside::leave();
+        self.helper.turns.end();
+        drop(outside);
     }
 
     /// Waits for one of `fds`, the notifier or the deadline, and handles recalls by the server.
@@ -233,7 +253,6 @@ impl Process {
         fds.push(pollfd(self.recall_event.as_fd().as_raw_fd(), libc::POLLIN));
         // The next check shows what ended it.
         let outside = inside::leave();
-        self.helper.turns.end();
         let _ = wait::ppoll(&mut fds, deadline, None);
         drop(outside);
         if fds

@@ -2,7 +2,8 @@
 //!
 //! A waking thread runs at once, in place of a computing one, only while it has used no more of the processor than that
 //! one (EEVDF: it is eligible); otherwise it waits for the kernel's next tick, up to 4 or 10 ms. So after each turn it
-//! stays asleep for as long as the turn was, even if there is work: that delay avoids waiting for a tick.
+//! stays asleep for as long as the turn was, even if there is work: that delay avoids waiting for a tick. A mere look at
+//! the state of the program is no turn: the timer would cost more than it does.
 
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use std::time::Duration;
