@@ -429,11 +429,14 @@ fn wait_once(
         let _ = obtain(process, fd, &socket);
     }
     let has_kernel_members = epoll.has_kernel_members();
-    let mut kernel = if has_kernel_members {
-        vec![pollfd(epoll.fd(), libc::POLLIN)]
-    } else {
-        Vec::new()
-    };
+    let mut kernel = Vec::new();
+    if has_kernel_members {
+        // Counts as ready until a poll has shown that it is not.
+        kernel.push(libc::pollfd {
+            revents: libc::POLLIN,
+            ..pollfd(epoll.fd(), libc::POLLIN)
+        });
+    }
     let polled = epoll.polled();
     kernel.extend(polled.iter().map(Polled::pollfd));
     let is_linked = epoll.is_watched() || epoll.has_nested();
@@ -481,7 +484,8 @@ fn wait_once(
         let mut core = process.lock();
         epoll.settle_nested(&mut |socket| core.readiness(socket))?;
     }
-    if has_kernel_members && count < events.len() {
+    let may_kernel_have = has_kernel_members && kernel[0].revents != 0;
+    if may_kernel_have && count < events.len() {
         count += ask_kernel(epoll, &mut events[count..])?;
     }
     if epoll.is_watched() {
