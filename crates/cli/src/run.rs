@@ -59,7 +59,8 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), Failure> {
     let is_required =
         arguments.require || env::var_os("PORTOLAN").is_some_and(|mode| mode == "require");
     if is_required {
-        arguments.server.check().map_err(Failure::NotTried)?;
+        let server = arguments.server.check_in_time();
+        server.map_err(Failure::NotTried)?;
     }
     // Clap requires at least one word.
     let (program, rest) = arguments.command.split_first().expect("a program is named");

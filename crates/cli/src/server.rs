@@ -3,13 +3,14 @@
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use portolan_proto::control::{ListPart, Reply, ReplyBody, Request, RequestBody};
 use portolan_proto::qos::{QosReply, QosReport, QosRequest};
 use portolan_proto::report::{CounterReport, RawReport, SessionReport};
 use portolan_proto::{MAX_MESSAGE, decode, encode};
+use portolan_sys::namespace::lock_path;
 use portolan_sys::unix::{Connection, ReceiveError};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -20,6 +21,10 @@ use crate::exit::Failure;
 
 /// Bounds the wait for a reply, so that a server that hangs does not hang the command.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long the restart of a server may take.
+const RESTART: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 const REQUEST_ID: u32 = 1;
 
@@ -36,6 +41,19 @@ impl ServerAddress {
         let path = self.path()?;
         Connection::connect(&path).with_context(|| path.display().to_string())?;
         Ok(())
+    }
+
+    /// As [`ServerAddress::check`]; waits for the next server, as sockets do, after one that has left its lock.
+    pub(crate) fn check_in_time(&self) -> anyhow::Result<()> {
+        let lock = lock_path(&self.path()?);
+        let begun = Instant::now();
+        loop {
+            let outcome = self.check();
+            if outcome.is_ok() || !lock.exists() || begun.elapsed() > RESTART {
+                return outcome;
+            }
+            std::thread::sleep(LOOK_EVERY);
+        }
     }
 
     /// Sends one request and returns the body of its reply.

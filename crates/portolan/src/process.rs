@@ -6,7 +6,7 @@ pub(crate) mod background;
 pub(crate) mod cancel;
 pub(crate) mod control;
 pub(crate) mod inside;
-mod outage;
+pub(crate) mod outage;
 mod recalls;
 mod report;
 pub(crate) mod vfork;
@@ -84,11 +84,10 @@ pub(crate) enum NotRegistered {
     Refused(String),
 }
 
-impl From<NotRegistered> for String {
-    fn from(why: NotRegistered) -> String {
-        match why {
-            NotRegistered::Absent(reason) | NotRegistered::Refused(reason) => reason,
-        }
+impl NotRegistered {
+    pub(crate) fn reason(&self) -> &str {
+        let (NotRegistered::Absent(reason) | NotRegistered::Refused(reason)) = self;
+        reason
     }
 }
 
@@ -264,13 +263,19 @@ impl Process {
     #[inline(never)]
     pub(crate) fn register(
         work: fn(&'static Process, RingEvents),
-    ) -> Result<&'static Process, String> {
-        let server = server()?;
+    ) -> Result<&'static Process, NotRegistered> {
+        let server = server().map_err(NotRegistered::Refused)?;
         let path = server.path.clone();
-        let control =
-            Control::connect(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+        let control = Control::connect(&path).map_err(|error| {
+            let reason = format!("{}: {error}", path.display());
+            match error {
+                ConnectError::NoServer => NotRegistered::Absent(reason),
+                ConnectError::Failed(_) => NotRegistered::Refused(reason),
+            }
+        })?;
         let registration = Registration::with(&control, &path, None)?;
-        let process = Process::with_channel(control, registration, work)?;
+        let process =
+            Process::with_channel(control, registration, work).map_err(NotRegistered::Refused)?;
         // A capture has the first byte, too. There is no session yet.
         let recalled = process.fetch_recalls();
         debug_assert!(recalled.is_empty());

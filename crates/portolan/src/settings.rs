@@ -7,6 +7,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use portolan_proto::control::{Delivery, MappingChoice};
 use portolan_sys::descriptor;
@@ -30,6 +31,8 @@ pub(crate) struct Settings {
     /// Absolute, because the program may change its directory.
     pub(crate) socket: Option<PathBuf>,
     pub(crate) spin_us: Option<u32>,
+    /// How long calls wait for the next server.
+    pub(crate) wait: Option<Duration>,
     pub(crate) delivery: Option<Delivery>,
     pub(crate) mapping: Option<MappingChoice>,
     pub(crate) delegates: Option<bool>,
@@ -80,6 +83,9 @@ impl Settings {
         let spin_us = reader.word("PORTOLAN_SPIN", "a number of microseconds", |word| {
             word.parse().ok()
         });
+        let wait = reader.word("PORTOLAN_WAIT", "a number of milliseconds", |word| {
+            word.parse().ok().map(Duration::from_millis)
+        });
         let names = Delivery::ALL.map(Delivery::name).join(", ");
         let delivery = reader.word("PORTOLAN_DELIVERY", &names, Delivery::from_name);
         let mapping = reader.word("PORTOLAN_DIRECT", "0 or 1", |word| {
@@ -94,6 +100,7 @@ impl Settings {
             mode: mode.unwrap_or_default(),
             socket: reader.path("PORTOLAN_SOCKET"),
             spin_us,
+            wait,
             delivery,
             mapping,
             delegates,

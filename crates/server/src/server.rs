@@ -159,7 +159,7 @@ pub(crate) enum StartError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
     ForGood,
-    /// Connections of programs are left for the next server.
+    /// Connections of programs are left for the next server, or programs that may wait for it with new ones.
     ForSuccessor,
 }
 
@@ -694,11 +694,16 @@ impl Server {
         if let Some(Err(failure)) = self.reserved.take().map(ReservedPorts::release) {
             warn!(%failure, "ephemeral ports stay reserved");
         }
+        let is_missed = self.control.registry.process_count() > 0;
         self.clients.clear();
         drop(listeners);
         self.supervisor.keep_nothing();
         info!("stopped");
-        Departure::ForGood
+        if is_missed {
+            departure
+        } else {
+            Departure::ForGood
+        }
     }
 
     /// Leaves everything to the next server except what it cannot continue with.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
-use portolan_programs::load::{bulk, pipelining};
+use portolan_programs::load::{Iperf, bulk, pinging, pipelining};
 use portolan_programs::stream::{assert_echoed, connect_once};
 use portolan_programs::{
     PYTHON, Steps, bed, counter, eventually, file, live_sessions, public_programs, restart_server,
@@ -33,6 +33,10 @@ const REPORT: Duration = Duration::from_millis(300);
 /// How long after the start of a server a new connection may take until it is Portolan's; occasionally more if the
 /// machine is busy.
 const AT_ONCE: Duration = Duration::from_millis(500);
+/// An answer that had to be sent again takes at least twice this long.
+const NOT_SENT_AGAIN: Duration = Duration::from_millis(100);
+/// How long requests are measured before the first restart.
+const WHILE: Duration = Duration::from_secs(1);
 /// Descriptors that a process opens on first use, at any time: one for each waiting thread, and one or two copies of
 /// the connection to the server. A leak would grow with each restart.
 const LAZY: usize = 3;
@@ -572,6 +576,7 @@ fn python(bed: &Bed, (side, stack): (Side, Stack), port: u16, code: &str) -> Bac
 #[test]
 fn connections_go_on_over_twenty_restarts() {
     const IDLE: usize = 5;
+    const LISTENERS: usize = 3;
     let mut bed = bed();
     let redis = redis(&bed);
     let echo = python(&bed, (Side::Server, Stack::Portolan), PORT, ECHO);
@@ -582,18 +587,23 @@ fn connections_go_on_over_twenty_restarts() {
     keeper.args([bed.client.address.to_string(), PORT.to_string()]);
     let mut keeper = Steps::start(&mut keeper);
     keeper.await_line("open");
+    let mut iperf = Iperf::start(&bed);
     let loads = [
         pipelining(connect_once(&bed, REDIS)),
         bulk(connect_once(&bed, PORT)),
         bulk(connect_once(&bed, PORT)),
     ];
+    let before_restarts = pinging(connect_once(&bed, REDIS));
+    std::thread::sleep(WHILE);
+    let before_restarts = before_restarts.finish();
+    let during_restarts = pinging(connect_once(&bed, REDIS));
     let mut idle: Vec<TcpStream> = (0..IDLE).map(|_| connect_once(&bed, PORT)).collect();
     for stream in &mut idle {
         assert_echoed(stream, b"before");
     }
-    let connections = loads.len() + IDLE + 1;
-    let pids = [redis.pid(), echo.pid(), keeper.id()];
-    let is_settled = || live_sessions(&bed, Side::Server) == connections + 2;
+    let connections = loads.len() + IDLE + 2 + Iperf::CONNECTIONS;
+    let pids = [redis.pid(), echo.pid(), keeper.id(), iperf.server()];
+    let is_settled = || live_sessions(&bed, Side::Server) == connections + LISTENERS;
     assert!(eventually(SOON, is_settled), "{}", sockets(&bed));
     let mut before = Vec::new();
     let mut taps_before = 0;
@@ -622,6 +632,17 @@ fn connections_go_on_over_twenty_restarts() {
             taps_before = taps(&bed);
         }
     }
+    let during_restarts = during_restarts.finish();
+    let [usual, restarting] = [&before_restarts, &during_restarts]
+        .map(|times| [times[times.len() / 2], times[times.len() * 99 / 100]]);
+    println!("an answer's median and 99th percentile: {usual:?}, during restarts {restarting:?}");
+    assert!(
+        restarting[1] < NOT_SENT_AGAIN,
+        "{restarting:?}, usually {usual:?}"
+    );
+    let least = iperf.finish();
+    println!("iperf3's slowest second and direction: {least:e} bytes");
+    assert!(least > 0.0, "it stalled");
     for load in loads {
         assert!(load.finish() > 0);
     }
@@ -636,7 +657,7 @@ fn connections_go_on_over_twenty_restarts() {
     assert!(is_same, "{before:?} descriptors, then {after:?}");
     drop(idle);
     drop(keeper);
-    let is_over = || live_sessions(&bed, Side::Server) == 2;
+    let is_over = || live_sessions(&bed, Side::Server) == LISTENERS;
     assert!(eventually(SOON, is_over), "{}", sockets(&bed));
     // The pool of channels shrinks some seconds after programs have started.
     let is_as_before = || taps(&bed) <= taps_before;

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -169,6 +169,44 @@ fn programs_that_start_while_there_is_no_server_have_their_connections() {
     for stream in &mut streams {
         assert_echoed(stream, b"word");
     }
+}
+
+/// Connects while there is no server, and has a program do so that starts meanwhile.
+const CONNECTS: &str = r#"
+import socket, subprocess, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("listens", flush=True)
+address = (sys.stdin.readline().strip(), int(sys.argv[2]))
+connection = socket.create_connection(address)
+connection.sendall(b"a")
+code = "import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2]))).sendall(b'b')"
+subprocess.run([sys.executable, "-c", code, address[0], str(address[1])], check=True)
+print("connected", flush=True)
+sys.stdin.readline()
+"#;
+
+#[test]
+fn new_sockets_wait_for_the_next_server() {
+    let (mut bed, mut program) = managed(CONNECTS);
+    let there = bed.namespace(Side::Client);
+    let peer = there.enter(|| TcpListener::bind((bed.client.address, PORT)));
+    let peer = peer.expect("the port is free");
+    let gate = bed.file(GATE);
+    fs::write(&gate, "").expect("the bed's directory is writable");
+    signal_manager(&mut bed);
+    assert!(eventually(SOON, || server_pid(&bed).is_none()));
+    program.say(&bed.client.address.to_string());
+    std::thread::sleep(Duration::from_millis(500));
+    fs::remove_file(&gate).expect("it is there");
+    program.await_line("connected");
+    for byte in [b'a', b'b'] {
+        let (mut stream, _) = peer.accept().expect("it connects");
+        let mut received = [0; 1];
+        stream.read_exact(&mut received).expect("it is connected");
+        assert_eq!(received, [byte]);
+    }
+    let opened = counter(&bed, Side::Server, "server", "active_opens");
+    assert_eq!(opened, 2, "connections are Portolan's");
 }
 
 /// Leaves a connection that has not been used to a child, which answers later, without a request to the server.

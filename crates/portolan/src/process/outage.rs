@@ -1,4 +1,4 @@
-//! Calls while the server is being restarted: those that cannot do without it wait for the next one.
+//! Calls while the server is being restarted: those that cannot do without it wait for the next one, as do new sockets.
 //!
 //! Threads that wait stay inside: a fork does not copy the locks that they hold.
 
@@ -9,8 +9,9 @@ use portolan_sys::clock;
 use portolan_types::Instant;
 
 use crate::process::Process;
+use crate::settings::settings;
 
-/// A service manager restarts a server in much less; a fork waits for longer.
+/// Unless `PORTOLAN_WAIT` says otherwise. A service manager restarts a server in much less; a fork waits for longer.
 const LONGEST: Duration = Duration::from_secs(5);
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
@@ -30,21 +31,21 @@ pub(crate) enum Unanswered {
 }
 
 /// The wait of one call.
-pub(super) struct Outage {
+pub(crate) struct Outage {
     until: Instant,
     hang_ups: u32,
 }
 
 impl Outage {
-    pub(super) fn begin() -> Outage {
+    pub(crate) fn begin() -> Outage {
         Outage {
-            until: clock::now() + LONGEST,
+            until: clock::now() + settings().wait.unwrap_or(LONGEST),
             hang_ups: 0,
         }
     }
 
     /// Sleeps for a moment; returns false if no server is to be expected any more.
-    pub(super) fn goes_on(&mut self, why: Unanswered) -> bool {
+    pub(crate) fn goes_on(&mut self, why: Unanswered) -> bool {
         self.hang_ups += u32::from(why == Unanswered::HungUp);
         let is_refused = why == Unanswered::Refused || self.hang_ups > HANG_UPS;
         if is_refused || Process::is_cut_off() {

@@ -9,8 +9,9 @@ use portolan_sys::{clock, descriptor, thread};
 use portolan_types::Instant;
 
 use crate::descriptors;
+use crate::process::outage::{Outage, Unanswered};
 use crate::process::vfork::shares_memory;
-use crate::process::{Absent, Process};
+use crate::process::{Absent, NotRegistered, Process};
 use crate::settings::{Mode, complain, complain_of, settings};
 use crate::socket::table;
 use crate::threads::{helper, successor};
@@ -37,11 +38,19 @@ pub(crate) fn here() -> Option<&'static Process> {
 
 /// Returns the process; registers it first if necessary.
 pub(crate) fn start() -> Result<&'static Process, Absent> {
-    start_after(RETRY)
+    start_by(RETRY, register_in_time)
 }
 
-/// As [`start`], if the last failed attempt was at least `pause` ago.
-pub(crate) fn start_after(pause: Duration) -> Result<&'static Process, Absent> {
+/// As [`start`], without waiting, however short ago the last attempt has failed.
+pub(crate) fn start_now() -> Result<&'static Process, Absent> {
+    start_by(Duration::ZERO, || Process::register(helper::run))
+}
+
+/// Registers, if the last failed attempt was at least `pause` ago.
+fn start_by(
+    pause: Duration,
+    register: impl FnOnce() -> Result<&'static Process, NotRegistered>,
+) -> Result<&'static Process, Absent> {
     if let Some(process) = Process::running() {
         return if process.control.is_lost() {
             without_server(process)
@@ -63,13 +72,24 @@ pub(crate) fn start_after(pause: Duration) -> Result<&'static Process, Absent> {
         return absent(mode);
     }
     let is_first = tried.replace(now).is_none();
-    match Process::register(helper::run) {
+    match register() {
         Ok(process) => Ok(process),
-        Err(reason) => {
+        Err(why) => {
             if is_first {
-                warn(&reason, mode);
+                warn(why.reason(), mode);
             }
             absent(mode)
+        }
+    }
+}
+
+/// Registers, perhaps with the next server, if there was one.
+fn register_in_time() -> Result<&'static Process, NotRegistered> {
+    let mut outage = Outage::begin();
+    loop {
+        match Process::register(helper::run) {
+            Err(NotRegistered::Absent(_)) if outage.goes_on(Unanswered::NoServer) => {}
+            outcome => return outcome,
         }
     }
 }
@@ -89,7 +109,16 @@ pub(crate) fn for_new_socket() -> Result<&'static Process, Absent> {
                 successor::watch();
                 Ok(process)
             }
-            Err(_) => without_server(process),
+            Err(why) => {
+                if matches!(why, NotRegistered::Absent(_)) {
+                    process.await_server();
+                }
+                if process.control.is_lost() {
+                    without_server(process)
+                } else {
+                    Ok(process)
+                }
+            }
         };
     }
     start()

@@ -13,7 +13,7 @@ use crate::migration::reopen::{Opened, open_again};
 use crate::process::vfork::shares_memory;
 use crate::process::{NotRegistered, Process, inside};
 use crate::settings::complain_of;
-use crate::threads::start::start_after;
+use crate::threads::start::start_now;
 
 /// Intervals between attempts, by the time spent so far.
 const INTERVALS: [(Duration, Duration); 2] = [
@@ -156,7 +156,7 @@ fn try_once() -> Look {
     let process = match Process::running() {
         Some(process) => process,
         // A child of fork.
-        None => match start_after(Duration::ZERO) {
+        None => match start_now() {
             Ok(process) => process,
             Err(_) => return Look::Absent,
         },
