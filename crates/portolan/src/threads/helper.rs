@@ -31,7 +31,7 @@ use crate::wait::waiter::Waiter;
 use crate::wait::watch::{HelperStep, Since};
 
 /// Until an unattended channel is noticed, at least.
-const TICK: Duration = Duration::from_millis(10);
+const TICK: Duration = Duration::from_millis(8);
 
 /// Ticks come at multiples of this time, as the scheduler's do (250 or 1,000 a second): one interrupt serves both. Each other
 /// timer interrupts a program, in a virtual machine at the price of several exits from it.
