@@ -158,13 +158,13 @@ impl Stack {
         let Some(deadline) = session.connection.deadline() else {
             return;
         };
-        let deadline = coarse(now, deadline);
-        if deadline < entry.scheduled
-            || entry.scheduled <= now
-            || deadline.since(entry.scheduled) > MUCH_LATER
-        {
-            entry.scheduled = deadline;
-            self.timers.set(slot, deadline);
+        let is_well_placed = entry.scheduled > now
+            && entry.scheduled <= deadline
+            && deadline.since(entry.scheduled) <= MUCH_LATER;
+        if !is_well_placed {
+            let scheduled = coarse(now, deadline);
+            entry.scheduled = scheduled;
+            self.timers.set(slot, scheduled);
         }
     }
 
