@@ -139,7 +139,8 @@ impl Iperf {
         self.server.pid()
     }
 
-    /// Ends the client. Returns the least that either direction has transferred in a second, in bytes, but for the first second and the last two.
+    /// Ends the client. Returns the least that either direction has transferred in a second, in bytes, but for the first
+    /// second and the last two.
     ///
     /// # Panics
     /// If it has failed.

@@ -158,13 +158,7 @@ fn programs_that_start_while_there_is_no_server_have_their_connections() {
     program.await_line("accepted");
     streams[0].read_exact(&mut [0; 1]).expect("it is connected");
 
-    let gate = bed.file(GATE);
-    fs::write(&gate, "").expect("the bed's directory is writable");
-    signal_manager(&mut bed);
-    assert!(eventually(SOON, || server_pid(&bed).is_none()));
-    program.go_on();
-    std::thread::sleep(Duration::from_millis(500));
-    fs::remove_file(&gate).expect("it is there");
+    without_server(&mut bed, || program.go_on());
     program.await_line("started");
     for stream in &mut streams {
         assert_echoed(stream, b"word");
@@ -191,13 +185,8 @@ fn new_sockets_wait_for_the_next_server() {
     let there = bed.namespace(Side::Client);
     let peer = there.enter(|| TcpListener::bind((bed.client.address, PORT)));
     let peer = peer.expect("the port is free");
-    let gate = bed.file(GATE);
-    fs::write(&gate, "").expect("the bed's directory is writable");
-    signal_manager(&mut bed);
-    assert!(eventually(SOON, || server_pid(&bed).is_none()));
-    program.say(&bed.client.address.to_string());
-    std::thread::sleep(Duration::from_millis(500));
-    fs::remove_file(&gate).expect("it is there");
+    let address = bed.client.address.to_string();
+    without_server(&mut bed, || program.say(&address));
     program.await_line("connected");
     for byte in [b'a', b'b'] {
         let (mut stream, _) = peer.accept().expect("it connects");
@@ -286,6 +275,17 @@ fn renew(bed: &mut Bed) {
     signal_manager(bed);
     let is_new = || server_pid(bed).is_some_and(|pid| Some(pid) != before);
     assert!(eventually(SOON, is_new), "{}", bed.daemon_log(Side::Server));
+}
+
+/// As [`renew`], but the next server starts half a second after `act`.
+fn without_server(bed: &mut Bed, act: impl FnOnce()) {
+    let gate = bed.file(GATE);
+    fs::write(&gate, "").expect("the bed's directory is writable");
+    signal_manager(bed);
+    assert!(eventually(SOON, || server_pid(bed).is_none()));
+    act();
+    std::thread::sleep(Duration::from_millis(500));
+    fs::remove_file(&gate).expect("it is there");
 }
 
 fn signal_manager(bed: &mut Bed) {

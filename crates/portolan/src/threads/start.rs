@@ -103,23 +103,11 @@ pub(crate) fn for_new_socket() -> Result<&'static Process, Absent> {
     if let Some(process) = Process::running()
         && process.control.has_hung_up_lately()
     {
-        // There may be a successor by now.
-        return match process.renew() {
-            Ok(()) => {
-                successor::watch();
-                Ok(process)
-            }
-            Err(why) => {
-                if matches!(why, NotRegistered::Absent(_)) {
-                    process.await_server();
-                }
-                if process.control.is_lost() {
-                    without_server(process)
-                } else {
-                    Ok(process)
-                }
-            }
-        };
+        match process.renew() {
+            Ok(()) => successor::watch(),
+            Err(NotRegistered::Absent(_)) => process.await_server(),
+            Err(NotRegistered::Refused(_)) => {}
+        }
     }
     start()
 }
