@@ -133,7 +133,7 @@ impl Delegation {
             if met == DelegateInput::Done && self.flows.note_segment(&flow) {
                 return DelegateInput::Busy(known.slot);
             }
-            let is_over = met != DelegateInput::Done && !known.is_registered;
+            let is_over = met != DelegateInput::Done && !known.is_registered();
             if !is_over || !known.is_followed_by(segment.header) {
                 // The server knows whether a registered one is over: the frame came before its row, or after.
                 return met;

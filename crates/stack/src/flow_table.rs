@@ -20,8 +20,8 @@ pub(crate) struct Known {
     pub(crate) peer_isn: SeqNum,
     /// Number of segments so far, up to [`MANY`].
     segments: u8,
-    /// The server knows it.
-    pub(crate) is_registered: bool,
+    /// The server knows it, and it is known here until then.
+    leaves: Option<Instant>,
 }
 
 impl Known {
@@ -30,13 +30,12 @@ impl Known {
             slot,
             peer_isn,
             segments: 0,
-            is_registered: false,
+            leaves: None,
         }
     }
 
-    /// Is it the same connection?
-    fn is(&self, other: &Known) -> bool {
-        (self.slot, self.peer_isn) == (other.slot, other.peer_isn)
+    pub(crate) fn is_registered(&self) -> bool {
+        self.leaves.is_some()
     }
 
     /// Whether the segment opens another connection between the same endpoints.
@@ -48,8 +47,8 @@ impl Known {
 #[derive(Debug, Default)]
 pub(crate) struct FlowTable {
     flows: HashMap<FlowKey, Known>,
-    /// Registered; until when their flows are known.
-    leaving: VecDeque<(Instant, FlowKey, Known)>,
+    /// Registered connections, in the order in which they leave.
+    leaving: VecDeque<(Instant, FlowKey)>,
 }
 
 impl FlowTable {
@@ -83,8 +82,9 @@ impl FlowTable {
     pub(crate) fn registered(&mut self, now: Instant, slot: Slot, flow: &FlowKey) {
         let known = self.flows.get_mut(flow);
         if let Some(known) = known.filter(|known| known.slot == slot) {
-            known.is_registered = true;
-            self.leaving.push_back((now + FOLLOW_FOR, *flow, *known));
+            let leaves = now + FOLLOW_FOR;
+            known.leaves = Some(leaves);
+            self.leaving.push_back((leaves, *flow));
         }
     }
 
@@ -97,14 +97,42 @@ impl FlowTable {
 
     /// Forgets registered connections after their time.
     pub(crate) fn forget_left(&mut self, now: Instant) {
-        while let Some((until, flow, known)) = self.leaving.front()
-            && *until <= now
+        while let Some(&(leaves, flow)) = self.leaving.front()
+            && leaves <= now
         {
-            // The flow may belong to another connection by now.
-            if self.get(flow).is_some_and(|it| it.is(known)) {
-                self.flows.remove(flow);
+            // The flow may belong to another connection by now, even at the same slot.
+            let known = self.flows.get(&flow);
+            if known.is_some_and(|known| known.leaves == Some(leaves)) {
+                self.flows.remove(&flow);
             }
             self.leaving.pop_front();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use portolan_types::Protocol;
+
+    use super::*;
+
+    #[test]
+    fn a_connection_with_the_flow_and_slot_of_a_registered_one_stays_known() {
+        let mut table = FlowTable::default();
+        let flow = FlowKey {
+            protocol: Protocol::Tcp,
+            local: "10.0.0.1:20000".parse().unwrap(),
+            remote: "10.0.0.2:80".parse().unwrap(),
+        };
+        let known = || Known::new(Slot(3), SeqNum(0));
+        table.insert(flow, known());
+        table.registered(Instant::ZERO, Slot(3), &flow);
+        table.forget_ended(Slot(3), &flow);
+        table.insert(flow, known());
+        table.forget_left(Instant::ZERO + FOLLOW_FOR);
+        assert_eq!(table.get(&flow), Some(known()));
+        table.registered(Instant::ZERO + FOLLOW_FOR, Slot(3), &flow);
+        table.forget_left(Instant::ZERO + 2 * FOLLOW_FOR);
+        assert_eq!(table.get(&flow), None);
     }
 }
