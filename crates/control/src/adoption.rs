@@ -1,5 +1,7 @@
 //! Connections of an earlier server's time, which processes or nobody holds.
 
+use std::net::SocketAddr;
+
 use portolan_proto::control::{Evidence, HandshakeOptions, Reuse};
 use portolan_types::{ChannelId, FlowKey, Instant, Protocol, SessionId, Slot};
 use serde::{Deserialize, Serialize};
@@ -144,6 +146,21 @@ impl Control {
         let mut effects = Effects::new();
         self.on_orphaned(id, now, &mut effects);
         Ok(effects)
+    }
+
+    /// Holds a port back that a process had under lease: it may still have connections there that nobody knows.
+    pub fn hold_lease_back(&mut self, local: SocketAddr, uid: u32, now: Instant) {
+        let claim = PortClaim {
+            protocol: Protocol::Tcp,
+            local,
+            reuse: Reuse::default(),
+            v6_only: true,
+            uid,
+        };
+        // In use otherwise already: nobody gets it.
+        if let Ok((claim, _)) = self.ports.bind(claim, 0) {
+            self.hold_port_back(claim, now);
+        }
     }
 
     fn claim_flow(&mut self, flow: &FlowKey, uid: u32) -> Result<ClaimId, Errno> {

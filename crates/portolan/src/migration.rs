@@ -22,11 +22,11 @@ use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
 
-use crate::migration::arrival::{fetch, install};
+use crate::migration::arrival::{fetch, install_fetched};
 use crate::migration::capsule::OutgoingCapsule;
 use crate::migration::fallback::{become_kernels, hand_to_kernel_epolls, lose};
 use crate::outcome::{CallError, Outcome};
-use crate::process::control::has_hung_up;
+use crate::process::control::{Lost, has_hung_up};
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::table;
@@ -52,18 +52,18 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Out
         return Ok(());
     };
     let near = descriptor::borrow(fd)?;
-    let fetched = fetch(process, session, &[near]).or_else(|lost| {
-        if process.control.is_lost() && !has_hung_up(near) {
-            process.await_server();
-            fetch(process, session, &[near])
-        } else {
-            Err(lost)
-        }
-    });
+    let mut fetched = fetch(process, session, &[near]);
+    while fetched.is_err()
+        && process.control.is_lost()
+        && !has_hung_up(near)
+        && process.await_server()
+    {
+        fetched = fetch(process, session, &[near]);
+    }
     match fetched {
-        Ok(Some((session, slot, options_blob))) => {
-            socket.adopt(&options_blob);
-            install(process, socket, slot, session);
+        Ok(Some(fetched)) => {
+            socket.adopt(&fetched.options_blob);
+            install_fetched(process, socket, fetched);
             Ok(())
         }
         Ok(None) => {
@@ -95,9 +95,9 @@ pub(crate) fn reclaim(
     let setup = socket.setup();
     let session = setup.session.ok_or(CallError::NotOurs)?;
     match fetch(process, session, &[descriptor::borrow(fd)?]) {
-        Ok(Some((session, slot, _))) => {
+        Ok(Some(fetched)) => {
             socket.note_return();
-            install(process, socket, slot, session);
+            install_fetched(process, socket, fetched);
             Ok(())
         }
         // It is used as before.
@@ -263,22 +263,26 @@ pub(crate) enum Destination {
 }
 
 /// Prepares a session to leave: its frames go to the server from now on, and all frames that arrived before
-/// are processed. It sends nothing more from here, since its row is no longer this process's.
-fn depart<'a>(process: &'a Process, setup: &Setup, slot: Slot) -> CoreGuard<'a> {
+/// are processed. It sends nothing more from here, since its row is no longer this process's. Without a server it stays.
+fn depart<'a>(process: &'a Process, setup: &Setup, slot: Slot) -> Result<CoreGuard<'a>, Lost> {
     let mut core = process.lock();
     let (Some(session), false) = (setup.session, core.is_local(slot)) else {
-        return core;
+        return Ok(core);
     };
     core.poll(clock::now());
     core.stack.suspend_tx(slot);
     drop(core);
     // If the server cannot wait for it, some packets take a detour.
-    let _ = process
+    let announced = process
         .control
         .call(RequestBody::BeginFlush { session }, &[]);
     let mut core = process.lock();
+    if let Err(Lost) = announced {
+        core.stack.resume_tx(slot);
+        return Err(Lost);
+    }
     core.take_in_all(clock::now());
-    core
+    Ok(core)
 }
 
 /// The session cannot be packed, for lack of descriptors or memory, and stays here.
@@ -291,32 +295,54 @@ fn stay(core: &mut Core, setup: &Setup, slot: Slot) {
 /// Returns a TCP session that is here, for a call of the program; while the server is being restarted, to the next one.
 pub(crate) fn give_back(process: &'static Process, socket: &Arc<Socket>, to: Destination) {
     // In a child of fork the lock of a socket that is not here may be held forever.
-    if socket.phase() == SocketPhase::Cached {
+    while socket.phase() == SocketPhase::Cached {
         reopen::adopt_next(process, socket);
+        if let Ok(()) = move_away(process, socket, to) {
+            return;
+        }
+        if !process.await_server() {
+            return end_here(process, socket);
+        }
     }
-    move_away(process, socket, to);
 }
 
-/// Returns a TCP session that is here. If the server does not accept it, it is lost.
-fn move_away(process: &Process, socket: &Arc<Socket>, to: Destination) {
+/// Nobody can have a session that has to leave.
+fn end_here(process: &Process, socket: &Arc<Socket>) {
+    let setup = socket.setup();
+    let mut core = process.lock();
+    if let SocketState::Cached { slot } = socket.state() {
+        core.release(slot);
+        socket.set_error(libc::ECONNABORTED);
+        socket.become_unless_closed(SocketState::Closed);
+        socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
+    }
+    drop(core);
+    drop(setup);
+}
+
+/// Returns a TCP session that is here. If the server does not accept it, it is lost; if there is no server, it stays.
+fn move_away(process: &Process, socket: &Arc<Socket>, to: Destination) -> Result<(), Lost> {
     let slot_here = || match socket.state() {
         SocketState::Cached { slot } if socket.protocol == Protocol::Tcp => Some(slot),
         _ => None,
     };
     // In a child of fork the lock of a socket that is not here may be held forever.
     if slot_here().is_none() {
-        return;
+        return Ok(());
     }
     registration::register_for_others(process, socket);
     let setup = socket.setup();
-    let Some(slot) = slot_here() else { return };
-    let mut core = depart(process, &setup, slot);
+    let Some(slot) = slot_here() else {
+        return Ok(());
+    };
+    let mut core = depart(process, &setup, slot)?;
     if slot_here() != Some(slot) {
         // It was closed in between, and its session with it.
-        return;
+        return Ok(());
     }
     let Some((id, outgoing)) = pack(&mut core, slot) else {
-        return stay(&mut core, &setup, slot);
+        stay(&mut core, &setup, slot);
+        return Ok(());
     };
     core.release(slot);
     core.poll_tx(clock::now());
@@ -351,6 +377,7 @@ fn move_away(process: &Process, socket: &Arc<Socket>, to: Destination) {
     }
     socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
     drop(setup);
+    Ok(())
 }
 
 /// Packs the session at `slot`.
@@ -381,5 +408,6 @@ pub(crate) fn yield_session(process: &'static Process, id: SessionId) {
     } else {
         Destination::Park
     };
-    move_away(process, &socket, to);
+    // The next server asks again.
+    let _ = move_away(process, &socket, to);
 }

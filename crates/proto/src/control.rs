@@ -121,7 +121,7 @@ pub enum RequestBody {
     },
     /// The process holds a connection of an earlier server's time: cached at `slot`, under its old number, or without a
     /// number (0), if it had not registered the connection and the row of the port entitles it. The packet carries the far
-    /// and near end of its new descriptor, and the memory if that is the evidence. Reply: `Bound` or `Error`.
+    /// and near end of a new descriptor, and the memory if that is the evidence. Reply: `Adopted` or `Error`.
     Adopt {
         session: SessionId,
         #[serde(with = "portolan_types::endpoint")]
@@ -412,6 +412,15 @@ pub enum Evidence {
     Memory(Side),
 }
 
+/// Which descriptor an adopted connection has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DescriptorOfAdopted {
+    /// That of before: the next server has the other end of it.
+    Kept,
+    /// The one in the request.
+    New,
+}
+
 /// How an active open uses Fast Open (RFC 7413).
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FastOpenMode {
@@ -552,6 +561,10 @@ pub enum ReplyBody {
         #[serde(with = "portolan_types::endpoint")]
         local: SocketAddr,
         generation: Generation,
+    },
+    Adopted {
+        session: SessionId,
+        descriptor: DescriptorOfAdopted,
     },
     /// Answer to `SessionRef::Again`: another process has re-opened the session; the packet carries its descriptor.
     Rejoined {

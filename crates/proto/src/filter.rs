@@ -535,6 +535,11 @@ pub fn mapped(address: IpAddr) -> [u8; 16] {
     }
 }
 
+fn endpoint(address: [u8; 16], port: [u8; 2]) -> SocketAddr {
+    let address = Ipv6Addr::from(address).to_canonical();
+    SocketAddr::new(address, u16::from_be_bytes(port))
+}
+
 impl FilterKey {
     pub fn new(flow: &FlowKey) -> FilterKey {
         FilterKey {
@@ -549,10 +554,6 @@ impl FilterKey {
 
     /// Returns the flow, without the scopes of its addresses, which the tables do not have. None for other protocols.
     pub fn flow(&self) -> Option<FlowKey> {
-        let endpoint = |address: [u8; 16], port| {
-            let address = Ipv6Addr::from(address).to_canonical();
-            SocketAddr::new(address, u16::from_be_bytes(port))
-        };
         Some(FlowKey {
             protocol: Protocol::from_number(self.protocol)?,
             local: endpoint(self.local, self.local_port),
@@ -569,6 +570,11 @@ impl BindingKey {
             protocol: protocol.number(),
             reserved: 0,
         }
+    }
+
+    /// Returns the endpoint, without the scope of its address.
+    pub fn local(&self) -> SocketAddr {
+        endpoint(self.local, self.local_port)
     }
 
     /// Whether packets to the flow's local endpoint are for a socket with this binding.

@@ -18,7 +18,7 @@ pub mod report;
 
 /// What library and server have to have in common, or the server refuses the library: raised with every change of a
 /// message, of a layout of shared memory, or of the capsule's version. `tests/protocol.rs` notices such changes.
-pub const PROTOCOL: u32 = 17;
+pub const PROTOCOL: u32 = 18;
 
 /// Maximum size of a control message in bytes, without fds. A capsule that does not fit travels in a memfd.
 pub const MAX_MESSAGE: usize = 128 * 1024;

@@ -2,6 +2,7 @@
 //! their state (ADR 34). A process shows the ring of its channel, gets the channel back, and names its connections, each
 //! of which the row of its flow confirms. What nobody has named after a while is reset.
 
+pub(crate) mod ends;
 mod handover;
 mod held;
 mod serve;
@@ -22,7 +23,8 @@ use portolan_sys::device;
 use portolan_types::{ChannelId, FlowKey, Generation, Instant, Protocol, SessionId, Slot};
 use tracing::{info, warn};
 
-use crate::adoption::held::LeftConnection;
+use crate::adoption::ends::Ends;
+use crate::adoption::held::{LeftConnection, Leftovers};
 use crate::supervisor;
 
 /// How long processes may take to come and name what they hold. They look for a server at intervals of at most 250 ms.
@@ -44,8 +46,10 @@ pub(crate) struct Inheritance {
     buckets: HashMap<BindingKey, Buckets>,
     /// Connections that the previous server itself held.
     held: Vec<LeftConnection>,
-    /// Where they are for another start, if this one fails.
+    /// Where these and the ends are for another start, if this one fails.
     messages: Option<OwnedFd>,
+    /// Of connections that processes hold.
+    pub(crate) ends: Ends,
     /// Those of them that wait for their listeners.
     queued: HashMap<SessionId, Vec<SessionId>>,
     /// To be reset.
@@ -57,7 +61,7 @@ impl Inheritance {
     /// Connections whose process has gone meanwhile, and its tap with it, are reset first.
     fn new(
         left: Left,
-        (held, messages): (Vec<LeftConnection>, Option<OwnedFd>),
+        (leftovers, messages): (Leftovers, Option<OwnedFd>),
         now: Instant,
     ) -> Inheritance {
         let is_there =
@@ -86,8 +90,14 @@ impl Inheritance {
             .collect();
         let mut ports = left.ports;
         ports.retain(|key, row| !is_gone(row) || buckets.contains_key(key));
+        let Leftovers {
+            connections: held,
+            ends,
+        } = leftovers;
+        let is_none = left.channels.is_empty() && held.is_empty() && ends.is_empty();
         Inheritance {
-            until: (!left.channels.is_empty() || !held.is_empty()).then(|| now + TIMEOUT),
+            until: (!is_none).then(|| now + TIMEOUT),
+            ends: Ends::new(ends),
             channels: left.channels,
             claimed: BTreeSet::new(),
             flows,
@@ -183,8 +193,13 @@ pub(crate) fn load(
         tables,
         connections,
     } = supervisor::take_kept();
-    let held = connections.as_ref().map_or(Vec::new(), held::read);
-    let flows = held.iter().map(|left| FilterKey::new(left.flow()));
+    let leftovers = connections
+        .as_ref()
+        .map_or_else(Leftovers::default, held::read);
+    let flows = leftovers
+        .connections
+        .iter()
+        .map(|left| FilterKey::new(left.flow()));
     let inherited = inherit(devices, (limits, settings), (&tables, &flows.collect()));
     let is_refused = inherited.is_err();
     let inherited = inherited.unwrap_or_else(|reason| {
@@ -204,7 +219,7 @@ pub(crate) fn load(
     }
     Ok(Loaded {
         filter,
-        inheritance: Inheritance::new(left, (held, connections), now),
+        inheritance: Inheritance::new(left, (leftovers, connections), now),
         is_refused,
     })
 }

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::hash::BuildHasher;
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
+use std::os::fd::OwnedFd;
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,8 @@ use std::time::Duration;
 use portolan_bpf::{AttachError, ChannelError, Filter, HolderCount, LoadError, TableError};
 use portolan_control::qos::transmit::ClassId;
 use portolan_control::{
-    Budget, ClientId, Control, Holder, Input, PortTable, SessionPhase, Shares, Slices, Timer,
+    Budget, ClientId, Control, Holder, Input, Life, PortTable, SessionEntry, SessionPhase, Shares,
+    Slices, Timer,
 };
 use portolan_stack::passive::{CookieClock, path_config};
 use portolan_stack::{COUNTERS, EarlyFragments, NextHop, Path, ResetLimit, Routes, Stack, Wire};
@@ -35,6 +37,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tracing::{info, warn};
 
+use crate::adoption::ends::LeftEnd;
 use crate::adoption::{self, Inheritance, Loaded};
 use crate::calls::Calls;
 use crate::captures::Captures;
@@ -78,6 +81,12 @@ const DESCRIPTORS: u64 = 1 << 20;
 
 /// Size of the descriptor table at the start, half a megabyte of kernel memory.
 const DESCRIPTOR_TABLE: u64 = 1 << 16;
+
+/// How long a stopping server waits for sessions that move. It takes a process microseconds to return one.
+const MOVED_WITHIN: Duration = Duration::from_millis(500);
+
+/// How long it waits for peers that have not answered a SYN. Programs ask the next server to try again.
+const OPENED_WITHIN: Duration = Duration::from_millis(50);
 
 /// How long a stopping server waits for its last segments to leave.
 const SHUTDOWN_GRACE: Duration = Duration::from_millis(100);
@@ -631,6 +640,12 @@ impl Server {
         let departure = self.stopping.unwrap_or(Departure::ForSuccessor);
         self.supervisor.tell_stopping();
         self.end_all_cpu();
+        let mut ends = Vec::new();
+        if departure == Departure::ForSuccessor {
+            self.await_moves();
+            self.read_last_requests();
+            ends = self.take_ends();
+        }
         let held: Vec<SessionId> = self
             .control
             .registry
@@ -638,12 +653,11 @@ impl Server {
             .map(|session| session.id)
             .collect();
         // A process that accepts must find the server gone when its listener hangs up.
-        let mut listeners = Vec::new();
+        let mut ends_of_programs = Vec::new();
         let mut left = 0;
-        let used_leases = self.used_leases();
         for id in held {
             if departure == Departure::ForSuccessor
-                && (self.is_left_to_successor(id, &used_leases) || self.can_hand_over(id))
+                && (self.is_left_to_successor(id) || self.can_hand_over(id))
             {
                 left += 1;
                 continue;
@@ -661,9 +675,14 @@ impl Server {
                     if departure == Departure::ForSuccessor {
                         self.leave_queue(id);
                     }
-                    listeners.extend(self.take_far(id));
+                    ends_of_programs.extend(self.take_far(id));
                     self.input(Input::ListeningEnds(id));
                     self.forget(id);
+                }
+                (Some(SessionPhase::Connecting), _) if departure == Departure::ForSuccessor => {
+                    // So must one that connects: it asks the next one.
+                    ends_of_programs.extend(self.take_far(id));
+                    self.input(Input::Abort(id));
                 }
                 (_, Some(_)) => self.input(Input::Abort(id)),
                 (_, None) => self.input(Input::Orphaned(id)),
@@ -677,9 +696,10 @@ impl Server {
             }
         }
         self.stop_links();
-        if departure == Departure::ForSuccessor && (left > 0 || self.inheritance.has_flows()) {
-            self.leave_connections(&used_leases);
-            drop(listeners);
+        let is_continued = left > 0 || !ends.is_empty() || self.inheritance.has_flows();
+        if departure == Departure::ForSuccessor && is_continued {
+            self.leave_connections(ends);
+            drop(ends_of_programs);
             info!(
                 connections = left,
                 "stopped; the next server may continue with connections"
@@ -696,7 +716,7 @@ impl Server {
         }
         let is_missed = self.control.registry.process_count() > 0;
         self.clients.clear();
-        drop(listeners);
+        drop(ends_of_programs);
         self.supervisor.keep_nothing();
         info!("stopped");
         if is_missed {
@@ -706,12 +726,38 @@ impl Server {
         }
     }
 
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
+    /// Sessions that their processes have begun to return arrive, as does what threads have taken out of descriptors, and
+    /// peers answer.
+    fn await_moves(&mut self) {
+        let is_moving = |session: &SessionEntry| {
+            let is_suspended = matches!(&session.life, Life::Relayed(relay) if relay.is_suspended);
+            is_suspended || session.awaited.is_some()
+        };
+        self.await_none(is_moving, clock::now() + MOVED_WITHIN);
+        let is_opening = |session: &SessionEntry| matches!(session.life, Life::Connecting { .. });
+        self.await_none(is_opening, clock::now() + OPENED_WITHIN);
+    }
+
+    /// Goes on until no session is as described.
+    fn await_none(&mut self, is_awaited: impl Fn(&SessionEntry) -> bool, end: Instant) {
+        while self.control.registry.sessions().any(&is_awaited) && clock::now() < end {
+            if let Err(errno) = self.turn(Some(end)) {
+                warn!(%errno, "cannot wait for sessions");
+                break;
+            }
+        }
+    }
+
     /// Leaves everything to the next server except what it cannot continue with.
-    fn leave_connections(&mut self, used_leases: &HashSet<SessionId>) {
-        let handed_over: HashSet<SessionId> = self.hand_connections_over().into_iter().collect();
+    fn leave_connections(&mut self, ends: Vec<(LeftEnd, OwnedFd)>) {
+        let handed_over: HashSet<SessionId> = self.hand_over_all(ends).into_iter().collect();
         let sessions = self.control.registry.sessions().map(|session| session.id);
         let lost: Vec<SessionId> = sessions
-            .filter(|id| !self.is_left_to_successor(*id, used_leases) && !handed_over.contains(id))
+            .filter(|id| !self.is_left_to_successor(*id) && !handed_over.contains(id))
             .collect();
         for id in lost {
             self.forget(id);

@@ -2,12 +2,14 @@
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::time::Duration;
 
 use portolan_bench::bed::{Bed, Side, Stack};
+use portolan_bench::process::{Background, run_within};
 use portolan_programs::load::bulk;
 use portolan_programs::stream::{assert_echoed, connect_once};
 use portolan_programs::{
@@ -21,6 +23,8 @@ const SOON: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const MANAGER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/manager.py");
+const CHAOS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/chaos.py");
+const ECHO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/echo.py");
 const HELD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/held.py");
 
 /// Talks to [`HELD`] on its own host: by a connection that a child of that has, and by one that nobody has accepted yet.
@@ -229,6 +233,64 @@ fn a_child_answers_by_the_next_server() {
     let mut answer = String::new();
     stream.read_to_string(&mut answer).expect("the end");
     assert_eq!(answer, "answer");
+}
+
+/// Processes fork, copy, pass on, inherit and close connections at random, and are killed, while one server follows another.
+#[test]
+fn no_byte_of_a_chaos_is_lost_in_restarts() {
+    const LINES: &str = "40";
+    const STEPS: &str = "1000";
+    let mut bed = bed();
+    let _echo = echo_beside_manager(&mut bed);
+    let [address, port] = peer(&bed);
+    let mut chaos = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    chaos.args([CHAOS, "5", LINES, STEPS, &address, &port]);
+    let said = restart_meanwhile(&mut bed, chaos);
+    assert!(said.trim_end().ends_with("lines"), "{said}");
+    let is_over = || live_sessions(&bed, Side::Server) == 0;
+    assert!(eventually(PATIENCE, is_over), "{}", sockets(&bed));
+}
+
+/// Where [`echo_beside_manager`] echoes.
+fn peer(bed: &Bed) -> [String; 2] {
+    [bed.client.address.to_string(), PORT.to_string()]
+}
+
+/// Starts a server that echoes on the other host, on the kernel's stack, and a service manager.
+fn echo_beside_manager(bed: &mut Bed) -> Background {
+    stop_server(bed, Side::Server, Signal::TERM);
+    start_manager(bed);
+    let mut echo = bed.command(Side::Client, Stack::Kernel, PYTHON);
+    let echo = Background::start(echo.args([ECHO, "asyncio"]).args(peer(bed)))
+        .unwrap_or_else(|error| panic!("{error}"));
+    let endpoint = SocketAddr::new(bed.client.address, PORT);
+    let listens = || {
+        let there = bed.namespace(Side::Client);
+        there.enter(|| TcpStream::connect(endpoint)).is_ok()
+    };
+    assert!(eventually(SOON, listens), "nobody echoes");
+    echo
+}
+
+/// Has one server follow another while a program runs, from when it has connections. Returns what the program says.
+fn restart_meanwhile(bed: &mut Bed, mut program: Command) -> String {
+    const LIMIT: Duration = Duration::from_secs(120);
+    const BETWEEN: Duration = Duration::from_millis(300);
+    let mut restarts = 0;
+    let said = std::thread::scope(|scope| {
+        let program = scope.spawn(|| run_within(&mut program, LIMIT));
+        assert!(eventually(SOON, || live_sessions(bed, Side::Server) > 0));
+        while !program.is_finished() {
+            renew(bed);
+            restarts += 1;
+            std::thread::sleep(BETWEEN);
+        }
+        program.join().expect("it does not panic")
+    });
+    let said = said.unwrap_or_else(|error| panic!("after {restarts} restarts: {error}"));
+    println!("{restarts} restarts");
+    assert!(restarts >= 5, "{restarts} restarts");
+    said
 }
 
 /// While this file is there no server starts.

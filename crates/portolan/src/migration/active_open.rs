@@ -1,32 +1,45 @@
 //! The outcomes of active opens: a session, or an error, which the server leaves on the socket's descriptor (ADR 4).
 
 use std::cell::Cell;
-use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::sync::Arc;
 
 use portolan_proto::MAX_MESSAGE;
-use portolan_proto::control::DescriptorEvent;
+use portolan_proto::control::{DescriptorEvent, FastOpenMode, ReplyBody, RequestBody, SessionRef};
 use portolan_proto::local::Side;
 use portolan_stack::Session;
-use portolan_sys::unix::{self, ReceiveError};
+use portolan_sys::unix::{self, PairKind, ReceiveError};
 use portolan_sys::wait::{pollfd, ppoll};
 use portolan_sys::{clock, descriptor};
 use portolan_tcp::Events;
-use portolan_types::{Instant, SessionId};
+use portolan_types::{Instant, Protocol, SessionId};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 
+use crate::descriptors::InternalFd;
 use crate::migration::arrival::install;
 use crate::migration::capsule::open_capsule;
 use crate::process::Process;
+use crate::process::control::Lost;
 use crate::runtime::NewSession;
 use crate::runtime::locals::NewEnd;
+use crate::socket::near_end::replace_fds;
 use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
+use crate::threads::successor;
 
 thread_local! {
     /// Buffer for the outcome of an open; as long as the longest message.
     static MESSAGE: Cell<Vec<u8>> = const { Cell::new(Vec::new()) };
+}
+
+/// How an active open has ended.
+enum OpenOutcome {
+    Established(NewSession),
+    /// With an error number.
+    Failed(i32),
+    /// The server closed the descriptor.
+    HungUp,
 }
 
 impl Process {
@@ -88,19 +101,94 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
         return;
     };
     match outcome {
-        Ok(session) => install(process, socket, slot, session),
-        Err(errno) => {
-            setup.remote = None;
-            setup.give_up_unchosen_port();
-            socket.set_error(errno);
-            let mut core = process.lock();
-            // The slot of a socket that was closed in between is gone already.
-            if socket.change(SocketState::Idle) == Ok(SocketState::Connecting { slot }) {
-                core.stack.remove(slot);
+        OpenOutcome::Established(session) => {
+            install(process, socket, slot, session);
+            if setup.incarnation != process.incarnation() {
+                socket.note_server(setup.incarnation);
+                successor::look_again();
             }
-            socket.notify(Events::ERROR);
         }
+        OpenOutcome::Failed(errno) => fail(process, socket, &mut setup, errno),
+        OpenOutcome::HungUp if will_be_repeated(process, socket, &mut setup) => {}
+        OpenOutcome::HungUp => fail(process, socket, &mut setup, libc::ECONNABORTED),
     }
+}
+
+fn fail(process: &Process, socket: &Socket, setup: &mut Setup, errno: i32) {
+    setup.remote = None;
+    setup.give_up_unchosen_port();
+    socket.set_error(errno);
+    let mut core = process.lock();
+    // The slot of a socket that was closed in between is gone already.
+    if let SocketState::Connecting { slot } = socket.state()
+        && socket.change(SocketState::Idle).is_ok()
+    {
+        core.stack.remove(slot);
+    }
+    socket.notify(Events::ERROR);
+}
+
+/// The server has ended during an active open. Has the next one try again, if one is to be expected: until then the
+/// descriptor is silent.
+fn will_be_repeated(process: &'static Process, socket: &Arc<Socket>, setup: &mut Setup) -> bool {
+    let is_lost = process.control.has_hung_up() || setup.incarnation != process.incarnation();
+    if !is_lost || !setup.is_open_repeatable || Process::is_cut_off() {
+        return false;
+    }
+    let Ok((near, far)) = process.control.replacing_pair(PairKind::Stream) else {
+        return false;
+    };
+    if replace_fds(socket, &near).is_err() {
+        return false;
+    }
+    setup.session = None;
+    setup.silent_far = Some(InternalFd::new(far));
+    successor::look_again();
+    true
+}
+
+/// Has the server continue with an active open that began under an earlier one. Returns false while the answer of the peer is
+/// still to come to this process, which has sent the SYN itself.
+pub(crate) fn open_again(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> bool {
+    complete_connect(process, fd, socket);
+    if socket.is_unregistered() {
+        return socket.phase() != SocketPhase::Connecting
+            || !socket.is_unknown_to(process.incarnation());
+    }
+    let mut setup = socket.setup();
+    let (SocketState::Connecting { slot }, Some(remote), Some(_)) =
+        (socket.state(), setup.remote, &setup.silent_far)
+    else {
+        return true;
+    };
+    let Ok((near, far)) = process.control.replacing_pair(PairKind::Stream) else {
+        return false;
+    };
+    let mut options = socket.options().handshake();
+    options.delivery = options.delivery.or(Some(process.delivery()));
+    let request = RequestBody::Connect {
+        session: SessionRef::New,
+        protocol: Protocol::Tcp,
+        remote,
+        slot,
+        options,
+        early: FastOpenMode::No,
+    };
+    let incarnation = process.incarnation();
+    match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
+        Ok((ReplyBody::Connecting { session, local, .. }, _)) => {
+            setup.session = Some(session);
+            setup.incarnation = incarnation;
+            setup.set_local(local);
+            if replace_fds(socket, &near).is_ok() {
+                setup.silent_far = None;
+            }
+        }
+        Ok((ReplyBody::Error { errno }, _)) => fail(process, socket, &mut setup, errno),
+        Ok(_) => fail(process, socket, &mut setup, libc::ECONNABORTED),
+        Err(Lost) => return false,
+    }
+    true
 }
 
 /// Takes the outcome of an open from a leased port, if there is one.
@@ -132,7 +220,7 @@ fn has_outcome(fd: RawFd) -> bool {
 }
 
 /// Returns the session, or the error that the server left on the descriptor; `None` if neither has arrived.
-fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<Result<NewSession, i32>> {
+fn receive_outcome(fd: RawFd, session: Option<SessionId>) -> Option<OpenOutcome> {
     let near = descriptor::borrow(fd).ok()?;
     // When the program ends, its thread-locals may have been dropped.
     let mut message = MESSAGE.try_with(Cell::take).unwrap_or_default();
@@ -146,15 +234,15 @@ fn read_outcome(
     near: BorrowedFd<'_>,
     session: Option<SessionId>,
     message: &mut [u8],
-) -> Option<Result<NewSession, i32>> {
+) -> Option<OpenOutcome> {
     let received = match unix::receive(near, message) {
-        Ok(received) if received.is_short => return Some(Err(libc::EMFILE)),
+        Ok(received) if received.is_short => return Some(OpenOutcome::Failed(libc::EMFILE)),
         Ok(received) => received,
         Err(ReceiveError::Blocked) => return None,
-        Err(_) => return Some(Err(libc::ECONNABORTED)),
+        Err(_) => return Some(OpenOutcome::HungUp),
     };
     let mut fds: Vec<OwnedFd> = received.fds.into_iter().collect();
-    Some(match portolan_proto::decode(&message[..received.length]) {
+    let established = match portolan_proto::decode(&message[..received.length]) {
         Ok(DescriptorEvent::Established {
             capsule,
             generation,
@@ -166,5 +254,6 @@ fn read_outcome(
             .map(NewSession::Local),
         Ok(DescriptorEvent::Failed { errno }) => Err(errno),
         Ok(_) | Err(_) => Err(libc::EPROTO),
-    })
+    };
+    Some(established.map_or_else(OpenOutcome::Failed, OpenOutcome::Established))
 }

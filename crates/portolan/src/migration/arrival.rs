@@ -19,6 +19,7 @@ use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::runtime::locals::NewEnd;
 use crate::socket::{Socket, SocketState};
+use crate::threads::successor;
 use crate::wait::events::IN;
 
 /// A table of slots that can be promised.
@@ -68,15 +69,34 @@ impl<S: Slots> Drop for SlotReservation<'_, S> {
     }
 }
 
-/// Requests a session from the server that it or another process holds. Returns the session, the slot
-/// reserved for it, and the socket's options from the last holder; `None` if the server relays it.
+/// A session that has come from the server.
+pub(crate) struct Fetched {
+    pub(crate) session: NewSession,
+    /// Reserved for it.
+    pub(crate) slot: Slot,
+    /// The socket's options from the last holder.
+    pub(crate) options_blob: SocketOptionsBlob,
+    /// Of the server.
+    incarnation: u64,
+}
+
+/// Requests a session from the server that it or another process holds; returns `None` if the server relays it.
 pub(crate) fn fetch(
     process: &'static Process,
     session: SessionId,
     descriptor: &[BorrowedFd<'_>],
-) -> Outcome<Option<(NewSession, Slot, SocketOptionsBlob)>> {
+) -> Outcome<Option<Fetched>> {
+    let incarnation = process.incarnation();
     let reservation = SlotReservation::at(process);
     let slot = reservation.slot();
+    let fetched = |session, options_blob| {
+        Some(Fetched {
+            session,
+            slot: reservation.keep(),
+            options_blob,
+            incarnation,
+        })
+    };
     let request = RequestBody::Cache { session, slot };
     match process.control.call(request, descriptor) {
         Ok((
@@ -90,15 +110,25 @@ pub(crate) fn fetch(
             let session = open_capsule(capsule, generation, fds);
             let session = session.map_err(Errno::from_raw_os_error)?;
             let arrival = NewSession::Session(Session::Tcp(Box::new(session)));
-            Ok(Some((arrival, reservation.keep(), options_blob)))
+            Ok(fetched(arrival, options_blob))
         }
         Ok((ReplyBody::CachedLocal { side, options_blob }, mut fds)) => {
             let end = NewEnd::open(session, fds.pop(), side);
             let arrival = NewSession::Local(end.map_err(Errno::from_raw_os_error)?);
-            Ok(Some((arrival, reservation.keep(), options_blob)))
+            Ok(fetched(arrival, options_blob))
         }
         Ok((ReplyBody::Relayed, _)) => Ok(None),
         other => Err(refusal(other)),
+    }
+}
+
+/// As [`install`]. If the server is another one by now, that has it adopted.
+pub(crate) fn install_fetched(process: &'static Process, socket: &Arc<Socket>, fetched: Fetched) {
+    let known_to = fetched.incarnation;
+    install(process, socket, fetched.slot, fetched.session);
+    if process.incarnation() != known_to {
+        socket.note_server(known_to);
+        successor::look_again();
     }
 }
 

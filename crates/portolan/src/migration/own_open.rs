@@ -86,6 +86,7 @@ fn may_open_here(process: &Process, socket: &Socket, setup: &Setup) -> bool {
 fn way_to(process: &Process, remote: SocketAddr) -> Option<OwnOpen> {
     let mut way = process.lock().way_to(clock::now(), remote);
     if let Way::Lease { local, slot, most } = way {
+        let incarnation = process.incarnation();
         let request = RequestBody::LeasePorts { local, slot, most };
         let leased = match process.control.call(request, &[]) {
             Ok((ReplyBody::Leased { ports, rules }, _)) => {
@@ -95,6 +96,8 @@ fn way_to(process: &Process, remote: SocketAddr) -> Option<OwnOpen> {
             _ => None,
         };
         let (mut core, now) = (process.lock(), clock::now());
+        // The next server knows nothing of an earlier one's leases.
+        let leased = leased.filter(|_| incarnation == process.incarnation());
         core.leases.add(now, local, leased);
         way = core.way_to(now, remote);
     }

@@ -8,8 +8,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use portolan_proto::control::{
-    DescriptorEvent, Evidence, FastOpenMode, GroupAction, GroupChange, HandshakeOptions, ReplyBody,
-    RequestBody, SessionRef,
+    DescriptorEvent, DescriptorOfAdopted, Evidence, FastOpenMode, GroupAction, GroupChange,
+    HandshakeOptions, ReplyBody, RequestBody, SessionRef,
 };
 use portolan_proto::encode;
 use portolan_sys::port_right::BoundPort;
@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, listen, shutdown, sockopt};
 
 use crate::descriptors::InternalFd;
+use crate::migration::active_open;
 use crate::migration::arrival::retarget;
 use crate::migration::delegate::{self, ListenerSlot};
 use crate::migration::fallback::{new_kernel_socket, replace_listener, set_options, wake_sleepers};
@@ -50,13 +51,19 @@ pub(crate) fn open_again(process: &'static Process) -> Opened {
     let mut seen: HashSet<*const Socket> = HashSet::new();
     let mut opened = Opened::All;
     let mut connections = Vec::new();
-    for (_, socket) in table::sockets() {
+    for (fd, socket) in table::sockets() {
         if !seen.insert(Arc::as_ptr(&socket)) {
             continue;
         }
         let outcome = match (socket.protocol, socket.phase()) {
             (Protocol::Tcp, SocketPhase::Listening) => open_listener(process, &socket).map(drop),
             (Protocol::Tcp, SocketPhase::Idle) => bind_stream(process, &socket),
+            (Protocol::Tcp, SocketPhase::Connecting) => {
+                if !active_open::open_again(process, fd, &socket) {
+                    opened = Opened::Some;
+                }
+                Ok(())
+            }
             (Protocol::Udp, SocketPhase::Cached) => bind_datagrams(process, &socket),
             (Protocol::Tcp, SocketPhase::Cached) => {
                 // They keep working meanwhile.
@@ -382,7 +389,8 @@ pub(crate) fn adopt_next(process: &'static Process, socket: &Arc<Socket>) {
     let _ = adopt(process, socket);
 }
 
-/// Has the server adopt a connection of before, on a new descriptor. One that it refuses ends.
+/// Has the server adopt a connection of before, on its descriptor, or a new one if the server has not the other end of that.
+/// One that it refuses ends.
 fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     let mut setup = socket.setup();
     let is_here = |socket: &Socket| socket.phase() == SocketPhase::Cached;
@@ -429,9 +437,16 @@ fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
         .into_iter()
         .chain(memory)
         .collect();
-    match process.control.call(request, &fds) {
-        Ok((ReplyBody::Bound { session, .. }, _)) => {
-            note_adopted(process, socket, &mut setup, session)
+    let which = match process.control.call(request, &fds) {
+        Ok((
+            ReplyBody::Adopted {
+                session,
+                descriptor,
+            },
+            _,
+        )) => {
+            note_adopted(process, socket, &mut setup, session);
+            descriptor
         }
         Ok((ReplyBody::Error { errno }, _)) if is_shortage(errno) => {
             return Err(Errno::from_raw_os_error(errno).into());
@@ -445,10 +460,13 @@ fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
             return Ok(());
         }
         lost => return Err(refusal(lost)),
-    }
+    };
     socket.note_server(process.incarnation());
     setup.carries_messages = false;
     setup.incarnation = process.incarnation();
+    if which == DescriptorOfAdopted::Kept {
+        return Ok(());
+    }
     if is_here(socket) {
         return Ok(replace_fds(socket, &near)?);
     }

@@ -20,13 +20,13 @@ use crate::threads::start::start;
 pub(super) const UDP_RECEIVE_BUFFER: usize = 212_992;
 
 /// Makes a request about the socket's session. For a session that is new to the server, a pair of that kind is made,
-/// whose far end the server keeps. If the reply makes it a kernel socket, it is one when this returns.
+/// whose far end the server keeps, and such a request waits for the next server. If the reply makes it a kernel socket, it is one when this returns.
 pub(super) fn ask(
-    process: &Process,
+    process: &'static Process,
     fd: RawFd,
     socket: &Arc<Socket>,
     (setup, kind): (&Setup, PairKind),
-    request: impl FnOnce(SessionRef) -> RequestBody,
+    request: impl Fn(SessionRef) -> RequestBody,
 ) -> Outcome<ReplyBody> {
     let (session, pair) = match setup.session {
         Some(session) => (SessionRef::Known(session), None),
@@ -34,7 +34,12 @@ pub(super) fn ask(
     };
     let ends = pair.as_ref().map(|(near, far)| [far.as_fd(), near.as_fd()]);
     let fds = ends.as_ref().map_or(&[][..], |ends| &ends[..]);
-    match process.control.call(request(session), fds) {
+    let mut answer = process.control.call(request(session), fds);
+    // The next server does not know a session before it is reopened, which the lock on `setup` prevents.
+    while answer.is_err() && pair.is_some() && process.await_server() {
+        answer = process.control.call(request(session), fds);
+    }
+    match answer {
         Ok((ReplyBody::UseKernel { .. }, fds)) => {
             let kernel = match (socket.phase(), setup.session) {
                 (SocketPhase::Cached, Some(session)) => {

@@ -254,6 +254,7 @@ fn start_connect<'a>(
         return Ok(Opening::Started { early: 0, taking });
     }
     let reservation = SlotReservation::at(process);
+    let is_repeatable = early == FastOpenMode::No && setup.session.is_none();
     let reply = ask(process, fd, socket, (&setup, PairKind::Stream), |session| {
         RequestBody::Connect {
             session,
@@ -261,7 +262,7 @@ fn start_connect<'a>(
             remote,
             slot: reservation.slot(),
             options,
-            early,
+            early: early.clone(),
         }
     })?;
     match reply {
@@ -271,6 +272,8 @@ fn start_connect<'a>(
             early,
         } => {
             setup.session = Some(session);
+            setup.incarnation = process.incarnation();
+            setup.is_open_repeatable = is_repeatable;
             setup.set_local(local);
             setup.remote = Some(remote);
             setup.deferred = None;

@@ -18,7 +18,7 @@ use super::bind::bind_implicitly;
 use super::find::find;
 use super::watching::Watching;
 use crate::migration::active_open::complete_connect;
-use crate::migration::arrival::{fetch, install};
+use crate::migration::arrival::{fetch, install_fetched};
 use crate::migration::delegate::ListenerSlot;
 use crate::migration::fallback::{accept_kernel, hand_to_kernel_epolls, wake_sleepers};
 use crate::migration::{delegate, reopen};
@@ -439,8 +439,8 @@ fn cache(
     setup: Setup,
 ) -> Outcome<Arc<Socket>> {
     // A session that was never accepted has no other user: it is not relayed.
-    let (session, slot, _) = fetch(process, session, &[])?.ok_or(Errno::PROTO)?;
+    let fetched = fetch(process, session, &[])?.ok_or(Errno::PROTO)?;
     let socket = Arc::new(Socket::accepted(listener, setup));
-    install(process, &socket, slot, session);
+    install_fetched(process, &socket, fetched);
     Ok(socket)
 }

@@ -72,15 +72,17 @@ pub(super) fn note_end() {
 }
 
 impl Process {
-    /// Returns when the server, or the next one, is there; or when none is to be expected.
-    pub(crate) fn await_server(&'static self) {
+    /// Returns when the server, or the next one, is there; false if none is to be expected.
+    pub(crate) fn await_server(&'static self) -> bool {
         if !self.control.has_hung_up() {
-            return;
+            return true;
         }
         let mut outage = Outage::begin();
         while self.control.is_lost() && outage.goes_on(Unanswered::NoServer) {}
-        if !self.control.is_lost() {
+        let is_there = !self.control.is_lost();
+        if is_there {
             note_end();
         }
+        is_there
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct Setup {
     pub(crate) incarnation: u64,
     /// For a listener: a kernel socket on its port, to listen on while there is no server.
     pub(crate) port_token: Option<InternalFd>,
-    /// For a listener whose server is gone: the other end of a descriptor that nobody writes to.
+    /// For a listener or an open whose server is gone: the other end of a descriptor that nobody writes to.
     pub(crate) silent_far: Option<InternalFd>,
     /// Its descriptor preserves message boundaries: a bound TCP socket's does, so that all processes with a
     /// copy find the connections to accept there, whichever of them calls `listen`.
@@ -37,6 +37,8 @@ pub(crate) struct Setup {
     pub(crate) deferred: Option<SocketAddr>,
     /// The server has the connection, and relays it when something is written to its descriptor.
     pub(crate) relays_writes: bool,
+    /// An active open that brings nothing but its SYN, from a port that the server chooses: the next server can try again.
+    pub(crate) is_open_repeatable: bool,
     /// Of the last `listen`.
     pub(crate) backlog: u32,
 }

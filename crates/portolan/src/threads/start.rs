@@ -105,7 +105,9 @@ pub(crate) fn for_new_socket() -> Result<&'static Process, Absent> {
     {
         match process.renew() {
             Ok(()) => successor::watch(),
-            Err(NotRegistered::Absent(_)) => process.await_server(),
+            Err(NotRegistered::Absent(_)) => {
+                process.await_server();
+            }
             Err(NotRegistered::Refused(_)) => {}
         }
     }

@@ -31,6 +31,8 @@ const REFUSED: Duration = Duration::from_secs(2);
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 static IS_WATCHING: AtomicBool = AtomicBool::new(false);
+/// A session of an earlier server has come after the others were adopted.
+static IS_ASKED: AtomicBool = AtomicBool::new(false);
 static IS_STOPPING: AtomicBool = AtomicBool::new(false);
 static THREAD: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 
@@ -42,12 +44,14 @@ pub(crate) fn watch() {
     let started = thread::spawn_masked("portolan-wait", || {
         let _inside = inside::enter();
         loop {
+            IS_ASKED.store(false, Ordering::Release);
             look();
             IS_WATCHING.store(false, Ordering::Release);
-            // A thread that found the server lost again a moment ago has left that to this one.
+            // A thread that found the server lost again a moment ago, or has another session, has left that to this one.
             let is_lost = Process::running().is_some_and(|process| process.control.is_lost());
+            let is_wanted = is_lost || IS_ASKED.load(Ordering::Acquire);
             let is_stopping = IS_STOPPING.load(Ordering::Acquire);
-            if !is_lost || is_stopping || IS_WATCHING.swap(true, Ordering::AcqRel) {
+            if !is_wanted || is_stopping || IS_WATCHING.swap(true, Ordering::AcqRel) {
                 break;
             }
         }
@@ -57,6 +61,12 @@ pub(crate) fn watch() {
         // The next call that finds the server gone tries again.
         Err(_) => IS_WATCHING.store(false, Ordering::Release),
     }
+}
+
+/// Has the server adopt sessions that have come since the last look.
+pub(crate) fn look_again() {
+    IS_ASKED.store(true, Ordering::Release);
+    watch();
 }
 
 pub(crate) fn is_watching() -> bool {

@@ -1,6 +1,7 @@
 //! Connections that the server itself holds, for the next one: those that it relays or has parked, those in accept
 //! queues, and those that it finishes for programs that have closed them. A server that stops for a successor puts their
-//! state, and its ends of their descriptors, into the messages of a socket that the service manager keeps.
+//! state, and its ends of their descriptors and of those that processes hold, into the messages of a socket that the
+//! service manager keeps.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -8,12 +9,15 @@ use portolan_control::{Errno, HeldBefore, Input, Life, SessionEntry, SessionPhas
 use portolan_proto::control::HandshakeOptions;
 use portolan_proto::encode;
 use portolan_stack::Session;
-use portolan_sys::unix::{self, PairKind, socket_pair};
+use portolan_sys::unix::{self, MAX_FDS, PairKind, socket_pair};
 use portolan_types::{ChannelId, SessionId};
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use tracing::{debug, info, warn};
 
-use crate::adoption::held::{self, HeldConnection, HeldState, LeftConnection, Role, first_message};
+use crate::adoption::ends::LeftEnd;
+use crate::adoption::held::{
+    self, HeldConnection, HeldState, LeftConnection, Message, Role, first_message,
+};
 use crate::server::Server;
 use crate::supervisor::Kept;
 
@@ -40,9 +44,9 @@ impl Server {
         }
     }
 
-    /// Has the service manager keep the connections for the next server. Returns those that it keeps, which are no longer
-    /// here.
-    pub(crate) fn hand_connections_over(&mut self) -> Vec<SessionId> {
+    /// Has the service manager keep the connections for the next server, and the ends. Returns the connections that it keeps,
+    /// which are no longer here.
+    pub(crate) fn hand_over_all(&mut self, ends: Vec<(LeftEnd, OwnedFd)>) -> Vec<SessionId> {
         let sessions = self.control.registry.sessions();
         let mut held: Vec<&SessionEntry> = sessions
             .filter(|session| self.can_hand_over(session.id))
@@ -50,28 +54,40 @@ impl Server {
         // In the order in which they came, which is that of accept queues.
         held.sort_unstable_by_key(|session| session.generation.0);
         let held: Vec<SessionId> = held.iter().map(|session| session.id).collect();
-        if held.is_empty() {
+        if held.is_empty() && ends.is_empty() {
             return held;
         }
         // What has arrived for them belongs to their states.
         self.drain();
-        self.put_aside(held).unwrap_or_else(|error| {
+        self.put_aside(held, ends).unwrap_or_else(|error| {
             warn!(%error, "connections that the server held are lost");
             Vec::new()
         })
     }
 
-    fn put_aside(&mut self, held: Vec<SessionId>) -> std::io::Result<Vec<SessionId>> {
+    fn put_aside(
+        &mut self,
+        held: Vec<SessionId>,
+        ends: Vec<(LeftEnd, OwnedFd)>,
+    ) -> std::io::Result<Vec<SessionId>> {
         let (kept, end) = socket_pair(PairKind::SeqPacket)?;
         set_socket_send_buffer_size_force(&end, ROOM)?;
         unix::send(&end, &first_message(), &[]).map_err(std::io::Error::other)?;
+        for some in ends.chunks(MAX_FDS) {
+            let message = Message::Ends(some.iter().map(|(end, _)| *end).collect());
+            let fds: Vec<BorrowedFd<'_>> = some.iter().map(|(_, far)| far.as_fd()).collect();
+            if let Err(error) = unix::send(&end, &encode(&message), &fds) {
+                warn!(%error, "descriptors of connections are lost");
+            }
+        }
         let mut put = Vec::new();
         for id in held {
             let Some((connection, fds)) = self.pack(id) else {
                 continue;
             };
             let fds: Vec<BorrowedFd<'_>> = fds.iter().map(AsFd::as_fd).collect();
-            match unix::send(&end, &encode(&connection), &fds) {
+            let message = Message::Held(Box::new(connection));
+            match unix::send(&end, &encode(&message), &fds) {
                 Ok(()) => put.push(id),
                 Err(error) => warn!(%error, session = id.0, "a connection is lost"),
             }

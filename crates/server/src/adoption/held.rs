@@ -1,4 +1,5 @@
-//! Connections that a server itself holds, in the messages of a socket for the next server.
+//! What a server leaves to the next one in the messages of a socket: the connections that it holds itself, and its ends
+//! of the descriptors of those that processes hold.
 
 use std::os::fd::OwnedFd;
 
@@ -11,8 +12,10 @@ use portolan_types::{FlowKey, Protocol};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-/// Raised with every change of [`HeldConnection`] that [`PROTOCOL`] does not cover. Both are the first message.
-const FORMAT: u32 = 2;
+use crate::adoption::ends::LeftEnd;
+
+/// Raised with every change of [`Message`] that [`PROTOCOL`] does not cover. Both are the first message.
+const FORMAT: u32 = 3;
 
 /// Most bytes of a message: larger states are in memory that the message carries.
 const MESSAGE_MAX: usize = 256 * 1024;
@@ -69,14 +72,28 @@ impl HeldState {
     }
 }
 
-/// A message: the connection without its descriptors, which it carries. The end of the session's descriptor is the first,
-/// then come those of its state.
+/// A connection without its descriptors, which the message carries: the end of the session's descriptor is the first, then
+/// come those of its state.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct HeldConnection {
     pub session: HeldBefore,
     pub role: Role,
     pub options_blob: SocketOptionsBlob,
     pub state: HeldState,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) enum Message {
+    Held(Box<HeldConnection>),
+    /// As many as the message carries descriptors.
+    Ends(Vec<LeftEnd>),
+}
+
+/// All that the previous server has left in messages.
+#[derive(Debug, Default)]
+pub(crate) struct Leftovers {
+    pub connections: Vec<LeftConnection>,
+    pub ends: Vec<(LeftEnd, OwnedFd)>,
 }
 
 /// A connection of the previous server, until it is in the tables of this one.
@@ -97,10 +114,10 @@ pub(crate) fn first_message() -> Vec<u8> {
     encode(&(PROTOCOL, FORMAT))
 }
 
-/// Returns the connections that the previous server has left. The messages stay, for the next start if this one fails.
-pub(crate) fn read(kept: &OwnedFd) -> Vec<LeftConnection> {
+/// Returns what the previous server has left. The messages stay, for the next start if this one fails.
+pub(crate) fn read(kept: &OwnedFd) -> Leftovers {
     let mut buffer = vec![0; MESSAGE_MAX];
-    let mut left = Vec::new();
+    let mut left = Leftovers::default();
     if let Err(error) = unix::peek_from_first(kept) {
         warn!(%error, "connections that the previous server held are reset");
         return left;
@@ -112,8 +129,14 @@ pub(crate) fn read(kept: &OwnedFd) -> Vec<LeftConnection> {
             return left;
         }
     }
-    while let Some((connection, fds)) = next(kept, &mut buffer) {
-        left.push(LeftConnection { connection, fds });
+    while let Some((message, fds)) = next(kept, &mut buffer) {
+        match message {
+            Message::Held(connection) => left.connections.push(LeftConnection {
+                connection: *connection,
+                fds,
+            }),
+            Message::Ends(ends) => left.ends.extend(ends.into_iter().zip(fds)),
+        }
     }
     left
 }

@@ -1,17 +1,17 @@
 //! Requests of processes that continue, and the end of what nobody has named.
 
-use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
 use portolan_bpf::map_id;
 use portolan_control::{Adopted, ClientId, Errno, Holder, Input, Life, Timer};
-use portolan_proto::control::{Evidence, ReplyBody};
+use portolan_proto::control::{DescriptorOfAdopted, Evidence, ReplyBody};
 use portolan_proto::filter::{FilterKey, FlowRow};
 use portolan_sys::clock;
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, is_scoped};
 use tracing::{info, warn};
 
+use crate::adoption::ends::Identity;
 use crate::channels::pool::Spare;
 use crate::random::random_u64;
 use crate::requests::Answer;
@@ -31,6 +31,13 @@ impl Server {
         let rows = flows.chain(inheritance.abandoned.iter().map(|(_, row)| row));
         if let Some(latest) = rows.map(|row| row.generation).max() {
             self.control.registry.continue_from(Generation(latest));
+        }
+        for (key, row) in &inheritance.ports {
+            let channel = inheritance.channels.get(&ChannelId(row.channel));
+            if let Some(channel) = channel.filter(|_| row.flags & FlowRow::LEASED != 0) {
+                self.control
+                    .hold_lease_back(key.local(), channel.uid, self.now);
+            }
         }
         if inheritance.until.is_some() {
             self.control.timers.defer(Timer::Inheritance);
@@ -79,12 +86,11 @@ impl Server {
             Ok(_) => self.control.counters.adopted += 1,
             Err(_) => self.control.counters.adoptions_refused += 1,
         }
-        let id = result?;
-        let session = self.control.registry.session(id).ok_or(Errno::BADF)?;
-        Ok(ReplyBody::Bound {
-            session: id,
-            local: session.local,
-            generation: session.generation,
+        let (session, descriptor) = result?;
+        self.answer_waiting(session);
+        Ok(ReplyBody::Adopted {
+            session,
+            descriptor,
         }
         .into())
     }
@@ -94,7 +100,7 @@ impl Server {
         channel: ChannelId,
         (adopted, generation): (Adopted, Generation),
         fds: &mut Vec<OwnedFd>,
-    ) -> Result<SessionId, Errno> {
+    ) -> Result<(SessionId, DescriptorOfAdopted), Errno> {
         let flow = adopted.flow;
         let place = (adopted.slot, generation);
         let adopted = match adopted.id {
@@ -106,16 +112,18 @@ impl Server {
             _ if self.inheritance.confirms(channel, &flow, place) => adopted,
             _ => return Err(Errno::PERM),
         };
-        let descriptor = self.take_new_descriptor(fds)?;
+        let whose = (adopted.id, Identity::Flow(flow));
+        let descriptor = self.descriptor_of_adopted(channel, whose, fds)?;
+        let which = descriptor.which;
         let id = self.control.adopt(channel, adopted, descriptor.cookie)?;
         self.inheritance.flows.remove(&FilterKey::new(&flow));
-        if let Err(errno) = self.watch_peer_end(id, descriptor.far) {
+        if let Err(errno) = self.watch_adopted(id, descriptor) {
             self.forget(id);
             return Err(errno);
         }
         self.renew_rows(id);
         self.note_arrival(id, channel);
-        Ok(id)
+        Ok((id, which))
     }
 
     /// Is it a connection that the previous server did not know, on a port from which the process could open it?
@@ -177,6 +185,7 @@ impl Server {
         for client in self.clients.values_mut() {
             self.inheritance.give_back(client.inherits.take());
         }
+        self.close_ends();
         let inheritance = std::mem::take(&mut self.inheritance);
         for id in inheritance.queued.into_values().flatten() {
             self.input(Input::Abort(id));
@@ -208,12 +217,8 @@ impl Server {
         );
     }
 
-    /// Can the next server continue with a session, whose state is its process's? Leases count that are in use.
-    pub(crate) fn is_left_to_successor(
-        &self,
-        id: SessionId,
-        used_leases: &HashSet<SessionId>,
-    ) -> bool {
+    /// Can the next server continue with a session, whose state is its process's?
+    pub(crate) fn is_left_to_successor(&self, id: SessionId) -> bool {
         let session = self.control.registry.session(id);
         session.is_some_and(|session| match &session.life {
             Life::Connected => {
@@ -223,7 +228,8 @@ impl Server {
                     && !session.is_local()
             }
             Life::Listening(listener) => listener.is_delegated(),
-            Life::Leased => used_leases.contains(&id),
+            // Its process may open a connection at any moment.
+            Life::Leased => true,
             _ => false,
         })
     }

@@ -7,9 +7,10 @@ use portolan_proto::local::Side;
 use portolan_types::{Instant, SessionId};
 use rustix::fs::fstat;
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
 /// Names a memory in the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct MemoryKey {
     device: u64,
     inode: u64,

@@ -5,11 +5,13 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use portolan_control::{Adopted, Errno, Timer};
+use portolan_proto::control::DescriptorOfAdopted;
 use portolan_proto::local::Side;
 use portolan_sys::shm::Rings;
 use portolan_types::{ChannelId, SessionId};
 
 use crate::adoption::TIMEOUT;
+use crate::adoption::ends::Identity;
 use crate::adoption::unpaired::{First, MemoryKey};
 use crate::local_ends::{LocalEnd, Memory};
 use crate::server::Server;
@@ -21,20 +23,23 @@ impl Server {
         channel: ChannelId,
         (adopted, side): (Adopted, Side),
         fds: &mut Vec<OwnedFd>,
-    ) -> Result<SessionId, Errno> {
+    ) -> Result<(SessionId, DescriptorOfAdopted), Errno> {
         let memory = fds.pop().ok_or(Errno::INVAL)?;
-        let descriptor = self.take_new_descriptor(fds)?;
+        let key = MemoryKey::of(&memory).map_err(|_| Errno::INVAL)?;
+        let whose = (adopted.id, Identity::Memory(key));
+        let descriptor = self.descriptor_of_adopted(channel, whose, fds)?;
+        let which = descriptor.which;
         let id = self.control.adopt(channel, adopted, descriptor.cookie)?;
         let entered = self
             .enter_end(id, side, memory)
-            .and_then(|()| self.watch_peer_end(id, descriptor.far));
+            .and_then(|()| self.watch_adopted(id, descriptor));
         entered.inspect_err(|_| self.forget(id))?;
         if let (Some(end), Some(channel)) = (self.handles.local(id), self.channels.get(&channel)) {
             end.give_to(channel.notifier.number);
         }
         self.announce_end(id, channel);
         self.tell_of_end_later(id);
-        Ok(id)
+        Ok((id, which))
     }
 
     /// Gives a session that is entered its end again, and its peer if that is here already.

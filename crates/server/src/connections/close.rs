@@ -26,6 +26,10 @@ impl Server {
             return Err(Errno::OPNOTSUPP);
         }
         if session.awaited.is_none() {
+            if self.is_stopping() {
+                // It stays where it is, and leaves with the next server.
+                return Ok(Answer::Silence);
+            }
             let slot = self.stack.reserve();
             self.control.registry.depart(id, slot, self.now);
             self.renew_rows(id);

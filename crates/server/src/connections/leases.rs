@@ -83,14 +83,6 @@ impl Server {
             .collect()
     }
 
-    /// Returns the leases with connections that only their processes know, as their journals say.
-    pub(crate) fn used_leases(&self) -> HashSet<SessionId> {
-        let processes = self.channels.values();
-        let records = processes.flat_map(|process| process.journal.records());
-        let named = records.filter_map(|record| record.port());
-        named.filter(|&port| self.control.is_lease(port)).collect()
-    }
-
     /// `ReturnPorts`: the process needs them no longer.
     pub(crate) fn end_leases(&mut self, channel: ChannelId, ports: Vec<SessionId>) -> Answer {
         for id in ports {

@@ -16,6 +16,7 @@ use portolan_sys::unix::{AcceptError, Connection, Credentials, MAX_FDS, ReceiveE
 use portolan_sys::{clock, port_right};
 use portolan_types::{ChannelId, FlowKey, Protocol, canonical};
 use rustix::event::epoll::EventFlags;
+use rustix::net::{Shutdown, shutdown};
 use tracing::{debug, info};
 
 use crate::calls::{Call, RequestId, Sequel};
@@ -214,6 +215,33 @@ impl Server {
         self.nested_reads -= 1;
     }
 
+    /// Answers the requests that have been sent, and receives no others: a library repeats to the next server what has had no
+    /// answer. Clients are not served from then on.
+    pub(crate) fn read_last_requests(&mut self) {
+        let mut buffer = vec![0; MAX_MESSAGE];
+        for id in self.clients.keys().copied().collect::<Vec<_>>() {
+            let Some(client) = self.clients.get(&id) else {
+                continue;
+            };
+            let uid = client.credentials.uid;
+            self.poll.remove(&client.connection, client.token);
+            // Fails only if the client has gone.
+            let _ = shutdown(&client.connection, Shutdown::Read);
+            let mut fds = Vec::new();
+            while let Some(client) = self.clients.get(&id)
+                && let Ok(message) = client.connection.receive_all(&mut buffer, &mut fds)
+                && let Ok(request) = decode::<Request>(&buffer[..message.length])
+            {
+                let mut brought = std::mem::take(&mut fds);
+                self.sink.screen(uid, &mut brought);
+                if message.is_short || brought.len() > MAX_FDS {
+                    break;
+                }
+                self.handle(id, request, brought);
+            }
+        }
+    }
+
     fn handle(&mut self, id: ClientId, request: Request, fds: Vec<OwnedFd>) {
         self.control.counters.requests += 1;
         let Request { id: number, body } = request;
@@ -227,6 +255,8 @@ impl Server {
             Ok(Answer::Reply(body, fds)) => (body, fds),
             Ok(Answer::List(bytes, body)) => return self.send_list((id, number), bytes, body),
             Ok(Answer::Silence) => return,
+            // The next server is asked again.
+            Ok(Answer::Recall(..)) if self.is_stopping() => return,
             Ok(Answer::Recall(session, want)) => {
                 let requester = Requester {
                     client: id,
@@ -331,6 +361,9 @@ impl Server {
         if is_list(&body) && self.has_unread_answer(id) {
             self.control.counters.lists_refused += 1;
             return Err(Errno::AGAIN);
+        }
+        if let Some(session) = self.inheritance.ends.shown_by(&body, &fds) {
+            return self.await_adoption((id, number), session, (body, fds));
         }
         if let Some(port) = self.closing_port_of(id, &body) {
             return Ok(Answer::AfterCloses(AwaitedClose::Port(port, body, fds)));
@@ -700,6 +733,9 @@ impl Server {
             self.channel_pool.forget_pending_hello(id);
         }
         self.inheritance.give_back(client.inherits);
+        for fd in self.inheritance.ends.forget_client(id) {
+            self.sink.close_of(uid, fd);
+        }
         self.end_capture(id);
         if let Some(channel) = client.channel {
             self.channel_gone(channel);

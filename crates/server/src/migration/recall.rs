@@ -77,7 +77,8 @@ impl Server {
         let (Some(near), Some(uid)) = (near, uid) else {
             return Ok(self.stay_relayed(channel, id));
         };
-        let may_go = !self.is_suspended(id)
+        let may_go = !self.is_stopping()
+            && !self.is_suspended(id)
             && self.is_left_alone(id, channel, &near)
             && self.may_end_relay(id);
         if !may_go || relay::is_read(&near) {

@@ -107,7 +107,7 @@ fn adopt_by(
     let ends = [far.as_fd(), near.as_fd()];
     let fds: Vec<_> = ends.into_iter().chain(memory).collect();
     let errno = match client.ask_with(request, &fds).0 {
-        ReplyBody::Bound { .. } => None,
+        ReplyBody::Adopted { .. } => None,
         ReplyBody::Error { errno } => Some(errno),
         reply => panic!("{reply:?}"),
     };
