@@ -150,29 +150,25 @@ impl Control {
 
     /// Holds a port back that a process had under lease: it may still have connections there that nobody knows.
     pub fn hold_lease_back(&mut self, local: SocketAddr, uid: u32, now: Instant) {
-        let claim = PortClaim {
-            protocol: Protocol::Tcp,
-            local,
-            reuse: Reuse::default(),
-            v6_only: true,
-            uid,
-        };
         // In use otherwise already: nobody gets it.
-        if let Ok((claim, _)) = self.ports.bind(claim, 0) {
+        if let Ok((claim, _)) = self.ports.bind(claim_of(local, uid), 0) {
             self.hold_port_back(claim, now);
         }
     }
 
     fn claim_flow(&mut self, flow: &FlowKey, uid: u32) -> Result<ClaimId, Errno> {
-        let claim = PortClaim {
-            protocol: Protocol::Tcp,
-            local: flow.local,
-            reuse: Reuse::default(),
-            v6_only: true,
-            uid,
-        };
-        let adopted = self.ports.adopt(claim, flow.remote);
+        let adopted = self.ports.adopt(claim_of(flow.local, uid), flow.remote);
         adopted.map_err(ClaimError::errno)
+    }
+}
+
+fn claim_of(local: SocketAddr, uid: u32) -> PortClaim {
+    PortClaim {
+        protocol: Protocol::Tcp,
+        local,
+        reuse: Reuse::default(),
+        v6_only: true,
+        uid,
     }
 }
 

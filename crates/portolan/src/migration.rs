@@ -308,7 +308,7 @@ pub(crate) fn give_back(process: &'static Process, socket: &Arc<Socket>, to: Des
 
 /// Nobody can have a session that has to leave.
 fn end_here(process: &Process, socket: &Arc<Socket>) {
-    let setup = socket.setup();
+    let _setup = socket.setup();
     let mut core = process.lock();
     if let SocketState::Cached { slot } = socket.state() {
         core.release(slot);
@@ -316,8 +316,6 @@ fn end_here(process: &Process, socket: &Arc<Socket>) {
         socket.become_unless_closed(SocketState::Closed);
         socket.notify(Events::READABLE | Events::WRITABLE | Events::CLOSED);
     }
-    drop(core);
-    drop(setup);
 }
 
 /// Returns a TCP session that is here. If the server does not accept it, it is lost; if there is no server, it stays.

@@ -20,7 +20,9 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use portolan_proto::PROTOCOL;
-use portolan_proto::control::{Delivery, MappingChoice, Parameters, ReplyBody, RequestBody, Reuse};
+use portolan_proto::control::{
+    Delivery, HandshakeOptions, MappingChoice, Parameters, ReplyBody, RequestBody, Reuse,
+};
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::pi::{PiGuard, PiMutex};
 use portolan_sys::port_right::{self, BoundPort};
@@ -46,6 +48,7 @@ use crate::process::outage::{Outage, Unanswered};
 use crate::runtime::locals::Locals;
 use crate::runtime::{Core, OwnerSignal, SharedMemory};
 use crate::settings::{Mode, settings};
+use crate::socket::Socket;
 use crate::socket::pair::PairPool;
 use crate::socket::table;
 use crate::wait::spin::Spinner;
@@ -401,6 +404,15 @@ impl Process {
     /// Returns the default delivery form.
     pub(crate) fn delivery(&self) -> Delivery {
         self.defaults().delivery
+    }
+
+    /// Returns what the server is to know of a socket that connects or listens.
+    pub(crate) fn handshake_options(&self, socket: &Socket) -> HandshakeOptions {
+        let options = socket.options().handshake();
+        HandshakeOptions {
+            delivery: options.delivery.or(Some(self.delivery())),
+            ..options
+        }
     }
 
     /// Returns the default receive ring.

@@ -2,9 +2,10 @@
 //! their state (ADR 34). A process shows the ring of its channel, gets the channel back, and names its connections, each
 //! of which the row of its flow confirms. What nobody has named after a while is reset.
 
-pub(crate) mod ends;
+mod ends;
 mod handover;
 mod held;
+pub(crate) mod left_ends;
 mod serve;
 pub(crate) mod unpaired;
 mod within_host;
@@ -23,8 +24,8 @@ use portolan_sys::device;
 use portolan_types::{ChannelId, FlowKey, Generation, Instant, Protocol, SessionId, Slot};
 use tracing::{info, warn};
 
-use crate::adoption::ends::Ends;
 use crate::adoption::held::{LeftConnection, Leftovers};
+use crate::adoption::left_ends::Ends;
 use crate::supervisor;
 
 /// How long processes may take to come and name what they hold. They look for a server at intervals of at most 250 ms.

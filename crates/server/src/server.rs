@@ -37,7 +37,7 @@ use rustix::io::Errno;
 use rustix::process::{Resource, Rlimit, Signal, getrlimit, setrlimit};
 use tracing::{info, warn};
 
-use crate::adoption::ends::LeftEnd;
+use crate::adoption::left_ends::LeftEnd;
 use crate::adoption::{self, Inheritance, Loaded};
 use crate::calls::Calls;
 use crate::captures::Captures;

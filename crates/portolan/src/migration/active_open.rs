@@ -26,7 +26,6 @@ use crate::runtime::locals::NewEnd;
 use crate::socket::near_end::replace_fds;
 use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState};
-use crate::threads::successor;
 
 thread_local! {
     /// Buffer for the outcome of an open; as long as the longest message.
@@ -105,7 +104,7 @@ pub(crate) fn complete_connect(process: &'static Process, fd: RawFd, socket: &Ar
             install(process, socket, slot, session);
             if setup.incarnation != process.incarnation() {
                 socket.note_server(setup.incarnation);
-                successor::look_again();
+                process.note_unadopted();
             }
         }
         OpenOutcome::Failed(errno) => fail(process, socket, &mut setup, errno),
@@ -143,7 +142,7 @@ fn will_be_repeated(process: &'static Process, socket: &Arc<Socket>, setup: &mut
     }
     setup.session = None;
     setup.silent_far = Some(InternalFd::new(far));
-    successor::look_again();
+    process.note_unadopted();
     true
 }
 
@@ -156,22 +155,23 @@ pub(crate) fn open_again(process: &'static Process, fd: RawFd, socket: &Arc<Sock
             || !socket.is_unknown_to(process.incarnation());
     }
     let mut setup = socket.setup();
-    let (SocketState::Connecting { slot }, Some(remote), Some(_)) =
-        (socket.state(), setup.remote, &setup.silent_far)
-    else {
+    let (SocketState::Connecting { slot }, Some(remote), None, None) = (
+        socket.state(),
+        setup.remote,
+        setup.session,
+        &setup.unregistered,
+    ) else {
         return true;
     };
     let Ok((near, far)) = process.control.replacing_pair(PairKind::Stream) else {
         return false;
     };
-    let mut options = socket.options().handshake();
-    options.delivery = options.delivery.or(Some(process.delivery()));
     let request = RequestBody::Connect {
         session: SessionRef::New,
         protocol: Protocol::Tcp,
         remote,
         slot,
-        options,
+        options: process.handshake_options(socket),
         early: FastOpenMode::No,
     };
     let incarnation = process.incarnation();

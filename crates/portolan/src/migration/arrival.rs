@@ -19,7 +19,6 @@ use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::runtime::locals::NewEnd;
 use crate::socket::{Socket, SocketState};
-use crate::threads::successor;
 use crate::wait::events::IN;
 
 /// A table of slots that can be promised.
@@ -128,7 +127,7 @@ pub(crate) fn install_fetched(process: &'static Process, socket: &Arc<Socket>, f
     install(process, socket, fetched.slot, fetched.session);
     if process.incarnation() != known_to {
         socket.note_server(known_to);
-        successor::look_again();
+        process.note_unadopted();
     }
 }
 

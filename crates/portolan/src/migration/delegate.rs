@@ -64,8 +64,7 @@ pub(crate) fn request(
     backlog: u32,
     place: &ListenerSlot<'_>,
 ) -> RequestBody {
-    let mut options = socket.options().handshake();
-    options.delivery = options.delivery.or(Some(process.delivery()));
+    let mut options = process.handshake_options(socket);
     let is_delegated = matches!(place, ListenerSlot::Known(_)).then_some(true);
     options.is_delegated = options
         .is_delegated

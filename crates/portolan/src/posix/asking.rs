@@ -20,7 +20,8 @@ use crate::threads::start::start;
 pub(super) const UDP_RECEIVE_BUFFER: usize = 212_992;
 
 /// Makes a request about the socket's session. For a session that is new to the server, a pair of that kind is made,
-/// whose far end the server keeps, and such a request waits for the next server. If the reply makes it a kernel socket, it is one when this returns.
+/// whose far end the server keeps, and such a request waits for the next server. If the reply makes it a kernel socket, it
+/// is one when this returns.
 pub(super) fn ask(
     process: &'static Process,
     fd: RawFd,

@@ -245,8 +245,7 @@ fn start_connect<'a>(
 ) -> Outcome<Opening<'a>> {
     let mut setup = socket.setup();
     carry_bytes(process, socket, &mut setup)?;
-    let mut options = socket.options().handshake();
-    options.delivery = options.delivery.or(Some(process.delivery()));
+    let options = process.handshake_options(socket);
     if early == FastOpenMode::No && open_here(process, fd, socket, (&mut setup, remote), &options) {
         let taking = (taker == Taker::Caller).then_some(TakesOutcome { process, socket });
         // The program may never ask for the outcome.
@@ -274,6 +273,7 @@ fn start_connect<'a>(
             setup.session = Some(session);
             setup.incarnation = process.incarnation();
             setup.is_open_repeatable = is_repeatable;
+            setup.silent_far = None;
             setup.set_local(local);
             setup.remote = Some(remote);
             setup.deferred = None;

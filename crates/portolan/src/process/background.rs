@@ -23,6 +23,8 @@ pub(crate) struct BackgroundThread {
     thread: Mutex<Option<JoinHandle<()>>>,
     pub(crate) is_resting: AtomicBool,
     is_stopping: AtomicBool,
+    /// Sessions of an earlier server are here that this one has not adopted.
+    has_unadopted: AtomicBool,
     /// Ends its sleep.
     pub(crate) notifier: EventNotifier,
     pub(crate) turns: Turns,
@@ -39,6 +41,7 @@ impl BackgroundThread {
             thread: Mutex::new(None),
             is_resting: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
+            has_unadopted: AtomicBool::new(false),
             notifier: EventNotifier::from_fd(descriptors::hide(EventNotifier::new()?.into())),
             turns: Turns::default(),
             equipment: Mutex::new(Some((Waiter::new(), RingEvents::new()))),
@@ -54,12 +57,24 @@ impl BackgroundThread {
         self.is_stopping.load(Ordering::Acquire)
     }
 
+    /// Returns whether sessions have come that are to be adopted.
+    pub(crate) fn takes_unadopted(&self) -> bool {
+        self.has_unadopted.swap(false, Ordering::AcqRel)
+    }
+
     fn thread(&self) -> MutexGuard<'_, Option<JoinHandle<()>>> {
         self.thread.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Process {
+    /// A session of an earlier server has come, or was to be opened by that: the helper sees to it.
+    pub(crate) fn note_unadopted(&'static self) {
+        self.helper.has_unadopted.store(true, Ordering::Release);
+        self.ensure_helper();
+        self.helper.notifier.notify();
+    }
+
     /// Starts the helper with the first session.
     pub(crate) fn ensure_helper(&'static self) {
         if self.helper.is_started.swap(true, Ordering::AcqRel) {

@@ -263,6 +263,9 @@ impl Process {
                 yield_session(self, session);
             }
         }
+        if self.helper.takes_unadopted() {
+            successor::look_again();
+        }
         let is_notified = fds.pop().is_some_and(|notifier| notifier.revents != 0);
         // While the helper is being stopped, the notifier stays set until nothing sleeps here any more.
         if is_notified && !self.helper.is_stopping() {

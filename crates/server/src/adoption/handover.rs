@@ -14,10 +14,10 @@ use portolan_types::{ChannelId, SessionId};
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use tracing::{debug, info, warn};
 
-use crate::adoption::ends::LeftEnd;
 use crate::adoption::held::{
     self, HeldConnection, HeldState, LeftConnection, Message, Role, first_message,
 };
+use crate::adoption::left_ends::LeftEnd;
 use crate::server::Server;
 use crate::supervisor::Kept;
 

@@ -12,7 +12,7 @@ use portolan_types::{FlowKey, Protocol};
 use serde::{Deserialize, Serialize};
 use tracing::warn;
 
-use crate::adoption::ends::LeftEnd;
+use crate::adoption::left_ends::LeftEnd;
 
 /// Raised with every change of [`Message`] that [`PROTOCOL`] does not cover. Both are the first message.
 const FORMAT: u32 = 3;

@@ -11,7 +11,7 @@ use portolan_sys::clock;
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, is_scoped};
 use tracing::{info, warn};
 
-use crate::adoption::ends::Identity;
+use crate::adoption::left_ends::Identity;
 use crate::channels::pool::Spare;
 use crate::random::random_u64;
 use crate::requests::Answer;

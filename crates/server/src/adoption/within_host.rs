@@ -11,7 +11,7 @@ use portolan_sys::shm::Rings;
 use portolan_types::{ChannelId, SessionId};
 
 use crate::adoption::TIMEOUT;
-use crate::adoption::ends::Identity;
+use crate::adoption::left_ends::Identity;
 use crate::adoption::unpaired::{First, MemoryKey};
 use crate::local_ends::{LocalEnd, Memory};
 use crate::server::Server;
