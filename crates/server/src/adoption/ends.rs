@@ -95,13 +95,11 @@ impl Server {
         session: SessionId,
         (body, fds): (RequestBody, Vec<OwnedFd>),
     ) -> Result<Answer, Errno> {
-        match self
-            .inheritance
-            .ends
-            .wait(session, Waiting { from, body, fds })
-        {
-            true => Ok(Answer::Silence),
-            false => Err(Errno::AGAIN),
+        let request = Waiting { from, body, fds };
+        if self.inheritance.ends.wait(session, request) {
+            Ok(Answer::Silence)
+        } else {
+            Err(Errno::AGAIN)
         }
     }
 
