@@ -148,6 +148,16 @@ impl Control {
         Ok(effects)
     }
 
+    /// Has nobody open a connection of an earlier server's time that its process may still name.
+    pub fn expect(&mut self, flow: &FlowKey, uid: u32) {
+        // Those that the server itself held are there already.
+        let _ = self.ports.expect(claim_of(flow.local, uid), flow.remote);
+    }
+
+    pub fn expect_no_longer(&mut self, flow: &FlowKey) {
+        self.ports.expect_no_longer(flow);
+    }
+
     /// Holds a port back that a process had under lease: it may still have connections there that nobody knows.
     pub fn hold_lease_back(&mut self, local: SocketAddr, uid: u32, now: Instant) {
         // In use otherwise already: nobody gets it.

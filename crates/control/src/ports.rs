@@ -81,6 +81,8 @@ enum Use {
     Flow(SocketAddr),
     /// A connection of an earlier server's time, whose `bind` or listener may return to the port.
     Adopted(SocketAddr),
+    /// Likewise, but its process has not named it yet.
+    Expected(SocketAddr),
     Lingering {
         remote: SocketAddr,
         until: Instant,
@@ -95,9 +97,10 @@ impl Use {
     /// Returns the peer of a connection.
     fn remote(&self) -> Option<SocketAddr> {
         match *self {
-            Use::Flow(remote) | Use::Adopted(remote) | Use::Lingering { remote, .. } => {
-                Some(remote)
-            }
+            Use::Flow(remote)
+            | Use::Adopted(remote)
+            | Use::Expected(remote)
+            | Use::Lingering { remote, .. } => Some(remote),
             Use::HeldBack { remote, .. } => remote,
             Use::Bound | Use::Listening => None,
         }
@@ -191,17 +194,37 @@ impl PortTable {
     /// Likewise for a connection that a peer opens: it has lost the one whose flow is held back.
     pub fn admit(&mut self, claim: PortClaim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
         let flow = flow_of(&normalised(claim), remote);
-        if let Some(&earlier) = self.flows.get(&flow)
-            && let Some(Use::HeldBack { .. }) = self.entry(earlier).map(|entry| entry.usage)
-        {
-            self.release(earlier);
-        }
+        self.release_flow(&flow, |usage| {
+            matches!(usage, Use::HeldBack { .. } | Use::Expected(_))
+        });
         self.join(claim, remote)
+    }
+
+    /// Keeps others from opening a connection of an earlier server's time, until it is adopted or no longer expected.
+    pub fn expect(&mut self, claim: PortClaim, remote: SocketAddr) -> Result<(), ClaimError> {
+        self.join_as(Use::Expected(remote), claim, remote)?;
+        Ok(())
+    }
+
+    /// Nobody will name the connection.
+    pub fn expect_no_longer(&mut self, flow: &FlowKey) {
+        self.release_flow(flow, |usage| matches!(usage, Use::Expected(_)));
     }
 
     /// Records a connection of an earlier server's time.
     pub fn adopt(&mut self, claim: PortClaim, remote: SocketAddr) -> Result<ClaimId, ClaimError> {
+        self.expect_no_longer(&flow_of(&normalised(claim), remote));
         self.join_as(Use::Adopted(remote), claim, remote)
+    }
+
+    fn release_flow(&mut self, flow: &FlowKey, is_over: impl Fn(Use) -> bool) {
+        if let Some(&earlier) = self.flows.get(flow)
+            && self
+                .entry(earlier)
+                .is_some_and(|entry| is_over(entry.usage))
+        {
+            self.release(earlier);
+        }
     }
 
     fn join_as(
@@ -262,7 +285,9 @@ impl PortTable {
         match entry.usage {
             Use::HeldBack { until, .. } => self.held.remove(&(until, id)),
             Use::Lingering { until, .. } => self.lingering.remove(&(until, id)),
-            Use::Bound | Use::Listening | Use::Flow(_) | Use::Adopted(_) => false,
+            Use::Bound | Use::Listening | Use::Flow(_) | Use::Adopted(_) | Use::Expected(_) => {
+                false
+            }
         };
         if let Some(remote) = entry.usage.remote() {
             self.flows.remove(&flow_of(&entry.claim, remote));
@@ -278,7 +303,7 @@ impl PortTable {
         let remote = match entry.usage {
             Use::Flow(remote) | Use::Adopted(remote) => Some(remote),
             Use::Bound | Use::Listening => None,
-            Use::HeldBack { .. } | Use::Lingering { .. } => return,
+            Use::HeldBack { .. } | Use::Lingering { .. } | Use::Expected(_) => return,
         };
         entry.usage = Use::HeldBack { remote, until };
         self.held.insert((until, id));
@@ -294,7 +319,7 @@ impl PortTable {
         let (remote, before) = match entry.usage {
             Use::Flow(remote) | Use::Adopted(remote) => (remote, None),
             Use::Lingering { remote, until } => (remote, Some(until)),
-            Use::Bound | Use::Listening | Use::HeldBack { .. } => return false,
+            Use::Bound | Use::Listening | Use::HeldBack { .. } | Use::Expected(_) => return false,
         };
         entry.usage = Use::Lingering { remote, until };
         if let Some(before) = before {
@@ -477,6 +502,8 @@ fn may_share(new: &PortClaim, old: &ClaimEntry, listening: bool) -> bool {
         // What lingers after a lease is the user's own.
         Use::HeldBack { remote: None, .. } if new.uid == old.claim.uid => true,
         Use::HeldBack { .. } => new.reuse.address || listening,
+        // The process whose it was may bind again before it names the connection, as another user than the one that has it.
+        Use::Expected(_) => true,
         Use::Adopted(_) => new.reuse.address || listening || new.uid == old.claim.uid,
         Use::Listening if new.protocol == Protocol::Tcp => false,
         Use::Flow(_) | Use::Lingering { .. } | Use::Bound | Use::Listening => {

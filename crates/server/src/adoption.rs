@@ -130,6 +130,12 @@ impl Inheritance {
         }
     }
 
+    /// Returns the user of a row's process.
+    fn uid_of(&self, row: &FlowRow) -> u32 {
+        let channel = self.channels.get(&ChannelId(row.channel));
+        channel.map_or(0, |channel| channel.uid)
+    }
+
     /// Was the process entitled to open connections on the port?
     fn entitles(&self, channel: ChannelId, local: SocketAddr) -> bool {
         let row = self.ports.get(&BindingKey::new(Protocol::Tcp, local));

@@ -45,6 +45,22 @@ fn an_adopted_connection_is_its_processs_under_its_number() {
 }
 
 #[test]
+fn an_expected_connection_is_adopted_or_abandoned_and_its_port_bound_meanwhile() {
+    let mut bed = Bed::new();
+    bed.control.expect(&flow(), USER);
+    let listener = claim_of(flow().local);
+    let (bound, _) = bed.control.ports.bind(listener, 0).unwrap();
+    bed.control.ports.release(bound);
+    bed.control.adopt(bed.channel, adopted(77), 5).unwrap();
+    assert_eq!(bed.control.ports.len(), 1);
+    bed.does(Input::Forget(SessionId(77)));
+    bed.control.expect(&flow(), USER);
+    let now = bed.now;
+    bed.control.abandon((&flow(), USER), || 78, now).unwrap();
+    assert_eq!(bed.control.ports.len(), 1);
+}
+
+#[test]
 fn neither_a_number_nor_a_flow_is_adopted_twice() {
     let mut bed = Bed::new();
     bed.control.adopt(bed.channel, adopted(77), 5).unwrap();

@@ -184,3 +184,32 @@ fn connections_in_time_wait_end_when_their_ports_are_leased_again() {
     assert_eq!(again[0].number, port.number);
     assert_eq!(ended, [Effect::Forget(id)]);
 }
+
+#[test]
+fn a_port_whose_connection_is_expected_to_be_named_is_nobody_elses() {
+    let mut bed = Bed::new();
+    let remote = "10.0.0.2:80".parse().unwrap();
+    let ephemeral = bed.control.ports.ephemeral();
+    let first = lease(&mut bed, 1)[0];
+    let flow = FlowKey {
+        protocol: Protocol::Tcp,
+        local: SocketAddr::new(OWN, first.number),
+        remote,
+    };
+    forget(&mut bed, first.id);
+    bed.control.expect(&flow, USER);
+    let mut numbers = HashSet::new();
+    // Each in turn is held back, and leased again.
+    for _ in 0..2 * ephemeral {
+        let port = lease(&mut bed, 1)[0];
+        numbers.insert(port.number);
+        forget(&mut bed, port.id);
+    }
+    assert!(!numbers.contains(&first.number));
+    let open = claim_of(SocketAddr::new(OWN, 0));
+    while let Ok((_, local)) = bed.control.ports.connect(open, remote, 0) {
+        assert_ne!(local, flow.local);
+    }
+    bed.control.expect_no_longer(&flow);
+    assert!(bed.control.ports.join(claim_of(flow.local), remote).is_ok());
+}

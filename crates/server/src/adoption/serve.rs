@@ -27,11 +27,16 @@ impl Server {
         for channel in inheritance.channels.keys() {
             self.control.registry.keep_channel(*channel);
         }
-        let flows = inheritance.flows.values();
-        let rows = flows.chain(inheritance.abandoned.iter().map(|(_, row)| row));
-        if let Some(latest) = rows.map(|row| row.generation).max() {
-            self.control.registry.continue_from(Generation(latest));
+        let reset = inheritance.abandoned.iter().map(|(key, row)| (key, row));
+        let mut latest = 0;
+        for (key, row) in inheritance.flows.iter().chain(reset) {
+            latest = latest.max(row.generation);
+            if let Some(flow) = named(key) {
+                let uid = inheritance.uid_of(row);
+                self.control.expect(&flow, uid);
+            }
         }
+        self.control.registry.continue_from(Generation(latest));
         for (key, row) in &inheritance.ports {
             let channel = inheritance.channels.get(&ChannelId(row.channel));
             if let Some(channel) = channel.filter(|_| row.flags & FlowRow::LEASED != 0) {
@@ -160,10 +165,8 @@ impl Server {
 
     fn abandon(&mut self, key: &FilterKey, row: FlowRow) {
         self.control.counters.abandoned += 1;
-        let channel = self.inheritance.channels.get(&ChannelId(row.channel));
-        let uid = channel.map_or(0, |channel| channel.uid);
-        // What the table does not say of a flow between link-local addresses is needed to reach its peer.
-        let flow = key.flow().filter(|flow| !is_scoped(flow.local.ip()));
+        let uid = self.inheritance.uid_of(&row);
+        let flow = named(key);
         let effects = flow.and_then(|flow| {
             let whose = (&flow, uid);
             self.control.abandon(whose, random_u64, self.now).ok()
@@ -172,6 +175,9 @@ impl Server {
             Some(effects) => self.carry_out(effects),
             // The kernel's stack resets it when the peer sends.
             None => {
+                if let Some(flow) = flow {
+                    self.control.expect_no_longer(&flow);
+                }
                 if let Err(failure) = self.filter.drop_row(key) {
                     warn!(%failure, "cannot remove a row of the filter");
                 }
@@ -233,4 +239,9 @@ impl Server {
             _ => false,
         })
     }
+}
+
+/// Returns the flow of a row. What the table does not say of one between link-local addresses is needed to reach its peer.
+fn named(key: &FilterKey) -> Option<FlowKey> {
+    key.flow().filter(|flow| !is_scoped(flow.local.ip()))
 }
