@@ -66,6 +66,8 @@ pub(crate) struct Process {
     /// Held while the handshakes of a listener are requested or given back: a thread of the program and the background
     /// thread may be about to do either.
     pub(crate) delegation_lock: Mutex<()>,
+    /// Held while what closed sockets have left here is handed to a server.
+    finishing: Mutex<()>,
     pub(crate) helper: BackgroundThread,
     /// Its holder runs with the priority of its waiters (ADR 2).
     core: PiMutex<Core>,
@@ -286,6 +288,13 @@ impl Process {
         Ok(portolan_sys::leak::store(&CURRENT, process))
     }
 
+    /// Returns when no other thread hands in what closed sockets have left.
+    pub(crate) fn finishing(&self) -> MutexGuard<'_, ()> {
+        self.finishing
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Registers with the server that listens in place of the lost one. This ends connections, unless the server gives
     /// this process its channel back; the caller has the sockets reopened (`migration::reopen`).
     pub(crate) fn renew(&'static self) -> Result<(), NotRegistered> {
@@ -374,6 +383,7 @@ impl Process {
             recall_event: WakeReceiver::from_fd(descriptors::hide(recall_event)),
             recall_lock: Mutex::new(()),
             delegation_lock: Mutex::new(()),
+            finishing: Mutex::new(()),
             helper: BackgroundThread::new(work).map_err(|e| e.to_string())?,
             has_warned: AtomicBool::new(false),
             stays: AtomicBool::new(false),

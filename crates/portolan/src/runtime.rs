@@ -8,6 +8,7 @@ pub(crate) mod lending;
 pub(crate) mod locals;
 pub(crate) mod migrated_flows;
 pub(crate) mod openings;
+pub(crate) mod orphans;
 mod own_opens;
 mod readiness;
 mod tx_queues;
@@ -40,6 +41,7 @@ use crate::runtime::lending::Lending;
 use crate::runtime::locals::{Locals, NewEnd};
 use crate::runtime::migrated_flows::MigratedFlows;
 use crate::runtime::openings::{Openings, Taker};
+use crate::runtime::orphans::{Orphan, Orphans};
 use crate::runtime::tx_queues::TxQueueMap;
 use crate::runtime::unregistered::Unregistered;
 use crate::socket::inboxes::Inboxes;
@@ -75,7 +77,7 @@ pub(crate) struct Core {
     pub(crate) statistics: StatisticsWriter,
     sockets: Vec<Option<Arc<Socket>>>,
     /// Sessions of closed sockets that no server took over; they are finished here.
-    pub(crate) orphans: Vec<Slot>,
+    orphans: Orphans,
     migrated_flows: MigratedFlows,
     pub(crate) watch: Watch<Arc<Waiter>>,
     pub(crate) openings: Openings,
@@ -169,7 +171,7 @@ impl Core {
             metastate,
             statistics,
             sockets: Vec::new(),
-            orphans: Vec::new(),
+            orphans: Orphans::default(),
             migrated_flows: MigratedFlows::default(),
             watch: Watch::default(),
             openings: Openings::default(),
@@ -325,7 +327,7 @@ impl Core {
         }
         self.answer_strays();
         self.pass_stamps(now);
-        self.remove_closed_orphans();
+        self.remove_ended_orphans();
         self.remove_ended();
         self.pass_on_urgent();
         if self.tx_queues.change() {
@@ -431,11 +433,27 @@ impl Core {
         self.poll(now);
     }
 
-    /// Inserts a session whose socket is closed, to finish it here.
-    pub(crate) fn keep_orphan(&mut self, now: Instant, slot: Slot, session: Session) {
-        self.stack.insert_at(now, slot, session);
-        self.orphans.push(slot);
+    /// Inserts a session whose socket is closed, at its slot. It goes on here until a server has it.
+    pub(crate) fn keep_orphan(&mut self, now: Instant, orphan: Orphan, session: Session) {
+        self.stack.insert_at(now, orphan.slot, session);
+        self.orphans.push(orphan);
         self.poll_tx(now);
+    }
+
+    /// Takes those that the next server can finish. Each must come back by [`Core::keep_orphan`] or [`Core::put_back`],
+    /// unless its session has left.
+    pub(crate) fn take_orphans(&mut self) -> Vec<Orphan> {
+        self.leave_closed_of_before();
+        self.orphans.take_unfinished(&mut self.stack)
+    }
+
+    pub(crate) fn put_back(&mut self, orphan: Orphan) {
+        self.orphans.push(orphan);
+    }
+
+    fn remove_ended_orphans(&mut self) {
+        let leased = &mut self.leases.flows;
+        self.orphans.remove_ended(&mut self.stack, leased);
     }
 
     /// Ends all connections as if the peers had reset them, because packets no longer reach them.
@@ -447,7 +465,7 @@ impl Core {
             self.end_one(now, Slot(slot as u32));
         }
         self.inboxes.cut_off();
-        self.remove_closed_orphans();
+        self.remove_ended_orphans();
     }
 
     /// Ends the connection at `slot` likewise.
@@ -487,8 +505,8 @@ impl Core {
     }
 
     /// Switches to another server that knows this process's channel, and to which the rows of leased ports and delegated
-    /// listeners still lead. The caller has the connections adopted and the listeners opened again; what closed sockets have
-    /// left here ends by itself.
+    /// listeners still lead. The caller has the connections adopted and the listeners opened again, and what closed sockets
+    /// have left here finished.
     pub(crate) fn carry_on(
         &mut self,
         now: Instant,
@@ -525,21 +543,6 @@ impl Core {
         self.outbox.clear();
         // A sleeping leader polls descriptors that were replaced.
         self.additions += 1;
-    }
-
-    /// Removes orphans that have ended, once their last segments are sent.
-    fn remove_closed_orphans(&mut self) {
-        if self.orphans.is_empty() || self.stack.has_output() {
-            return;
-        }
-        let stack = &mut self.stack;
-        self.orphans.retain(|&slot| {
-            let is_over = stack.tcp(slot).is_none_or(|s| s.connection.is_closed());
-            if is_over {
-                stack.remove(slot);
-            }
-            !is_over
-        });
     }
 
     /// Does everything that is due: [`Core::poll_rx`], then [`Core::poll_tx`].

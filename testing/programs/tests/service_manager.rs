@@ -15,6 +15,7 @@ use portolan_programs::stream::{assert_echoed, connect_once};
 use portolan_programs::{
     PYTHON, Steps, bed, counter, eventually, live_sessions, sockets, status, stop_server,
 };
+use rustix::net::sockopt;
 use rustix::process::Signal;
 
 const PORT: u16 = 7090;
@@ -202,6 +203,55 @@ fn new_sockets_wait_for_the_next_server() {
     assert_eq!(opened, 2, "connections are Portolan's");
 }
 
+/// Closes two connections while there is no server, far more than their peer reads at once after them: one that the server
+/// has opened, and, after some others, one from a port under lease. Then exits, or stays.
+const CLOSES: &str = r#"
+import socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
+print("listens", flush=True)
+then = sys.stdin.readline().strip()
+address = (sys.stdin.readline().strip(), int(sys.argv[2]))
+connections = [socket.create_connection(address) for _ in range(8)]
+print("connected", flush=True)
+sys.stdin.readline()
+for connection in connections:
+    connection.setblocking(False)
+    sent = connection.send(bytes(200_000))
+    assert sent == 200_000, sent
+    connection.close()
+if then == "stay":
+    print("closed", flush=True)
+    sys.stdin.readline()
+"#;
+
+#[test]
+fn what_is_closed_without_a_server_arrives() {
+    /// After that a server resets what nobody has named.
+    const UNTIL_RESET: Duration = Duration::from_secs(11);
+    for then in ["stay", "exit"] {
+        let (mut bed, mut program) = managed(CLOSES);
+        let there = bed.namespace(Side::Client);
+        let peer = there.enter(|| {
+            let listener = TcpListener::bind((bed.client.address, PORT))?;
+            sockopt::set_socket_recv_buffer_size(&listener, 8192)?;
+            Ok::<_, std::io::Error>(listener)
+        });
+        let peer = peer.expect("the port is free");
+        program.say(then);
+        program.say(&bed.client.address.to_string());
+        let accept = |_| peer.accept().expect("it connects").0;
+        let streams: Vec<TcpStream> = (0..8).map(accept).collect();
+        program.await_line("connected");
+        without_server(&mut bed, || program.go_on());
+        std::thread::sleep(UNTIL_RESET);
+        for mut stream in streams {
+            let mut bytes = Vec::new();
+            stream.read_to_end(&mut bytes).expect("the end in order");
+            assert_eq!(bytes.len(), 200_000, "{then}");
+        }
+    }
+}
+
 /// Leaves a connection that has not been used to a child, which answers later, without a request to the server.
 const ANSWERS_LATER: &str = r#"
 import os, socket, sys
@@ -249,6 +299,47 @@ fn no_byte_of_a_chaos_is_lost_in_restarts() {
     assert!(said.trim_end().ends_with("lines"), "{said}");
     let is_over = || live_sessions(&bed, Side::Server) == 0;
     assert!(eventually(PATIENCE, is_over), "{}", sockets(&bed));
+}
+
+/// Opens and uses connections for some seconds, and keeps some. Says how many there were, and how long the slowest took, in
+/// seconds.
+const OPENS: &str = r#"
+import socket, sys, time
+address, until = (sys.argv[1], int(sys.argv[2])), time.monotonic() + 8
+kept, count, slowest = [], 0, 0
+def use(connection):
+    connection.sendall(b"x")
+    assert connection.recv(1) == b"x"
+while (start := time.monotonic()) < until:
+    connection = socket.create_connection(address)
+    use(connection)
+    slowest = max(slowest, time.monotonic() - start)
+    count += 1
+    if count % 20 == 0:
+        kept.append(connection)
+    if len(kept) > 10:
+        use(kept[0])
+        use(kept.pop(5))
+time.sleep(11)
+for connection in kept:
+    use(connection)
+print(count, slowest)
+"#;
+
+#[test]
+fn connections_are_opened_all_the_time_in_restarts() {
+    let mut bed = bed();
+    let _echo = echo_beside_manager(&mut bed);
+    let mut program = bed.command(Side::Server, Stack::Portolan, PYTHON);
+    program.args(["-c", OPENS]).args(peer(&bed));
+    let said = restart_meanwhile(&mut bed, program);
+    println!("connections, and the slowest: {said}");
+    let numbers = said.split_whitespace().map(|word| word.parse::<f64>());
+    let numbers: Result<Vec<f64>, _> = numbers.collect();
+    let [count, slowest] = numbers.expect("numbers")[..] else {
+        panic!("{said}")
+    };
+    assert!(count > 100.0 && slowest < 2.0, "{said}");
 }
 
 /// Where [`echo_beside_manager`] echoes.

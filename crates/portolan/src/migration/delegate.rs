@@ -20,6 +20,7 @@ use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::NewSession;
 use crate::runtime::delegations::Ends;
+use crate::runtime::orphans::Orphan;
 use crate::socket::near_end::{enter, enter_prepared};
 use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase, Unregistered};
@@ -322,7 +323,9 @@ fn claim(
         refused => {
             let now = clock::now();
             session.connection.abort(now);
-            process.lock().keep_orphan(now, slot, Session::Tcp(session));
+            process
+                .lock()
+                .keep_orphan(now, Orphan::new(slot), Session::Tcp(session));
             Err(refusal(refused))
         }
     }

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
-use crate::runtime::unregistered::{Closed, DueConnections};
+use crate::runtime::unregistered::{Closed, DueConnections, Leaving};
 use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase, SocketState, Unregistered};
 
@@ -134,14 +134,20 @@ fn return_ports(process: &Process, ports: Vec<SessionId>) {
     }
 }
 
-/// The server finishes closed connections. Without a server they are lost.
-fn hand_over(process: &Process, closed: Vec<(SessionId, TcpSession)>) {
+/// The server finishes closed connections; without one they stay here.
+fn hand_over(process: &Process, closed: Vec<Leaving>) {
     let count = closed.len();
-    for (port, session) in closed {
-        tell_of(process, &session, |capsule| RequestBody::ReturnClosed {
-            port,
-            capsule,
-        });
+    for leaving in closed {
+        let port = leaving.port;
+        let request = |capsule| RequestBody::ReturnClosed { port, capsule };
+        if tell_of(process, &leaving.session, request) {
+            process.lock().stack.remove(leaving.slot);
+        } else {
+            process.lock().keep_leaving(clock::now(), leaving);
+            if let Some(process) = Process::running() {
+                process.note_unadopted();
+            }
+        }
     }
     note_handed_over(process, count);
 }

@@ -24,12 +24,14 @@ use crate::migration::active_open;
 use crate::migration::arrival::retarget;
 use crate::migration::delegate::{self, ListenerSlot};
 use crate::migration::fallback::{new_kernel_socket, replace_listener, set_options, wake_sleepers};
+use crate::migration::finish::finish_left;
 use crate::migration::part;
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
 use crate::runtime::Core;
 use crate::settings::{Mode, settings};
 use crate::socket::near_end::replace_fds;
+use crate::socket::options::Choices;
 use crate::socket::table;
 use crate::socket::{Setup, Socket, SocketPhase};
 
@@ -80,6 +82,9 @@ pub(crate) fn open_again(process: &'static Process) -> Opened {
         if adopt(process, &socket).is_err() {
             opened = Opened::Some;
         }
+    }
+    if finish_left(process).is_err() {
+        opened = Opened::Some;
     }
     opened
 }
@@ -350,7 +355,7 @@ fn bind_again(
 }
 
 /// A connection of before, as it is here.
-struct Found {
+pub(super) struct Found {
     session: SessionId,
     local: SocketAddr,
     remote: SocketAddr,
@@ -370,6 +375,10 @@ impl Found {
                 memory: Some(memory),
             });
         }
+        Found::on_network(core, slot)
+    }
+
+    pub(super) fn on_network(core: &mut Core, slot: Slot) -> Option<Found> {
         let session = core.stack.tcp(slot);
         let session = session.filter(|it| !it.connection.is_closed())?;
         Some(Found {
@@ -379,6 +388,21 @@ impl Found {
             evidence: Evidence::Row(session.generation),
             memory: None,
         })
+    }
+
+    /// The request to adopt it.
+    pub(super) fn request(&self, process: &Process, slot: Slot, choices: Choices) -> RequestBody {
+        RequestBody::Adopt {
+            session: self.session,
+            local: self.local,
+            remote: self.remote,
+            slot,
+            evidence: self.evidence,
+            reuse: choices.reuse,
+            v6_only: choices.v6_only,
+            delivery: choices.delivery.unwrap_or(process.delivery()),
+            priority: choices.priority,
+        }
     }
 }
 
@@ -410,28 +434,8 @@ fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
         // It has ended.
         return Ok(());
     };
-    let (reuse, v6_only, delivery, priority) = {
-        let options = socket.options();
-        let delivery = options.delivery().unwrap_or(process.delivery());
-        (
-            options.reuse(),
-            options.v6_only(),
-            delivery,
-            options.priority(),
-        )
-    };
     let (near, far) = process.control.replacing_pair(PairKind::Stream)?;
-    let request = RequestBody::Adopt {
-        session: found.session,
-        local: found.local,
-        remote: found.remote,
-        slot,
-        evidence: found.evidence,
-        reuse,
-        v6_only,
-        delivery,
-        priority,
-    };
+    let request = found.request(process, slot, socket.options().choices());
     let memory = found.memory.as_ref().map(|memory| memory.as_fd());
     let fds: Vec<_> = [far.as_fd(), near.as_fd()]
         .into_iter()
@@ -486,7 +490,7 @@ fn note_adopted(process: &Process, socket: &Socket, setup: &mut Setup, session: 
 }
 
 /// Are descriptors lacking, here or in the server, of which there may be some soon?
-fn is_shortage(errno: i32) -> bool {
+pub(super) fn is_shortage(errno: i32) -> bool {
     [libc::EMFILE, libc::ENFILE, libc::ETOOMANYREFS].contains(&errno)
 }
 

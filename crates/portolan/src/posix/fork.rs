@@ -12,6 +12,7 @@ use portolan_types::Protocol;
 use super::attach::describe_to_others;
 use super::lifecycle::settle_open;
 use crate::migration::fallback::become_kernels;
+use crate::migration::finish::finish_all_left;
 use crate::migration::{
     Destination, delegate, give_back, make_relayed, registration, relay_for_others, reopen,
 };
@@ -63,6 +64,9 @@ fn end_delegations(closed: Closed) {
         let _inside = inside::enter();
         delegate::end_all(process);
         registration::register_all_of(process, closed);
+        if closed == Closed::HandedOver {
+            finish_all_left(process);
+        }
     }
 }
 
@@ -117,6 +121,7 @@ pub fn before_exit() {
             delegate::leave(process, listener);
         }
         registration::register_all_of(process, Closed::HandedOver);
+        finish_all_left(process);
         process.lock().abort_delegations(clock::now());
         for (fd, socket) in table::sockets() {
             settle_open(process, fd, &socket);

@@ -25,11 +25,13 @@ use crate::migration::{Destination, give_back, is_standard_stream, make_relayed,
 use crate::outcome::{CallError, Outcome};
 use crate::process::vfork::shares_memory;
 use crate::process::{Absent, Process};
+use crate::runtime::orphans::Orphan;
 use crate::socket::near_end::{enter, replace_fds};
 use crate::socket::table::{self, File};
 use crate::socket::{Family, RECEIVE, SEND, Setup, Socket, SocketPhase, SocketState, Unregistered};
 use crate::threads::sleep::{Sleep, deadline_after};
 use crate::threads::start::{for_new_socket, here};
+use crate::threads::successor;
 use crate::wait::epoll::Epoll;
 use crate::wait::waiter::Waiter;
 
@@ -441,8 +443,11 @@ fn leave_session(
     if let Some(session) = session
         && let Err(session) = finish(process, socket, session)
     {
-        // Without a server the session ends here, served by the background thread.
-        process.lock().keep_orphan(clock::now(), slot, session);
+        // The background thread serves it until there is a server that has it.
+        let choices = socket.options().choices();
+        let orphan = Orphan { slot, choices };
+        process.lock().keep_orphan(clock::now(), orphan, session);
+        successor::look_again();
         return;
     }
     process.lock().stack.remove(slot);

@@ -18,6 +18,7 @@ use portolan_types::{FlowKey, Instant, SessionId, Slot};
 
 use crate::descriptors::InternalFd;
 use crate::runtime::Core;
+use crate::runtime::orphans::Orphan;
 use crate::socket::Socket;
 
 /// All listeners of this process that are delegated to it.
@@ -371,7 +372,7 @@ impl Core {
                 known.handshakes.return_accepted(with, (slot, session));
                 self.unregistered.note_waiting(listener, (slot, flow));
             }
-            None => self.keep_orphan(now, slot, Session::Tcp(session)),
+            None => self.keep_orphan(now, Orphan::new(slot), Session::Tcp(session)),
         }
     }
 
@@ -403,7 +404,7 @@ impl Core {
     pub(crate) fn reset_pending(&mut self, now: Instant, mut session: TcpSession) {
         session.connection.abort(now);
         let slot = self.stack.insert(now, Session::Tcp(Box::new(session)));
-        self.orphans.push(slot);
+        self.orphans.push(Orphan::new(slot));
         self.poll_tx(now);
     }
 
@@ -435,8 +436,8 @@ impl Core {
         let Some(known) = self.take_delegation(listener) else {
             return;
         };
-        self.orphans
-            .extend(known.handshakes.abort(&mut self.stack, now));
+        let aborted = known.handshakes.abort(&mut self.stack, now).into_iter();
+        aborted.for_each(|slot| self.orphans.push(Orphan::new(slot)));
         self.poll_tx(now);
     }
 

@@ -219,6 +219,11 @@ impl Leases {
         ports
     }
 
+    pub(super) fn has(&self, id: SessionId) -> bool {
+        let mut ports = self.pools.iter().flat_map(|pool| &pool.ports);
+        ports.any(|port| port.id == id) || self.spent.iter().any(|(_, spent)| *spent == id)
+    }
+
     /// The server that has leased the ports is gone; their connections may continue.
     pub(super) fn forget_ports(&mut self, now: Instant) {
         self.pools.clear();

@@ -12,6 +12,7 @@ use portolan_tcp::StateName;
 use portolan_types::{FlowKey, Instant, SessionId, Slot};
 
 use crate::runtime::Core;
+use crate::runtime::orphans::Orphan;
 use crate::socket::Socket;
 
 /// An open connection is registered at this age: from then on its own row saves the look-up by flow, and it survives a
@@ -72,12 +73,18 @@ pub(crate) enum Closed {
     HandedOver,
 }
 
+/// A closed connection on its way to the server, from the slot that it has here.
+pub(crate) struct Leaving {
+    pub(crate) port: SessionId,
+    pub(crate) slot: Slot,
+    pub(crate) session: Box<TcpSession>,
+}
+
 /// Connections that the server has to know.
 #[derive(Default)]
 pub(crate) struct DueConnections {
     pub(crate) to_register: Vec<Arc<Socket>>,
-    /// With their ports.
-    pub(crate) to_hand_over: Vec<(SessionId, TcpSession)>,
+    pub(crate) to_hand_over: Vec<Leaving>,
 }
 
 impl Unregistered {
@@ -364,17 +371,53 @@ impl Core {
         }
     }
 
-    /// Removes a closed connection, for the server to finish; [`Core::note_handed_over`] must follow.
-    fn return_closed(&mut self, now: Instant, slot: Slot) -> Option<(SessionId, TcpSession)> {
+    /// Takes a closed connection, for the server to finish; [`Core::note_handed_over`] must follow.
+    fn return_closed(&mut self, now: Instant, slot: Slot) -> Option<Leaving> {
         let port = self.leave_to_server(now, slot)?;
-        let session = *self.take_stream(slot)?;
+        let Session::Tcp(session) = self.stack.take(slot)? else {
+            return None;
+        };
         self.leaving += 1;
-        Some((port, session))
+        Some(Leaving {
+            port,
+            slot,
+            session,
+        })
     }
 
     /// The server has been told of so many of the connections that have left.
     pub(crate) fn note_handed_over(&mut self, count: usize) {
         self.leaving -= count;
+    }
+
+    /// There was no server that a closed connection could leave to.
+    pub(crate) fn keep_leaving(&mut self, now: Instant, leaving: Leaving) {
+        let Leaving { slot, session, .. } = leaving;
+        self.leases.flows.opened(slot, session.flow);
+        self.keep_orphan(now, Orphan::new(slot), Session::Tcp(session));
+    }
+
+    /// The server does not know the ports of an earlier one: what has closed there goes to it by name.
+    pub(super) fn leave_closed_of_before(&mut self) {
+        let (leases, delegations) = (&self.leases, &self.delegations);
+        let has_port = |port| leases.has(port) || delegations.has(port);
+        let all = self.unregistered.by_slot.iter();
+        let of_before = all.filter(|(_, it)| it.is_closed && !has_port(it.port));
+        let of_before: Vec<Slot> = of_before.map(|(slot, _)| *slot).collect();
+        for slot in of_before {
+            if !self.is_in_time_wait(slot) {
+                self.unregistered.remove(slot);
+                self.put_back(Orphan::new(slot));
+            }
+        }
+    }
+
+    /// The server has adopted what a closed socket has left here.
+    pub(crate) fn note_orphan_adopted(&mut self, now: Instant, slot: Slot, id: SessionId) {
+        if let Some(session) = self.stack.tcp(slot) {
+            session.id = id;
+            self.leases.flows.registered(now, slot, &session.flow);
+        }
     }
 
     /// Removes the connection at `slot` as it is. Returns false if the server knows it.

@@ -64,6 +64,16 @@ const IP_LOCAL_PORT_RANGE: i32 = 51;
 const UDP_NO_CHECK6_TX: i32 = 101;
 const UDP_NO_CHECK6_RX: i32 = 102;
 
+/// What a server has to know of a connection that it adopts.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Choices {
+    pub(crate) reuse: Reuse,
+    pub(crate) v6_only: bool,
+    /// None stands for the process's.
+    pub(crate) delivery: Option<Delivery>,
+    pub(crate) priority: u8,
+}
+
 /// Values that were set on one socket, by level and name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options {
@@ -280,6 +290,15 @@ impl Options {
         Some(Duration::from_secs(
             u64::try_from(self.int(level, name)?).ok()?,
         ))
+    }
+
+    pub(crate) fn choices(&self) -> Choices {
+        Choices {
+            reuse: self.reuse(),
+            v6_only: self.v6_only(),
+            delivery: self.delivery(),
+            priority: self.priority(),
+        }
     }
 
     pub(crate) fn reuse(&self) -> Reuse {

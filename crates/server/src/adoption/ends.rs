@@ -9,6 +9,7 @@ use portolan_types::{ChannelId, Protocol, SessionId};
 use crate::adoption::left_ends::{Identity, LeftEnd, Waiting};
 use crate::adoption::unpaired::MemoryKey;
 use crate::calls::RequestId;
+use crate::migration::descriptors::is_hung_up;
 use crate::requests::{Answer, NewDescriptor};
 use crate::server::Server;
 
@@ -59,7 +60,10 @@ impl Server {
     ) -> Result<AdoptedDescriptor, Errno> {
         let process = self.control.registry.process(channel);
         let uid = process.ok_or(Errno::PERM)?.uid;
-        if let Some((end, far)) = self.inheritance.ends.take(whose, uid) {
+        // One that the program has closed meanwhile would end the connection before that is handed in.
+        let is_in_use = |(end, far): &(LeftEnd, OwnedFd)| end.relays_writes || !is_hung_up(far);
+        let left = self.inheritance.ends.take(whose, uid);
+        if let Some((end, far)) = left.filter(is_in_use) {
             return Ok(AdoptedDescriptor {
                 which: DescriptorOfAdopted::Kept,
                 cookie: end.cookie,

@@ -1,6 +1,6 @@
 //! Activity on the far ends of descriptors: events sent, hang-ups received.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use portolan_control::{Holder, Input, SessionPhase};
 use portolan_proto::control::DescriptorEvent;
@@ -66,12 +66,8 @@ impl Server {
 
     /// Returns whether the last descriptor of the session is closed.
     pub(crate) fn has_hung_up(&self, id: SessionId) -> bool {
-        let Some(far) = self.handles.peer_end(id) else {
-            return true;
-        };
-        let mut fds = [PollFd::new(&far.fd, PollFlags::empty())];
-        let looked = poll(&mut fds, Some(&Timespec::default()));
-        looked.is_ok() && fds[0].revents().contains(PollFlags::HUP)
+        let far = self.handles.peer_end(id);
+        far.is_none_or(|far| is_hung_up(&far.fd))
     }
 
     /// Handles the close of the session's last descriptor. An earlier message, `Flush` or `Accepted`, may still be
@@ -102,4 +98,11 @@ impl Server {
         self.drop_far(id);
         self.input(Input::HungUp(id));
     }
+}
+
+/// Is the last copy of the other end closed?
+pub(crate) fn is_hung_up(end: &OwnedFd) -> bool {
+    let mut fds = [PollFd::new(end, PollFlags::empty())];
+    let looked = poll(&mut fds, Some(&Timespec::default()));
+    looked.is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
