@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_proto::control::{AfterFlush, Reader, ReplyBody, RequestBody};
-use portolan_sys::{clock, descriptor};
+use portolan_sys::{clock, descriptor, unix};
 use portolan_tcp::Events;
 use portolan_types::{Protocol, SessionId, Slot};
 use rustix::io::Errno;
@@ -26,7 +26,7 @@ use crate::migration::arrival::{fetch, install_fetched};
 use crate::migration::capsule::OutgoingCapsule;
 use crate::migration::fallback::{become_kernels, hand_to_kernel_epolls, lose};
 use crate::outcome::{CallError, Outcome};
-use crate::process::control::{Lost, has_hung_up};
+use crate::process::control::Lost;
 use crate::process::{CoreGuard, Process};
 use crate::runtime::Core;
 use crate::socket::table;
@@ -55,7 +55,7 @@ fn fetch_away(process: &'static Process, fd: RawFd, socket: &Arc<Socket>) -> Out
     let mut fetched = fetch(process, session, &[near]);
     while fetched.is_err()
         && process.control.is_lost()
-        && !has_hung_up(near)
+        && !unix::has_hung_up(near)
         && process.await_server()
     {
         fetched = fetch(process, session, &[near]);
@@ -232,7 +232,7 @@ pub(crate) fn relay_first(fd: RawFd, socket: &Arc<Socket>) -> Outcome<()> {
         return Ok(());
     };
     // The reason for a hang-up is what the request reports.
-    if relays_writes && socket.accepted_unused() && !has_hung_up(descriptor::borrow(fd)?) {
+    if relays_writes && socket.accepted_unused() && !unix::has_hung_up(descriptor::borrow(fd)?) {
         become_relayed(None, socket);
     } else if !has_relayed(fd, socket, session)? {
         // Requesting the session will show why.

@@ -30,7 +30,7 @@ use portolan_sys::ring::Ring;
 use portolan_sys::rx_path::RxPath;
 use portolan_sys::shm::{JournalWriter, MetastateReader, StatisticsWriter};
 use portolan_sys::tap::TapIo;
-use portolan_sys::unix::ConnectError;
+use portolan_sys::unix::{self, ConnectError};
 use portolan_sys::wait::WakeReceiver;
 use portolan_sys::{clock, descriptor, namespace, owner};
 use portolan_tcp::CongestionKind;
@@ -43,7 +43,7 @@ use crate::channel::ring_events::RingEvents;
 use crate::channel::rings::OwnRing;
 use crate::descriptors;
 use crate::process::background::BackgroundThread;
-use crate::process::control::{Control, Lost, has_hung_up};
+use crate::process::control::{Control, Lost};
 use crate::process::outage::{Outage, Unanswered};
 use crate::runtime::locals::Locals;
 use crate::runtime::{Core, OwnerSignal, SharedMemory};
@@ -207,7 +207,7 @@ impl Process {
                     return Some(answer);
                 }
                 // What a service manager keeps for the next server has not hung up.
-                Err(why) if has_hung_up(descriptor) || !outage.goes_on(why) => return None,
+                Err(why) if unix::has_hung_up(descriptor) || !outage.goes_on(why) => return None,
                 Err(_) => {}
             }
         }

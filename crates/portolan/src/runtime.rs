@@ -468,8 +468,14 @@ impl Core {
         self.remove_ended_orphans();
     }
 
+    /// Ends one connection as if its peer had reset it, and resets that.
+    pub(crate) fn cut_off_one(&mut self, now: Instant, slot: Slot) {
+        self.end_one(now, slot);
+        self.poll_tx(now);
+    }
+
     /// Ends the connection at `slot` likewise.
-    pub(crate) fn end_one(&mut self, now: Instant, slot: Slot) {
+    fn end_one(&mut self, now: Instant, slot: Slot) {
         let Some(session) = self.stack.tcp(slot) else {
             return;
         };

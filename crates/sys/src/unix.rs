@@ -472,6 +472,13 @@ fn has_ended(stream: impl AsFd) -> bool {
         && rustix::io::ioctl_fionread(stream) == Ok(0)
 }
 
+/// Is the last copy of the other end closed?
+pub fn has_hung_up(fd: impl AsFd) -> bool {
+    let mut fds = [pollfd(fd.as_fd().as_raw_fd(), 0)];
+    let looked = ppoll(&mut fds, Some(Instant::ZERO), None);
+    looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
+}
+
 /// Makes the end of a pair reject descriptors from its peer (`SO_PASSRIGHTS`, Linux 6.16). Returns false if the kernel
 /// does not support that.
 pub fn refuse_descriptors(fd: impl AsFd) -> bool {

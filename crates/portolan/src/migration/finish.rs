@@ -4,14 +4,14 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use portolan_local::Stream;
-use portolan_proto::control::{AfterFlush, ReplyBody, RequestBody, SocketOptionsBlob};
+use portolan_proto::control::{AfterFlush, RequestBody, SocketOptionsBlob};
 use portolan_stack::{Session, TcpSession};
 use portolan_sys::clock;
 use portolan_sys::unix::PairKind;
 use portolan_types::SessionId;
 
 use crate::migration::capsule::OutgoingCapsule;
-use crate::migration::reopen::{Found, is_shortage};
+use crate::migration::reopen::Found;
 use crate::process::Process;
 use crate::process::control::Lost;
 use crate::runtime::NewSession;
@@ -160,22 +160,15 @@ fn adopt_orphan(process: &Process, orphan: Orphan) -> Result<Option<OwnedFd>, St
     let Some(found) = Found::on_network(&mut process.lock(), slot) else {
         return Ok(None);
     };
-    let pair = process.control.replacing_pair(PairKind::Stream);
-    let (near, far) = pair.map_err(|_| Stay)?;
-    let request = found.request(process, slot, orphan.choices);
-    match process.control.call(request, &[far.as_fd(), near.as_fd()]) {
-        Ok((ReplyBody::Adopted { session, .. }, _)) => {
-            let mut core = process.lock();
-            core.note_orphan_adopted(clock::now(), slot, session);
-            Ok(Some(near))
-        }
-        Ok((ReplyBody::Error { errno }, _)) if is_shortage(errno) => Err(Stay),
-        Ok(_) => {
-            let mut core = process.lock();
-            core.end_one(clock::now(), slot);
-            core.poll_tx(clock::now());
-            Ok(None)
-        }
-        Err(Lost) => Err(Stay),
-    }
+    let ends = process.control.replacing_pair(PairKind::Stream);
+    let ends = ends.map_err(|_| Stay)?;
+    let adopted = found.be_adopted(process, (slot, orphan.choices), &ends);
+    let Some((session, _)) = adopted.map_err(|_| Stay)? else {
+        process.lock().cut_off_one(clock::now(), slot);
+        return Ok(None);
+    };
+    process
+        .lock()
+        .note_orphan_adopted(clock::now(), slot, session);
+    Ok(Some(ends.0))
 }

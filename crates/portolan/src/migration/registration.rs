@@ -66,9 +66,7 @@ fn endpoints(setup: &Setup) -> Result<(SocketAddr, SocketAddr), Errno> {
 /// As [`register`], for a connection that another process will have: without its session it ends.
 pub(crate) fn register_for_others(process: &Process, socket: &Socket) {
     if register(process, socket).is_err() && !process.control.is_lost() {
-        let mut core = process.lock();
-        core.end_one(clock::now(), socket.slot());
-        core.poll_tx(clock::now());
+        process.lock().cut_off_one(clock::now(), socket.slot());
     }
 }
 

@@ -390,9 +390,15 @@ impl Found {
         })
     }
 
-    /// The request to adopt it.
-    pub(super) fn request(&self, process: &Process, slot: Slot, choices: Choices) -> RequestBody {
-        RequestBody::Adopt {
+    /// Has the server adopt it, on the descriptor of before or the new one with these ends (near, far). Returns its number,
+    /// or none if the server refuses it; an error if a later attempt may succeed.
+    pub(super) fn be_adopted(
+        &self,
+        process: &Process,
+        (slot, choices): (Slot, Choices),
+        (near, far): &(OwnedFd, OwnedFd),
+    ) -> Outcome<Option<(SessionId, DescriptorOfAdopted)>> {
+        let request = RequestBody::Adopt {
             session: self.session,
             local: self.local,
             remote: self.remote,
@@ -402,6 +408,25 @@ impl Found {
             v6_only: choices.v6_only,
             delivery: choices.delivery.unwrap_or(process.delivery()),
             priority: choices.priority,
+        };
+        let memory = self.memory.as_ref().map(|memory| memory.as_fd());
+        let fds: Vec<_> = [far.as_fd(), near.as_fd()]
+            .into_iter()
+            .chain(memory)
+            .collect();
+        match process.control.call(request, &fds) {
+            Ok((
+                ReplyBody::Adopted {
+                    session,
+                    descriptor,
+                },
+                _,
+            )) => Ok(Some((session, descriptor))),
+            Ok((ReplyBody::Error { errno }, _)) if is_shortage(errno) => {
+                Err(Errno::from_raw_os_error(errno).into())
+            }
+            Ok(_) => Ok(None),
+            lost => Err(refusal(lost)),
         }
     }
 }
@@ -434,37 +459,17 @@ fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
         // It has ended.
         return Ok(());
     };
-    let (near, far) = process.control.replacing_pair(PairKind::Stream)?;
-    let request = found.request(process, slot, socket.options().choices());
-    let memory = found.memory.as_ref().map(|memory| memory.as_fd());
-    let fds: Vec<_> = [far.as_fd(), near.as_fd()]
-        .into_iter()
-        .chain(memory)
-        .collect();
-    let which = match process.control.call(request, &fds) {
-        Ok((
-            ReplyBody::Adopted {
-                session,
-                descriptor,
-            },
-            _,
-        )) => {
-            note_adopted(process, socket, &mut setup, session);
-            descriptor
+    let ends = process.control.replacing_pair(PairKind::Stream)?;
+    let choices = socket.options().choices();
+    let Some((session, which)) = found.be_adopted(process, (slot, choices), &ends)? else {
+        // One within the host works without a server, too, except that nobody else can have it.
+        if found.memory.is_none() {
+            process.lock().cut_off_one(clock::now(), slot);
         }
-        Ok((ReplyBody::Error { errno }, _)) if is_shortage(errno) => {
-            return Err(Errno::from_raw_os_error(errno).into());
-        }
-        // It works without a server, too, except that nobody else can have it.
-        Ok(_) if found.memory.is_some() => return Ok(()),
-        Ok(_) => {
-            let mut core = process.lock();
-            core.end_one(clock::now(), slot);
-            core.poll_tx(clock::now());
-            return Ok(());
-        }
-        lost => return Err(refusal(lost)),
+        return Ok(());
     };
+    note_adopted(process, socket, &mut setup, session);
+    let (near, _) = ends;
     socket.note_server(process.incarnation());
     setup.carries_messages = false;
     setup.incarnation = process.incarnation();
@@ -490,7 +495,7 @@ fn note_adopted(process: &Process, socket: &Socket, setup: &mut Setup, session: 
 }
 
 /// Are descriptors lacking, here or in the server, of which there may be some soon?
-pub(super) fn is_shortage(errno: i32) -> bool {
+fn is_shortage(errno: i32) -> bool {
     [libc::EMFILE, libc::ENFILE, libc::ETOOMANYREFS].contains(&errno)
 }
 

@@ -13,11 +13,10 @@ use std::time::Duration;
 use portolan_proto::MAX_MESSAGE;
 use portolan_proto::control::{Reply, ReplyBody, Request, RequestBody};
 use portolan_sys::unix::{
-    ConnectError, Connection, PairKind, ReceiveError, SendError, socket_pair,
+    self, ConnectError, Connection, PairKind, ReceiveError, SendError, socket_pair,
 };
 use portolan_sys::wait::pollfd;
 use portolan_sys::{clock, descriptor, wait};
-use portolan_types::Instant;
 use rustix::io::{DupFlags, Errno};
 use rustix::process::{Resource, getrlimit};
 
@@ -124,13 +123,6 @@ impl Reserve {
 #[derive(Debug)]
 pub(crate) struct Lost;
 
-/// Has the other end of a connection been closed?
-pub(crate) fn has_hung_up(end: BorrowedFd<'_>) -> bool {
-    let mut fds = [pollfd(end.as_raw_fd(), 0)];
-    let looked = wait::ppoll(&mut fds, Some(Instant::ZERO), None);
-    looked.is_ok() && fds[0].revents & (libc::POLLHUP | libc::POLLERR) != 0
-}
-
 impl Control {
     pub(crate) fn connect(path: &Path) -> Result<Control, ConnectError> {
         let connection = Connection::connect(path)?;
@@ -180,7 +172,7 @@ impl Control {
     /// Checks whether the server has hung up; costs a system call.
     pub(crate) fn has_hung_up(&self) -> bool {
         let seen = self.state.now();
-        if has_hung_up(self.connection.as_fd()) {
+        if unix::has_hung_up(self.connection.as_fd()) {
             self.state.lose(seen);
         }
         self.is_lost()

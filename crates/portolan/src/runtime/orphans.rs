@@ -43,15 +43,10 @@ impl Orphans {
             return;
         }
         self.0.retain(|&Orphan { slot, .. }| {
-            let session = stack.tcp(slot);
-            if session
-                .as_ref()
-                .is_some_and(|it| !it.connection.is_closed())
-            {
-                return true;
-            }
-            if let Some(session) = session {
-                leased.forget_ended(slot, &session.flow);
+            match stack.tcp(slot) {
+                Some(session) if !session.connection.is_closed() => return true,
+                Some(session) => leased.forget_ended(slot, &session.flow),
+                None => {}
             }
             stack.remove(slot);
             false

@@ -4,12 +4,12 @@ use std::os::fd::OwnedFd;
 
 use portolan_control::{Errno, Holder, Life};
 use portolan_proto::control::{DescriptorOfAdopted, RequestBody};
+use portolan_sys::unix;
 use portolan_types::{ChannelId, Protocol, SessionId};
 
 use crate::adoption::left_ends::{Identity, LeftEnd, Waiting};
 use crate::adoption::unpaired::MemoryKey;
 use crate::calls::RequestId;
-use crate::migration::descriptors::is_hung_up;
 use crate::requests::{Answer, NewDescriptor};
 use crate::server::Server;
 
@@ -61,7 +61,8 @@ impl Server {
         let process = self.control.registry.process(channel);
         let uid = process.ok_or(Errno::PERM)?.uid;
         // One that the program has closed meanwhile would end the connection before that is handed in.
-        let is_in_use = |(end, far): &(LeftEnd, OwnedFd)| end.relays_writes || !is_hung_up(far);
+        let is_in_use =
+            |(end, far): &(LeftEnd, OwnedFd)| end.relays_writes || !unix::has_hung_up(far);
         let left = self.inheritance.ends.take(whose, uid);
         if let Some((end, far)) = left.filter(is_in_use) {
             return Ok(AdoptedDescriptor {

@@ -1,6 +1,6 @@
 //! Activity on the far ends of descriptors: events sent, hang-ups received.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 
 use portolan_control::{Holder, Input, SessionPhase};
 use portolan_proto::control::DescriptorEvent;
@@ -8,7 +8,6 @@ use portolan_proto::encode;
 use portolan_sys::unix::{self, SendError};
 use portolan_types::SessionId;
 use rustix::event::epoll::EventFlags;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::server::Server;
 
@@ -67,7 +66,7 @@ impl Server {
     /// Returns whether the last descriptor of the session is closed.
     pub(crate) fn has_hung_up(&self, id: SessionId) -> bool {
         let far = self.handles.peer_end(id);
-        far.is_none_or(|far| is_hung_up(&far.fd))
+        far.is_none_or(|far| unix::has_hung_up(&far.fd))
     }
 
     /// Handles the close of the session's last descriptor. An earlier message, `Flush` or `Accepted`, may still be
@@ -98,11 +97,4 @@ impl Server {
         self.drop_far(id);
         self.input(Input::HungUp(id));
     }
-}
-
-/// Is the last copy of the other end closed?
-pub(crate) fn is_hung_up(end: &OwnedFd) -> bool {
-    let mut fds = [PollFd::new(end, PollFlags::empty())];
-    let looked = poll(&mut fds, Some(&Timespec::default()));
-    looked.is_ok() && fds[0].revents().contains(PollFlags::HUP)
 }
