@@ -59,8 +59,8 @@ enum Command {
     Classes,
     /// Tell the server the current rate of a link. Needs root.
     ///
-    /// If it is lower than the sum of the reservations, all of them are reduced in proportion. Holds until the server
-    /// stops.
+    /// If it is lower than the sum of the reservations, all of them are reduced in proportion. Holds until
+    /// the server is stopped for good.
     Link(LinkArguments),
     /// Share a reserved rate between several flows or processes.
     Group(Group),

@@ -53,6 +53,9 @@ counters! {
     calls_refused = "refused_system_calls",
     /// Requests for guarantees that were not granted.
     guarantees_refused = "guarantees_refused",
+    /// Guarantees of the previous server that were granted again, and that were refused.
+    guarantees_renewed = "guarantees_renewed",
+    guarantees_lost = "guarantees_lost",
     /// Raw flows: EtherTypes or IP protocol numbers opened by programs.
     raw_flows = "raw_flows_opened",
     /// Protocol extensions installed, not admitted, and removed because they took too long.

@@ -37,6 +37,8 @@ pub enum Timer {
     Cpu,
     Extensions,
     Cgroups,
+    /// Guarantees to be recorded, or granted again.
+    Guarantees,
     /// Rows to be moved to another receive budget.
     Budgets,
     TxQueues(ChannelId),

@@ -111,6 +111,11 @@ impl Inheritance {
         }
     }
 
+    /// May processes still come, and name what they hold?
+    pub(crate) fn is_open(&self) -> bool {
+        self.until.is_some()
+    }
+
     /// Is there anything that a process may still name?
     pub(crate) fn has_flows(&self) -> bool {
         !self.flows.is_empty()

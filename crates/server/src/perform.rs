@@ -126,6 +126,7 @@ impl Server {
                 Timer::Cpu => self.look_at_cpu(),
                 Timer::Extensions => self.look_for_stopped_extensions(),
                 Timer::Cgroups => self.look_for_moves(),
+                Timer::Guarantees => self.on_guarantees_due(),
                 Timer::Budgets => self.go_on_renewing(),
                 Timer::TxQueues(channel) => self.look_for_late_tx_queues(channel),
                 Timer::PendingCloses => self.look_at_pending_closes(),

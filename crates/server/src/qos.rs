@@ -8,6 +8,7 @@ mod receive;
 mod request;
 mod scope;
 mod serve;
+mod standing;
 mod transmit;
 pub(crate) mod tx_queues;
 
@@ -25,6 +26,7 @@ pub(crate) struct Qos {
     renewals: receive::Renewals,
     cpu: cpu::Reservations,
     whereabouts: moves::Whereabouts,
+    standing: standing::Standing,
     /// From the configuration.
     policies: Vec<Policy>,
 }
@@ -38,6 +40,7 @@ impl Qos {
             renewals: receive::Renewals::default(),
             cpu: cpu::Reservations::new(config),
             whereabouts: moves::Whereabouts::default(),
+            standing: standing::Standing::default(),
             policies: config.qos.policy.clone(),
         }
     }

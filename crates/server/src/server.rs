@@ -446,6 +446,7 @@ impl Server {
         };
         server.control.counters.inheritances_refused = u64::from(is_refused);
         server.keep_inheritance();
+        server.load_guarantees(instance.socket());
         server.await_first_spare();
         server.start_links(instance);
         server.start_cpu(instance);
@@ -462,6 +463,7 @@ impl Server {
             server.stop();
             return Err(refused.into());
         }
+        server.grant_again();
         info!(
             interfaces = server.config.interfaces.join(","),
             socket = %instance.socket().display(),
@@ -639,6 +641,10 @@ impl Server {
     pub(crate) fn stop(mut self) -> Departure {
         let departure = self.stopping.unwrap_or(Departure::ForSuccessor);
         self.supervisor.tell_stopping();
+        match departure {
+            Departure::ForSuccessor => self.record_guarantees(),
+            Departure::ForGood => self.forget_guarantees(),
+        }
         self.end_all_cpu();
         let mut ends = Vec::new();
         if departure == Departure::ForSuccessor {

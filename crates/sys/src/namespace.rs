@@ -7,11 +7,35 @@ use std::process::Command;
 
 use rustix::fs::{Mode, OFlags, open, stat};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, UnshareFlags, move_into_link_name_space, unshare_unsafe};
+
+use crate::descriptor;
 
 /// The inode of the calling thread's network namespace, which is unique on the host.
 pub fn inode() -> Result<u64, Errno> {
     Ok(stat("/proc/thread-self/ns/net")?.st_ino)
+}
+
+/// Tells the calling thread's network namespace from all others that there have been: inodes are used again, and after a
+/// restart of the host cookies are, too.
+pub fn identity() -> std::io::Result<String> {
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    Ok(format!("{} {}", boot.trim(), own_cookie()?))
+}
+
+/// The cookie of a socket's network namespace (`SO_NETNS_COOKIE`, Linux 5.14).
+pub fn cookie_of(socket: impl AsFd) -> Result<u64, Errno> {
+    let mut cookie = [0; size_of::<u64>()];
+    descriptor::socket_option(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, &mut cookie)?;
+    Ok(u64::from_ne_bytes(cookie))
+}
+
+/// That of the calling thread's.
+pub fn own_cookie() -> Result<u64, Errno> {
+    let flags = SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None);
+    cookie_of(socket?)
 }
 
 /// The default control socket of the server of the calling thread's network namespace.
@@ -74,6 +98,16 @@ mod tests {
         let outside = inode().unwrap();
         in_fresh_namespace(move || assert_ne!(inode().unwrap(), outside));
         assert_eq!(inode().unwrap(), outside);
+    }
+
+    #[test]
+    fn namespaces_have_different_identities() {
+        let outside = identity().unwrap();
+        in_fresh_namespace({
+            let outside = outside.clone();
+            move || assert_ne!(identity().unwrap(), outside)
+        });
+        assert_eq!(identity().unwrap(), outside);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use rustix::net::{
     sockopt,
 };
 
-use crate::{descriptor, socket_filter};
+use crate::{namespace, socket_filter};
 
 /// What a socket is bound to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub fn could_be(socket: impl AsFd) -> bool {
 /// The port that `socket` proves the right to bind. May block while another thread sends on the socket from memory that
 /// must first be fetched.
 pub fn shown_by(socket: impl AsFd) -> Result<Option<BoundPort>, Errno> {
-    if !could_be(&socket) || network_of(&socket)? != own_network()? {
+    if !could_be(&socket) || namespace::cookie_of(&socket)? != namespace::own_cookie()? {
         return Ok(None);
     }
     let protocol = match sockopt::socket_protocol(&socket)? {
@@ -97,19 +97,6 @@ pub fn shown_by(socket: impl AsFd) -> Result<Option<BoundPort>, Errno> {
         local,
         v6_only,
     }))
-}
-
-/// The cookie of a socket's network namespace (`SO_NETNS_COOKIE`).
-fn network_of(socket: impl AsFd) -> Result<u64, Errno> {
-    let mut cookie = [0; size_of::<u64>()];
-    descriptor::socket_option(socket, libc::SOL_SOCKET, libc::SO_NETNS_COOKIE, &mut cookie)?;
-    Ok(u64::from_ne_bytes(cookie))
-}
-
-fn own_network() -> Result<u64, Errno> {
-    let flags = SocketFlags::CLOEXEC;
-    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, flags, None);
-    network_of(socket?)
 }
 
 #[cfg(test)]

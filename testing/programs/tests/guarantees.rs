@@ -1,11 +1,15 @@
 //! Guarantees as requested by users: by command, by policy, and by the program itself in C.
 
 use std::process::Command;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, INTERFACE, Side, Stack};
 use portolan_bench::process::ProcessError;
-use portolan_programs::{PYTHON, bed, bed_with, client, compiled, serve};
+use portolan_programs::{
+    PYTHON, Steps, bed, bed_with, client, compiled, counter, eventually, serve, start_server,
+    stop_server,
+};
+use rustix::process::Signal;
 
 const SINK: &str = "import socket, sys
 listener = socket.create_server((sys.argv[1], int(sys.argv[2])))
@@ -14,6 +18,7 @@ while True:
     while peer.recv(1 << 20): pass
     peer.close()";
 const PORT: u16 = 7_081;
+const SOON: Duration = Duration::from_secs(10);
 const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/guarantees.py");
 
 /// Bits sent by `docs/examples/guarantees.c`.
@@ -169,4 +174,115 @@ fn what_is_asked_for_by_command_is_shown() {
     granted("del port udp:9053 rx");
     let (status, said) = qos(&bed, "del port udp:9053 rx");
     assert_eq!(status, 4, "{said}");
+}
+
+/// Connects, and each time that it is told to, sends 10 Mbit. Says how long it took until all was acknowledged.
+const SENDS: &str = "import fcntl, socket, sys, termios, time
+connection = socket.create_connection((sys.argv[1], int(sys.argv[2])))
+print(connection.getsockname()[1], flush=True)
+while sys.stdin.readline():
+    start = time.monotonic()
+    connection.sendall(bytes(1_250_000))
+    while any(fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))):
+        time.sleep(0.001)
+    print(time.monotonic() - start, flush=True)";
+
+/// Returns the guarantees without what changes from one moment to the next.
+fn standing(bed: &Bed) -> serde_json::Value {
+    let (_, said) = qos(bed, "show --json");
+    let mut report: serde_json::Value = serde_json::from_str(&said).unwrap();
+    for kind in ["links", "transmit", "groups", "receive", "cpu"] {
+        let all = report[kind].as_array_mut().expect("a list");
+        for entry in all.iter_mut() {
+            let entry = entry.as_object_mut().expect("an object");
+            for changing in [
+                "traffic",
+                "best_effort",
+                "passed",
+                "dropped",
+                "early",
+                "used_ppm",
+                "overruns",
+                "effective_ppm",
+                "replaced",
+            ] {
+                entry.remove(changing);
+            }
+        }
+        all.sort_by_key(ToString::to_string);
+    }
+    report["cpu_classes"].take();
+    report
+}
+
+/// A server that follows another one, killed or not, grants again what that has granted: to processes, threads, connections,
+/// ports, users and groups; with the same numbers, under the link's rate of before.
+#[test]
+fn guarantees_stand_over_restarts() {
+    let mut bed = bed_with_rates();
+    let _sink = sink(&bed);
+    let endpoint = bed.endpoint(PORT);
+    let mut command = bed.command(Side::Client, Stack::Portolan, PYTHON);
+    let (address, port) = (endpoint.ip().to_string(), PORT.to_string());
+    let mut sender = Steps::start(command.args(["-c", SENDS, &address, &port]));
+    let own = format!("{}:{}", bed.client.address, sender.line());
+    let mut sleep = Command::new("sleep");
+    let idle = portolan_bench::process::Background::start(sleep.arg("60")).unwrap();
+    let mut sleep = Command::new("sleep");
+    let brief = portolan_bench::process::Background::start(sleep.arg("60")).unwrap();
+    let (pid, idle, ended) = (sender.id(), idle.pid(), brief.pid());
+    for line in [
+        &format!("set pid {ended} cpu --rate 0.03"),
+        "group create 7 --rate 10mbit --mode 0711 --share",
+        &format!("group join 7 pid {idle} --rate 2mbit"),
+        &format!("set flow tcp:{own}-{endpoint} tx --rate 15mbit"),
+        &format!("set pid {pid} rx --packets 10000"),
+        &format!("set pid {pid} tx --rate 5mbit --ceil 30mbit"),
+        &format!("set pid {idle} cpu --rate 0.05 --period 20ms"),
+        &format!("set tid {pid} cpu --rate 0.04"),
+        "set port udp:9053 rx --packets 10000 --prio 3",
+        "set user nobody tx --rate 1mbit",
+        "set port tcp:9 tx --slice 30ms --period 100ms",
+        "group set 7 --rate 8mbit",
+        &format!("set pid {pid} tx --rate 6mbit --ceil 30mbit"),
+        // All are reduced.
+        &format!("link {INTERFACE} --rate 50mbit"),
+        "set user nobody rx --packets 5",
+        "del user nobody rx",
+    ] {
+        let (status, said) = qos(&bed, line);
+        assert_eq!(status, 0, "{line}: {said}");
+    }
+    let mut before = standing(&bed);
+    let reduced = before["transmit"].as_array().unwrap().iter();
+    let reduced = reduced.filter(|entry| entry["kept"] != "full").count();
+    assert_eq!(reduced, 5, "{before}");
+    let cpu = before["cpu"].as_array_mut().unwrap();
+    assert_eq!(cpu.len(), 3);
+    // It ends with its process, while there is no server.
+    cpu.retain(|entry| entry["scope"] != format!("pid {ended}"));
+    let mut brief = Some(brief);
+    for end in [Signal::KILL, Signal::TERM, Signal::KILL] {
+        stop_server(&mut bed, Side::Client, end);
+        drop(brief.take());
+        start_server(&mut bed, Side::Client);
+        let are_back = || standing(&bed) == before;
+        assert!(
+            eventually(SOON, are_back),
+            "{}\n{before}\n{}",
+            standing(&bed),
+            bed.daemon_log(Side::Client)
+        );
+        let lost = counter(&bed, Side::Client, "server", "guarantees_lost");
+        assert_eq!(lost, 0, "{}", bed.daemon_log(Side::Client));
+        sender.go_on();
+        let took: f64 = sender.line().parse().expect("a time");
+        // Two thirds of a second at its own rate, a third at that of its process.
+        assert!(took > 0.5, "{took} s");
+    }
+    stop_server(&mut bed, Side::Client, Signal::INT);
+    start_server(&mut bed, Side::Client);
+    for kind in ["transmit", "groups", "receive", "cpu"] {
+        assert_eq!(standing(&bed)[kind], serde_json::json!([]));
+    }
 }

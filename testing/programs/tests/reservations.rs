@@ -409,6 +409,14 @@ fn pictures_come_in_time_to_who_has_reserved_and_late_to_others() {
     assert!(unreserved < reserved - 1.0, "{unreserved} of {reserved}");
 }
 
+/// Kills the server, and takes away what would have the next one grant the same again.
+fn kill_server(bed: &mut Bed) {
+    stop_server(bed, Side::Client, Signal::KILL);
+    let inode = bed.namespace(Side::Client).inode();
+    let record = format!("/run/portolan/{inode}/control.guarantees");
+    fs::remove_file(record).expect("there were guarantees");
+}
+
 #[test]
 fn what_a_killed_server_gave_the_next_takes_back() {
     let _alone = alone();
@@ -420,7 +428,7 @@ fn what_a_killed_server_gave_the_next_takes_back() {
     let [ended, kept] = &programs;
     let delete = format!("qos del pid {} cpu", ended.pid());
     portolan(&bed, &delete).expect("it is there");
-    stop_server(&mut bed, Side::Client, Signal::KILL);
+    kill_server(&mut bed);
     assert!(has_deadline(kept.pid()));
     start_server(&mut bed, Side::Client);
     assert!(!has_deadline(kept.pid()), "{}", policy(kept.pid()));
@@ -433,7 +441,7 @@ fn the_next_server_gives_back_the_nice_value_from_before_a_deadline() {
     let program = start(&bed, "exec nice -n 5 sleep 60");
     assert!(eventually(LONG, || nice(program.pid()) == Some(5)));
     reserve(&bed, program.pid(), "--rate 0.1");
-    stop_server(&mut bed, Side::Client, Signal::KILL);
+    kill_server(&mut bed);
     assert!(has_deadline(program.pid()));
     start_server(&mut bed, Side::Client);
     assert!(!has_deadline(program.pid()), "{}", policy(program.pid()));
@@ -476,7 +484,7 @@ fn the_next_server_puts_threads_back_into_the_groups_from_which_a_killed_one_too
     });
     assert!(groups.iter().all(|group| group.is_dir()));
     assert!(groups[0].ends_with(cpu_group(stays.pid()).trim_start_matches('/')));
-    stop_server(&mut bed, Side::Client, Signal::KILL);
+    kill_server(&mut bed);
     cgroup.expel(moves.pid());
     drop(ends);
     start_server(&mut bed, Side::Client);
@@ -540,7 +548,7 @@ fn the_next_server_gives_back_the_nice_values_that_a_killed_one_took() {
         "{form}"
     );
     assert!(nice(kept.pid()) < Some(0));
-    stop_server(&mut bed, Side::Client, Signal::KILL);
+    kill_server(&mut bed);
     run(Command::new("renice").args(["-n", "7", "-p", &changed.pid().to_string()]))
         .expect("root may");
     start_server(&mut bed, Side::Client);
@@ -766,7 +774,7 @@ fn servers_of_one_machine_do_not_promise_the_same_time_to_two() {
     assert!(classes.is_ok_and(|text| text.contains("(other servers)")));
 
     // The share of a dead server is free at once.
-    stop_server(&mut bed, Side::Client, Signal::KILL);
+    kill_server(&mut bed);
     ask(&bed, Side::Server, 10).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(given(&bed, Side::Server), whole);
     start_server(&mut bed, Side::Client);

@@ -282,6 +282,19 @@ impl Link {
 
     /// Promises `rate` of the link to `class`, or changes its promise.
     pub fn reserve(&mut self, class: ClassId, uid: u32, rate: u64) -> Result<(), Refused> {
+        self.test(class, uid, rate)?;
+        self.reserve_again(class, uid, rate);
+        Ok(())
+    }
+
+    /// As [`Link::reserve`], for what was admitted before: if the link has become slower since, all promises are kept in
+    /// proportion.
+    pub fn reserve_again(&mut self, class: ClassId, uid: u32, rate: u64) {
+        let group = None;
+        self.claims.insert(class, ClassClaim { uid, rate, group });
+    }
+
+    fn test(&self, class: ClassId, uid: u32, rate: u64) -> Result<(), Refused> {
         let others = |claim: &ClassClaim| claim.group.is_none();
         let reservable = self.reservable();
         let left = reservable.saturating_sub(self.sum_without(class, others));
@@ -314,14 +327,6 @@ impl Link {
                 members,
             });
         }
-        self.claims.insert(
-            class,
-            ClassClaim {
-                uid,
-                rate,
-                group: None,
-            },
-        );
         Ok(())
     }
 

@@ -7,6 +7,7 @@ use portolan_bpf::map_id;
 use portolan_control::{Adopted, ClientId, Errno, Holder, Input, Life, Timer};
 use portolan_proto::control::{DescriptorOfAdopted, Evidence, ReplyBody};
 use portolan_proto::filter::{FilterKey, FlowRow};
+use portolan_proto::qos::Scope;
 use portolan_sys::clock;
 use portolan_types::{ChannelId, FlowKey, Generation, Protocol, SessionId, is_scoped};
 use tracing::{info, warn};
@@ -92,6 +93,7 @@ impl Server {
             Err(_) => self.control.counters.adoptions_refused += 1,
         }
         let (session, descriptor) = result?;
+        self.grant_awaited(&Scope::Flow(adopted.flow.canonical()));
         self.answer_waiting(session);
         Ok(ReplyBody::Adopted {
             session,
@@ -215,6 +217,7 @@ impl Server {
             }
         }
         self.end_parts_of_absent();
+        self.forget_awaited_guarantees();
         self.control.registry.release_channels();
         info!(
             adopted = self.control.counters.adopted,

@@ -152,6 +152,7 @@ impl Server {
                 self.tell_channel(channel);
                 self.capture_newcomer(channel);
                 self.apply_policies_to(channel);
+                self.grant_awaited_by(channel);
                 Ok(answer)
             }
             Err(failure) => {

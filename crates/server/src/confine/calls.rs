@@ -47,6 +47,8 @@ const MADE: &[i64] = &[
     libc::SYS_statx,
     libc::SYS_umask,
     libc::SYS_unlinkat,
+    libc::SYS_renameat,
+    libc::SYS_renameat2,
     libc::SYS_write,
     libc::SYS_writev,
     // Waiting.
@@ -160,6 +162,7 @@ const MADE_BY_OLD_NAMES: &[i64] = &[
     libc::SYS_setrlimit,
     libc::SYS_stat,
     libc::SYS_unlink,
+    libc::SYS_rename,
 ];
 
 #[cfg(not(target_arch = "x86_64"))]

@@ -112,6 +112,10 @@ impl Reservations {
         }
     }
 
+    pub(super) fn has(&self, scope: &Scope) -> bool {
+        self.of_scope(scope).is_some()
+    }
+
     fn of_scope(&self, scope: &Scope) -> Option<MemberId> {
         let found = self
             .all

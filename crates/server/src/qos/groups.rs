@@ -10,9 +10,8 @@ use portolan_control::qos::transmit::{ClassId, ClassRates, Link as Ledger};
 use portolan_proto::qos::GroupOptions;
 use portolan_sys::unix::Credentials;
 
-use super::transmit::refusal;
 use crate::poll::Token;
-use crate::qos::request::Outcome;
+use crate::qos::request::{Outcome, refusal};
 
 /// All groups by key.
 #[derive(Debug, Default)]
@@ -95,6 +94,14 @@ impl Groups {
 
     pub(super) fn has_class(&self, class: ClassId) -> bool {
         self.by_key.values().any(|group| group.class == class)
+    }
+
+    pub(super) fn class_of_key(&self, key: u32) -> Option<ClassId> {
+        self.by_key.get(&key).map(|group| group.class)
+    }
+
+    pub(super) fn keys(&self) -> Vec<u32> {
+        self.by_key.keys().copied().collect()
     }
 
     pub(super) fn count(&self) -> usize {

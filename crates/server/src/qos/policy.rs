@@ -7,7 +7,7 @@ mod serve;
 use portolan_proto::qos::Scope;
 use portolan_sys::unix::Credentials;
 
-use crate::qos::request::Requester;
+use crate::qos::request::{Basis, Requester};
 
 /// A policy that cannot be kept.
 #[derive(Debug, thiserror::Error)]
@@ -27,6 +27,7 @@ impl Requester {
                 uid: 0,
                 gid: 0,
             },
+            basis: Basis::Policy,
         }
     }
 }

@@ -7,19 +7,40 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use portolan_control::{Process, SessionEntry};
-use portolan_proto::qos::Scope;
+use portolan_proto::qos::{GroupAction, QosRequest, Scope};
 use portolan_sys::sched;
 
 use crate::instance::LifeRecord;
-use crate::qos::request::{Outcome, Requester, refuse};
+use crate::qos::request::{Basis, Outcome, Requester, refuse};
 
 /// Maximum length of a cgroup's path.
 const PATH_MAX: usize = 4096;
 
 impl Requester {
+    /// Returns the request with its scope in canonical form, as it was when it was recorded.
+    pub(super) fn canonical(&self, mut request: QosRequest) -> Outcome<QosRequest> {
+        let scope = match &mut request {
+            QosRequest::Transmit { scope, .. }
+            | QosRequest::Receive { scope, .. }
+            | QosRequest::Cpu { scope, .. }
+            | QosRequest::Delete { scope, .. }
+            | QosRequest::Group {
+                action: GroupAction::Join { scope, .. },
+                ..
+            } => scope,
+            QosRequest::Show | QosRequest::Link { .. } | QosRequest::Group { .. } => {
+                return Ok(request);
+            }
+        };
+        if self.basis == Basis::Request || self.basis == Basis::Policy {
+            *scope = self.canonicalize(scope.clone())?;
+        }
+        Ok(request)
+    }
+
     /// Returns the scope in canonical form, for comparison: the number 0 becomes the requester's own, addresses are
     /// canonical.
-    pub(super) fn canonicalize(&self, scope: Scope) -> Outcome<Scope> {
+    fn canonicalize(&self, scope: Scope) -> Outcome<Scope> {
         match scope {
             Scope::Process { pid: 0 } if self.credentials.pid == 0 => {
                 refuse(libc::ESRCH, "your process has no number here")

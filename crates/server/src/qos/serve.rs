@@ -11,7 +11,7 @@ use portolan_types::FlowKey;
 
 use crate::calls::{Call, Sequel};
 use crate::control_socket::client::Client;
-use crate::qos::request::{Outcome, Requester, refuse};
+use crate::qos::request::{Basis, Outcome, Requester, refuse};
 use crate::qos::transmit::{LinkAnswer, LinkCounts};
 use crate::requests::Answer;
 use crate::server::Server;
@@ -48,7 +48,7 @@ fn is_short(name: Option<&str>) -> Outcome {
 }
 
 /// Whether the request changes the traffic control of a link.
-fn takes_traffic(request: &QosRequest) -> bool {
+pub(super) fn takes_traffic(request: &QosRequest) -> bool {
     match request {
         QosRequest::Transmit { .. } | QosRequest::Link { .. } | QosRequest::Group { .. } => true,
         QosRequest::Delete { kind, .. } => *kind == Kind::Transmit,
@@ -155,6 +155,7 @@ impl Server {
         };
         let requester = Requester {
             credentials: client.credentials,
+            basis: Basis::Request,
         };
         if request == QosRequest::Show {
             return self.show_qos(requester, counts);
@@ -184,25 +185,25 @@ impl Server {
         request: QosRequest,
     ) -> Outcome<QosReply> {
         is_short(name_in(&request))?;
+        let request = requester.canonical(request)?;
+        let reply = self.grant(requester, request.clone())?;
+        if requester.basis == Basis::Request {
+            self.note_granted(requester, request);
+        }
+        Ok(reply)
+    }
+
+    fn grant(&mut self, requester: Requester, request: QosRequest) -> Outcome<QosReply> {
         match request {
             QosRequest::Show => return Ok(QosReply::Done),
-            QosRequest::Transmit { scope, spec } => {
-                self.reserve_transmit(requester, requester.canonicalize(scope)?, spec)
-            }
-            QosRequest::Receive { scope, spec } => {
-                self.set_budget(requester, requester.canonicalize(scope)?, spec)
-            }
-            QosRequest::Cpu { scope, spec } => {
-                self.reserve_cpu(requester, requester.canonicalize(scope)?, spec)
-            }
-            QosRequest::Delete { scope, kind } => {
-                let scope = requester.canonicalize(scope)?;
-                match kind {
-                    Kind::Transmit => self.end_transmit(requester, &scope),
-                    Kind::Receive => self.end_budget(requester, &scope),
-                    Kind::Cpu => self.end_cpu(requester, &scope),
-                }
-            }
+            QosRequest::Transmit { scope, spec } => self.reserve_transmit(requester, scope, spec),
+            QosRequest::Receive { scope, spec } => self.set_budget(requester, scope, spec),
+            QosRequest::Cpu { scope, spec } => self.reserve_cpu(requester, scope, spec),
+            QosRequest::Delete { scope, kind } => match kind {
+                Kind::Transmit => self.end_transmit(requester, &scope),
+                Kind::Receive => self.end_budget(requester, &scope),
+                Kind::Cpu => self.end_cpu(requester, &scope),
+            },
             QosRequest::Link { device, bits } => self.set_link_rate(requester, &device, bits),
             QosRequest::Group { key, action } => {
                 return self.change_multiplex_group(requester, key, action);

@@ -18,8 +18,7 @@ use links::Link;
 pub(in crate::qos) use links::{LinkAnswer, LinkCounts};
 use portolan_control::qos::transmit::ClassId;
 use portolan_control::qos::transmit::ClassRates;
-use portolan_control::qos::transmit::Refused;
-use portolan_proto::qos::Scope;
+use portolan_proto::qos::{QosRequest, Rate, Scope};
 use portolan_sys::traffic;
 use rustix::process::Pid;
 use rustix::process::PidfdFlags;
@@ -77,6 +76,20 @@ impl Reservations {
 
     pub(super) fn has(&self, scope: &Scope) -> bool {
         self.by_scope.contains_key(scope)
+    }
+
+    /// Replaces a part of the link's time by the rate that was reserved for it.
+    pub(super) fn fix_rate(&self, request: &mut QosRequest) {
+        if let QosRequest::Transmit { scope, spec } = request
+            && let Rate::Slice { .. } = spec.rate
+            && let Some(held) = self.class_of_scope(scope).and_then(|id| self.held.get(&id))
+        {
+            (spec.rate, spec.burst) = (Rate::Bits(held.terms.rate), Some(held.terms.burst));
+        }
+    }
+
+    pub(super) fn class_of_scope(&self, scope: &Scope) -> Option<ClassId> {
+        self.by_scope.get(scope).copied()
     }
 
     /// Returns the members of a group and their rates.
@@ -144,13 +157,6 @@ pub(super) fn open_life(scope: &Scope) -> Outcome<Option<OwnedFd>> {
             "a thread sends nothing of its own: name its process",
         ),
         _ => Ok(None),
-    }
-}
-
-pub(super) fn refusal(refused: Refused) -> portolan_proto::qos::Refusal {
-    portolan_proto::qos::Refusal {
-        errno: refused.errno().0,
-        reason: refused.to_string(),
     }
 }
 

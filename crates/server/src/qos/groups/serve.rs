@@ -8,9 +8,9 @@ use portolan_sys::traffic;
 use portolan_sys::unix::Credentials;
 use rustix::event::epoll::EventFlags;
 
-use super::super::transmit::{ClassEntry, LinkCounts, kept, open_life, refusal};
+use super::super::transmit::{ClassEntry, LinkCounts, kept, open_life};
 use super::{Group, Right};
-use crate::qos::request::{Outcome, Requester, refuse};
+use crate::qos::request::{Basis, Outcome, Requester, refusal, refuse};
 use crate::server::{Server, Source};
 
 impl Server {
@@ -29,7 +29,7 @@ impl Server {
                 options,
                 algorithm: Algorithm::RateControlled,
             } => {
-                self.create_group(who, key, device.as_deref(), (bits, mode, options))?;
+                self.create_group(requester, key, device.as_deref(), (bits, mode, options))?;
             }
             GroupAction::Open => drop(self.group(who, key, Right::Join)?),
             GroupAction::SetOptions(options) => {
@@ -41,8 +41,7 @@ impl Server {
                 self.change_multiplex_terms(who, key, (bits, options))?;
             }
             GroupAction::Join { scope, bits } => {
-                let member =
-                    self.join_multiplex(requester, key, requester.canonicalize(scope)?, bits)?;
+                let member = self.join_multiplex(requester, key, scope, bits)?;
                 return Ok(QosReply::Joined { member });
             }
             GroupAction::Leave { member } => self.leave_multiplex(requester, key, member)?,
@@ -79,7 +78,7 @@ impl Server {
 
     fn create_group(
         &mut self,
-        owner: Credentials,
+        requester: Requester,
         key: u32,
         device: Option<&str>,
         (bits, mode, options): (u64, u16, GroupOptions),
@@ -93,14 +92,20 @@ impl Server {
                 format!("a mode of {mode:o} has more than permission bits"),
             );
         }
-        let maker = open_life(&Scope::Process { pid: owner.pid })?;
+        let owner = requester.credentials;
+        let maker = match (
+            open_life(&Scope::Process { pid: owner.pid }),
+            requester.basis,
+        ) {
+            (maker, Basis::Request | Basis::Policy) => maker?,
+            // It may have ended since.
+            (maker, Basis::Record { .. }) => maker.ok().flatten(),
+        };
         let ifindex = self.link_for(device)?;
-        let class = self.free_class(owner.uid)?;
+        let class = self.free_class(requester)?;
         let terms = group_terms(self.ledger(ifindex)?, bits, options)?;
         let mut ledger = self.ledger(ifindex)?.clone();
-        ledger
-            .reserve(class, owner.uid, terms.rate)
-            .map_err(refusal)?;
+        requester.reserve(&mut ledger, class, terms.rate)?;
         let kept = ledger.kept(terms);
         self.realise(ifindex, ledger, (class, traffic::WHOLE), &kept)?;
         let maker = maker.and_then(|fd| {
@@ -180,7 +185,7 @@ impl Server {
         let ifindex = group.ifindex;
         let terms = group.member_terms(self.ledger(ifindex)?, bits)?;
         let within = (key, group.class);
-        let id = self.free_class(requester.credentials.uid)?;
+        let id = self.free_class(requester)?;
         let uid = requester.credentials.uid;
         let mut ledger = self.ledger(ifindex)?.clone();
         ledger
@@ -219,7 +224,7 @@ impl Server {
     }
 
     /// Ends a group without maker and members, unless it is to be kept.
-    pub(super) fn look_at_group(&mut self, key: u32) {
+    pub(in crate::qos) fn look_at_group(&mut self, key: u32) {
         let Some(group) = self.qos.groups.by_key.get(&key) else {
             return;
         };

@@ -12,6 +12,7 @@ const ASKER: Requester = Requester {
         uid: 1000,
         gid: 1000,
     },
+    basis: Basis::Request,
 };
 
 fn flow(local: &str, remote: &str) -> Scope {
@@ -38,6 +39,7 @@ fn process_0_is_the_requesters_own() {
             pid: 0,
             ..ASKER.credentials
         },
+        ..ASKER
     };
     let refused = nobodys.canonicalize(Scope::Process { pid: 0 }).unwrap_err();
     assert_eq!(refused.errno, libc::ESRCH);

@@ -14,10 +14,10 @@ use tracing::{info, warn};
 
 use super::super::scope::{breadth, covers, covers_process};
 use super::links::rest_of;
-use super::{Class, ClassEntry, LinkCounts, RESERVED_FIRST, class, kept, open_life, refusal};
+use super::{Class, ClassEntry, LinkCounts, RESERVED_FIRST, class, kept, open_life};
 use crate::channels::pool::TAP_SEND_BUFFER;
 use crate::poll::Token;
-use crate::qos::request::{Outcome, Requester, refuse};
+use crate::qos::request::{Outcome, Requester, refusal, refuse};
 use crate::server::{Server, Source};
 
 /// Lower classes are the scheduler's own.
@@ -53,10 +53,10 @@ impl Server {
             {
                 class
             }
-            _ => self.free_class(uid)?,
+            _ => self.free_class(requester)?,
         };
         let mut ledger = self.ledger(ifindex)?.clone();
-        ledger.reserve(class, uid, terms.rate).map_err(refusal)?;
+        requester.reserve(&mut ledger, class, terms.rate)?;
         let held = ClassEntry::new(scope, ifindex, uid, terms);
         self.install(class, held, ledger, life)?;
         if let Some(other) = known.filter(|known| *known != class) {
@@ -239,8 +239,9 @@ impl Server {
         }
     }
 
-    /// Returns a free class for the user.
-    pub(crate) fn free_class(&self, uid: u32) -> Outcome<ClassId> {
+    /// Returns a free class for the requester: the one that it had under the previous server, if possible.
+    pub(in crate::qos) fn free_class(&self, requester: Requester) -> Outcome<ClassId> {
+        let uid = requester.credentials.uid;
         let held = self.qos.transmit.held.values();
         let own = held.filter(|held| held.uid == uid).count() + self.qos.groups.count_of(uid);
         if uid != 0 && own >= CLASSES_PER_USER {
@@ -255,7 +256,8 @@ impl Server {
                 && !self.qos.groups.has_class(*id)
         };
         let count = self.qos.transmit.held.len() + self.qos.groups.count();
-        let free = (FIRST_CLASS..u16::MAX).map(ClassId).find(is_free);
+        let former = requester.former_class().filter(is_free);
+        let free = former.or_else(|| (FIRST_CLASS..u16::MAX).map(ClassId).find(is_free));
         match free.filter(|_| count < CLASSES_MAX) {
             Some(id) => Ok(id),
             None => refuse(
