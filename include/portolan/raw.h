@@ -12,7 +12,8 @@
  *     EADDRNOTAVAIL the address is not on a device that Portolan serves
  *     ENOBUFS       this program has too many
  *     ENETDOWN      there is no server
- *     ECONNRESET    the server is gone, and frames are no longer delivered
+ *     ECONNRESET    the server was stopped for good, or the next one does not grant the protocol; while a server is
+ *                   restarted, frames are not delivered
  *     EAGAIN        no frame arrived in time
  *     EINTR         a signal was handled
  *     EBADF         no such flow; a child of fork does not have its parent's

@@ -1,7 +1,7 @@
 //! Protocol extensions in the kernel: their maps, their programs, and the managers' tables. The caller
 //! decides what is admitted, and for which packets.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType, libbpf_sys};
@@ -15,7 +15,11 @@ use zerocopy::{FromBytes, IntoBytes};
 use crate::error::{LoadError, TableError};
 use crate::load::{self, Loaded, Refused};
 use crate::objects::Objects;
+use crate::predecessor::{map_of, name_of};
 use crate::table::Table;
+
+/// The kernel's name of all maps of extensions.
+const MAP_NAME: &str = "portolan_ext";
 
 /// The managers' tables.
 pub struct Extensions {
@@ -155,7 +159,7 @@ impl Linkage {
         };
         let handle = MapHandle::create(
             kind_of(map.kind),
-            Some("portolan_ext"),
+            Some(MAP_NAME),
             map.key,
             map.value,
             map.entries,
@@ -172,10 +176,28 @@ impl Linkage {
         Ok(handle.as_fd().try_clone_to_owned()?)
     }
 
+    /// Whether a descriptor is that of a map that [`Linkage::create_map`] makes of this definition: a process shows it, and
+    /// may have other maps.
+    pub fn is_map(&self, map: &MapDefinition, descriptor: BorrowedFd<'_>) -> bool {
+        let Some(info) = map_of(descriptor) else {
+            return false;
+        };
+        let kind = kind_of(map.kind) as u32;
+        let shape = (info.type_, info.key_size, info.value_size, info.max_entries);
+        shape == (kind, map.key, map.value, map.entries)
+            && info.map_flags == flags_of(map)
+            && is_extension_map(descriptor)
+    }
+
     /// Loads a linked program, which the kernel verifies.
     pub fn load(&self, instructions: &[u64]) -> Result<Loaded, Refused> {
         load::load(c"extension", instructions)
     }
+}
+
+/// Whether a descriptor is that of a map that was made for an extension.
+pub fn is_extension_map(descriptor: BorrowedFd<'_>) -> bool {
+    map_of(descriptor).is_some_and(|info| name_of(&info).as_deref() == Some(MAP_NAME))
 }
 
 fn kind_of(kind: MapKind) -> MapType {

@@ -33,7 +33,7 @@ pub use channel::ChannelMaps;
 pub use counters::{Counter, counter_names};
 pub use driver::{DriverError, DriverHook};
 pub use error::{AttachError, ChannelError, LoadError, TableError};
-pub use extensions::{Extensions, Linkage};
+pub use extensions::{Extensions, Linkage, is_extension_map};
 pub use filter::{Filter, Limits, Restored};
 pub use holders::HolderCount;
 pub use hook::{HookEvents, is_attached};

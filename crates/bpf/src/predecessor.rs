@@ -183,12 +183,12 @@ fn has_program(descriptor: BorrowedFd<'_>, id: u32) -> bool {
         && info.tag != [0; 8]
 }
 
-fn map_of(descriptor: BorrowedFd<'_>) -> Option<libbpf_sys::bpf_map_info> {
+pub(crate) fn map_of(descriptor: BorrowedFd<'_>) -> Option<libbpf_sys::bpf_map_info> {
     let mut info = libbpf_sys::bpf_map_info::default();
     is_about(descriptor, &mut info).then_some(info)
 }
 
-fn name_of(map: &libbpf_sys::bpf_map_info) -> Option<String> {
+pub(crate) fn name_of(map: &libbpf_sys::bpf_map_info) -> Option<String> {
     let name = map.name.map(|letter| letter.to_ne_bytes()[0]);
     let name = CStr::from_bytes_until_nul(&name).ok()?;
     Some(name.to_str().ok()?.to_owned())

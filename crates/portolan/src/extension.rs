@@ -10,6 +10,7 @@ mod port;
 pub mod thread;
 
 use std::os::fd::{OwnedFd, RawFd};
+use std::sync::Arc;
 
 use portolan_proto::control::{ReplyBody, RequestBody};
 pub use portolan_proto::extension::Cost;
@@ -25,8 +26,11 @@ pub use self::port::Port;
 use crate::descriptors;
 use crate::migration::registration::register_at;
 use crate::posix::attach;
+use crate::process::Process;
+use crate::process::installed::{self, Installed, NotInstalled};
 use crate::qos::{Refused, ask_server, unexpected};
 use crate::socket::table;
+use crate::threads::start::start_to_stay;
 
 /// A parsed object file.
 #[derive(Clone, Debug)]
@@ -51,13 +55,10 @@ impl Object {
     }
 }
 
-/// An installed extension.
+/// An installed extension. A server that follows another one is asked to install it again, with the same maps.
 #[derive(Debug)]
 pub struct Extension {
-    number: u16,
-    cost: Cost,
-    /// By name.
-    maps: Vec<(String, Map)>,
+    installed: Arc<Installed>,
 }
 
 /// Installs the handler of an object for packets received on the ports of some sockets, which must
@@ -101,43 +102,48 @@ pub(crate) fn install_on(
         priority,
         code: object.code,
     };
-    let (number, cost, fds) = match ask(ExtensionRequest::Install(spec))? {
-        (ExtensionReply::Installed { number, cost }, fds) => (number, cost, fds),
-        _ => return Err(unexpected()),
-    };
-    let maps = shapes.into_iter().zip(fds);
+    let request = ExtensionRequest::Install(spec);
+    let process = own_process()?;
+    let mut answer = installed::ask(process, request.clone(), &[]).map_err(refused)?;
+    let maps = shapes.into_iter().zip(std::mem::take(&mut answer.maps));
     let maps =
         maps.map(|((name, key, value), fd)| (name, Map::new(descriptors::hide(fd), key, value)));
+    let what = (name.to_owned(), request);
     Ok(Extension {
-        number,
-        cost,
-        maps: maps.collect(),
+        installed: installed::note(process, what, maps.collect(), answer),
     })
 }
 
 impl Extension {
-    /// The number that `portolan ext list` shows.
+    /// The number that `portolan ext list` shows; 0 if a server that has followed another one refuses the extension. That
+    /// server may have given it another number.
     pub fn number(&self) -> u16 {
-        self.number
+        self.installed.place().number.unwrap_or_default()
     }
 
     pub fn cost(&self) -> Cost {
-        self.cost
+        self.installed.cost
     }
 
     /// Returns a map by name; those of global variables are `.data`, `.bss` and `.rodata`.
     pub fn map(&self, name: &str) -> Option<&Map> {
-        let found = self.maps.iter().find(|(known, _)| known == name);
+        let mut maps = self.installed.maps.iter();
+        let found = maps.find(|(known, _)| known == name);
         found.map(|(_, map)| map)
     }
 }
 
 impl Drop for Extension {
     fn drop(&mut self) {
-        // Fails if the extension is gone already, which is harmless.
-        let _ = ask(ExtensionRequest::Remove {
-            number: self.number,
-        });
+        if let Some(number) = self
+            .installed
+            .place()
+            .number
+            .filter(|_| self.installed.is_own())
+        {
+            // Fails if the extension is gone already, which is harmless.
+            let _ = ask(ExtensionRequest::Remove { number });
+        }
     }
 }
 
@@ -164,8 +170,7 @@ fn guards_of(sockets: &[RawFd]) -> Result<(Protocol, Vec<Guard>), Refused> {
 }
 
 /// Announces a handler that runs in a thread to the server, so that `portolan ext list` shows it.
-/// Returns its number, and the row for its statistics.
-fn announce(socket: RawFd, name: &str, priority: u8) -> Result<(u16, u8), Refused> {
+fn announce(socket: RawFd, name: &str, priority: u8) -> Result<Arc<Installed>, Refused> {
     let (protocol, guards) = guards_of(&[socket])?;
     let Some(&guard) = guards.first() else {
         return Err(unexpected());
@@ -176,9 +181,21 @@ fn announce(socket: RawFd, name: &str, priority: u8) -> Result<(u16, u8), Refuse
         guard,
         priority,
     };
-    match ask(request)? {
-        (ExtensionReply::Announced { number, row }, _) => Ok((number, row)),
-        _ => Err(unexpected()),
+    let process = own_process()?;
+    let answer = installed::ask(process, request.clone(), &[]).map_err(refused)?;
+    let what = (name.to_owned(), request);
+    Ok(installed::note(process, what, Vec::new(), answer))
+}
+
+fn own_process() -> Result<&'static Process, Refused> {
+    start_to_stay().map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))
+}
+
+fn refused(why: NotInstalled) -> Refused {
+    match why {
+        NotInstalled::Refused(refusal) => refusal.into(),
+        NotInstalled::Failed(errno) => Refused::new(errno, errno.to_string()),
+        NotInstalled::Lost => Refused::new(Errno::NETDOWN, "the server has gone"),
     }
 }
 

@@ -4,8 +4,10 @@
 
 pub(crate) mod background;
 pub(crate) mod cancel;
+pub(crate) mod claims;
 pub(crate) mod control;
 pub(crate) mod inside;
+pub(crate) mod installed;
 pub(crate) mod outage;
 mod recalls;
 mod report;

@@ -13,18 +13,17 @@ use std::ptr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use portolan_proto::control::{ReplyBody, RequestBody, Reuse};
+use portolan_proto::control::RequestBody;
 use portolan_proto::extension::{self, Event};
 pub use portolan_proto::raw::Guard;
 use portolan_proto::report::RawRow;
 use portolan_stack::{Frame, NextHop};
 use portolan_sys::clock;
-use portolan_sys::port_right::BoundPort;
 use portolan_types::{Instant, MacAddr, Slot};
 pub use rustix::io::Errno;
 
 use crate::extension::{Extension, Object, install_on};
-use crate::process::control::Lost;
+use crate::process::claims::claim;
 use crate::process::inside;
 use crate::process::{CoreGuard, Process};
 use crate::qos::Refused;
@@ -87,36 +86,10 @@ impl RawFlow {
             guard,
             slot,
         };
-        let request = || RequestBody::ClaimProtocol { guard, slot };
-        let mut answer = process.control.call(request(), &[]);
-        if let (
-            Guard::Port { protocol, local },
-            Ok((
-                ReplyBody::Error {
-                    errno: libc::EACCES,
-                },
-                _,
-            )),
-        ) = (guard, &answer)
-        {
-            // A privileged port: the kernel decides who may bind it.
-            let wanted = BoundPort {
-                protocol,
-                local,
-                v6_only: false,
-            };
-            process.show_right_to(wanted, Reuse::default())?;
-            answer = process.control.call(request(), &[]);
-        }
-        match answer {
-            Ok((ReplyBody::Claimed { guard }, _)) => {
-                flow.guard = guard;
-                Ok(flow)
-            }
-            Ok((ReplyBody::Error { errno }, _)) => Err(Errno::from_raw_os_error(errno)),
-            Ok(_) => Err(Errno::PROTO),
-            Err(Lost) => Err(Errno::NETDOWN),
-        }
+        flow.guard = claim(process, guard, slot)?;
+        // It notices when the server is gone.
+        process.ensure_helper();
+        Ok(flow)
     }
 
     /// Returns the guard; a port guard has its port number.
@@ -127,8 +100,8 @@ impl RawFlow {
     /// Returns the next received frame.
     ///
     /// # Errors
-    /// `AGAIN`: none is pending. `BADF`: the flow is the parent's. `CONNRESET`: the server is gone, and frames are no
-    /// longer delivered.
+    /// `AGAIN`: none is pending. `BADF`: the flow is the parent's. `CONNRESET`: the server was stopped for good, or the
+    /// next one does not grant the protocol: frames are no longer delivered. While a server is restarted, none arrive.
     pub fn try_recv(&self) -> Result<Received, Errno> {
         let _inside = inside::enter();
         self.check_owner()?;
@@ -341,8 +314,7 @@ impl Core {
     }
 }
 
-/// Publishes the flow's statistics to the server: a program with only raw flows has no thread that does so for all
-/// sessions.
+/// Publishes the flow's statistics to the server.
 fn publish(core: &Core, row: Option<(usize, RawRow)>) {
     if let Some((row, figures)) = row {
         core.statistics.publish_raw(row, &figures);

@@ -457,15 +457,20 @@ impl Core {
     }
 
     /// Ends all connections as if the peers had reset them, because packets no longer reach them.
-    pub(crate) fn end_all(&mut self, now: Instant) {
+    fn end_all(&mut self, now: Instant) {
         self.cut_off_all_unregistered(now);
         self.forget_leases();
         self.delegations = Delegations::default();
         for slot in 0..self.sockets.len() {
             self.end_one(now, Slot(slot as u32));
         }
-        self.inboxes.cut_off();
         self.remove_ended_orphans();
+    }
+
+    /// As [`Core::end_all`], when no server follows.
+    pub(crate) fn end_for_good(&mut self, now: Instant) {
+        self.end_all(now);
+        self.inboxes.cut_off();
     }
 
     /// Ends one connection as if its peer had reset it, and resets that.
@@ -522,7 +527,6 @@ impl Core {
         // What has come by the old tap, and by rings to which no row leads any more.
         self.take_in_all(now);
         self.leases.forget_ports(now);
-        self.inboxes.cut_off();
         self.poll_tx(now);
         self.channel.carry_on(tap)?;
         self.begin_anew(now, shared);

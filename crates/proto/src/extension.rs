@@ -13,7 +13,8 @@ use crate::raw;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExtensionRequest {
-    /// For registered processes. Reply: `Installed` or `Refused`.
+    /// For registered processes. Shows the maps, in order, if a previous server has installed it. Reply: `Installed` or
+    /// `Refused`.
     Install(Extension),
     /// Verifies the code as `Install` does, and discards it; needs no `Hello`, and no guard. Reply:
     /// `Checked` or `Refused`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, run};
 use portolan_programs::stream::{assert_ends_in_order, connect, exchange};
-use portolan_programs::{PYTHON, Steps, bed, client, counter, eventually};
+use portolan_programs::{PYTHON, Steps, bed, client, counter, eventually, restart_server};
 use rustix::process::{Pid, Signal, kill_process};
 
 const ECHO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/delegated.py");
@@ -241,6 +241,22 @@ fn a_session_that_migrates_leaves_its_ring_and_may_have_one_again() {
         assert!(served(&bed, "sessions_mapped_directly") >= round);
     }
     assert!(eventually(PROMPTLY, || direct(&bed) == 0));
+}
+
+#[test]
+fn a_session_has_a_ring_of_its_own_from_the_next_server() {
+    let mut bed = bed();
+    let _server = python(&bed, ECHO, "poll", &[DIRECT]);
+    let mut stream = connect(&bed, PORT);
+    exchange(&mut stream, 4, 5000);
+    for end in [Signal::KILL, Signal::TERM] {
+        restart_server(&mut bed, Side::Server, end);
+        assert!(eventually(PROMPTLY, || direct(&bed) == 1));
+        let before = by_own_ring(&bed, Side::Server);
+        exchange(&mut stream, 4, 5000);
+        assert!(by_own_ring(&bed, Side::Server) - before >= 4);
+    }
+    assert_ends_in_order(stream);
 }
 
 #[test]

@@ -8,7 +8,10 @@ use std::time::Duration;
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::{Background, ProcessError, run};
 use portolan_netns::Namespace;
-use portolan_programs::{PYTHON, Steps, bed, client, compiled, counter, eventually, file};
+use portolan_programs::{
+    PYTHON, Steps, bed, client, compiled, counter, eventually, file, restart_server,
+};
+use rustix::process::Signal;
 use serde_json::Value;
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -700,6 +703,58 @@ fn active_messages_are_handled_in_the_filter_without_waking_anybody() {
     assert_eq!(heard, "False 0\nTrue 0");
     drop(owner);
     assert!(eventually(TIMEOUT, || extensions(&bed, &["list"]).is_empty()));
+}
+
+/// The owner's maps stay, with what it has put into them; so do handlers on protocols of its own, and in its threads.
+#[test]
+fn extensions_are_installed_again_by_the_next_server() {
+    let mut bed = bed();
+    let example = |name: &str| {
+        std::fs::read_to_string(format!("{ROOT}/docs/examples/extensions/{name}")).unwrap()
+    };
+    let values = compile(&bed, "values.c", &example("values.c"));
+    let messages = compile(&bed, "messages.c", &example("messages.c"));
+    let owner = |words: [&str; 2], port: u16| {
+        let mut owner = bed.owner_command(Side::Server);
+        owner.args([words[0], &bed.endpoint(port).to_string()]);
+        owner.args(Some(words[1]).filter(|word| !word.is_empty()));
+        Background::start(&mut owner).unwrap()
+    };
+    let _protocol = install_for(
+        &bed,
+        &messages.display().to_string(),
+        &["--ethertype", "0x88b5"],
+    );
+    let _values = owner(["values", &values.display().to_string()], 7009);
+    let _threads = owner(["threaded", ""], 7012);
+    let are_there = |bed: &Bed| extensions(bed, &["list"]).len() == 5;
+    assert!(eventually(TIMEOUT, || are_there(&bed)));
+    for end in [Signal::KILL, Signal::TERM] {
+        restart_server(&mut bed, Side::Server, end);
+        assert!(
+            eventually(TIMEOUT, || are_there(&bed)),
+            "{}",
+            bed.daemon_log(Side::Server)
+        );
+        let said = ask(&bed, "7009", "get k7");
+        assert_eq!(said.trim_end_matches('\0'), "VALUE = v7");
+        assert_eq!(ask(&bed, "7012", "hello"), "hello");
+        let program = bed.tools().beside("active-messages").display().to_string();
+        let mut caller = bed.command(Side::Client, Stack::Kernel, &program);
+        let address = bed.endpoint(0).ip().to_string();
+        let said = run(caller.args(["call", &address, "100"])).unwrap();
+        assert!(said.contains("sum 5050\n"), "{said}");
+        let counted = extensions(&bed, &["stats"]);
+        let replied = |placement: &str| {
+            let those = counted.iter().filter(|one| one["placement"] == placement);
+            those
+                .map(|one| one["replied"].as_u64().unwrap())
+                .sum::<u64>()
+        };
+        // 100 calls and the last reading, and a value.
+        assert_eq!(replied("filter"), 102, "{counted:?}");
+        assert!(replied("thread") >= 1, "{counted:?}");
+    }
 }
 
 /// Makes each call add twice as much as the program states.

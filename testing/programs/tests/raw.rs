@@ -10,7 +10,9 @@ use portolan_bench::process::{Background, ProcessError, run};
 use portolan_netns::{Daemon, Impairment, Ready};
 use portolan_programs::{
     PYTHON, bed, client, compiled, counter, eventually, file, impaired_bed, public_programs,
+    restart_server,
 };
+use rustix::process::Signal;
 
 const CALLS: u64 = 2_000;
 const BYTES: &str = "8388608";
@@ -76,6 +78,19 @@ fn active_messages_run_handlers_over_ethernet() {
     }
     let address = bed.endpoint(0).ip().to_string();
     client(&bed, Stack::Kernel, "ping", &["-c1", "-W5", &address]);
+}
+
+#[test]
+fn a_protocol_stays_its_programs_over_restarts() {
+    let mut bed = bed();
+    let mut server = serve(&bed, Side::Server, "active-messages");
+    for end in [Signal::KILL, Signal::TERM] {
+        restart_server(&mut bed, Side::Server, end);
+        let is_opened = || counter(&bed, Side::Server, "server", "raw_flows_opened") == 1;
+        assert!(eventually(Duration::from_secs(10), is_opened));
+        call(&bed, CALLS).unwrap();
+        assert!(server.is_running());
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::io::{IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use portolan_types::Protocol;
@@ -10,6 +11,7 @@ use rustix::io::Errno;
 
 use super::{Extension, Object, announce, guards_of, install};
 use crate::posix::{self, CallError, Outcome};
+use crate::process::installed::Installed;
 use crate::qos::Refused;
 
 /// A bound socket.
@@ -42,7 +44,7 @@ impl Port {
         }
     }
 
-    pub(super) fn announce(&self, name: &str, priority: u8) -> Result<(u16, u8), Refused> {
+    pub(super) fn announce(&self, name: &str, priority: u8) -> Result<Arc<Installed>, Refused> {
         announce(self.fd, name, priority)
     }
 

@@ -10,6 +10,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use portolan_proto::extension::layout::ExtensionStatistics;
 use portolan_proto::report::ThreadedRow;
 use portolan_sys::clock;
 use portolan_sys::thread::spawn_masked;
@@ -17,6 +18,7 @@ use rustix::io::Errno;
 
 use super::Port;
 use crate::process::Process;
+use crate::process::installed::Installed;
 use crate::qos::Refused;
 
 /// Maximum number of passed datagrams that wait for their owner.
@@ -67,26 +69,24 @@ struct Placed {
 /// Statistics of a handler, and the row where the server reads them.
 #[derive(Default)]
 struct Account {
-    place: Option<(&'static Process, u8)>,
-    said: ThreadedRow,
+    /// None before it is announced.
+    announced: Option<(&'static Process, Arc<Installed>)>,
+    statistics: ExtensionStatistics,
 }
 
 impl Account {
-    /// Opens an account for a handler, by the number that the server gave it.
-    fn open(number: u16, row: u8) -> Account {
+    /// Opens an account for a handler that the server knows.
+    fn open(announced: Arc<Installed>) -> Account {
         let account = Account {
-            place: Process::running().map(|process| (process, row)),
-            said: ThreadedRow {
-                number: number.into(),
-                ..ThreadedRow::default()
-            },
+            announced: Process::running().map(|process| (process, announced)),
+            ..Account::default()
         };
         account.publish();
         account
     }
 
     fn note_run(&mut self, took: Duration, verdict: Verdict) {
-        let statistics = &mut self.said.statistics;
+        let statistics = &mut self.statistics;
         let took = u64::try_from(took.as_nanos()).unwrap_or(u64::MAX);
         statistics.runs += 1;
         statistics.time += took;
@@ -102,15 +102,23 @@ impl Account {
 
     /// Recounts the last reply as one that could not be sent.
     fn note_refusal(&mut self) {
-        let statistics = &mut self.said.statistics;
+        let statistics = &mut self.statistics;
         statistics.replied -= 1;
         statistics.refused += 1;
         self.publish();
     }
 
     fn publish(&self) {
-        if let Some((process, row)) = self.place {
-            process.lock().statistics.publish_threaded(row, &self.said);
+        let Some((process, announced)) = &self.announced else {
+            return;
+        };
+        let place = announced.place();
+        if let Some(number) = place.number {
+            let row = ThreadedRow {
+                number: number.into(),
+                statistics: self.statistics,
+            };
+            process.lock().statistics.publish_threaded(place.row, &row);
         }
     }
 }
@@ -197,8 +205,7 @@ impl Port {
         let failed = |errno: Errno| Refused::new(errno, format!("no thread for handlers: {errno}"));
         self.receive_within(LOOK_UP).map_err(failed)?;
         for placed in &mut chain.handlers {
-            let (number, row) = self.announce(&placed.name, placed.priority)?;
-            placed.account = Account::open(number, row);
+            placed.account = Account::open(self.announce(&placed.name, placed.priority)?);
         }
         let shared = Arc::new(Shared::default());
         let (outbox, inbox) = sync_channel(INBOX);
@@ -361,13 +368,13 @@ mod tests {
         }
         chain.handlers[1].account.note_refusal();
         let counted = |at: usize| {
-            let one = &chain.handlers[at].account.said.statistics;
+            let one = &chain.handlers[at].account.statistics;
             [one.runs, one.passed, one.consumed, one.replied, one.refused]
         };
         assert_eq!(counted(0), [3, 3, 0, 0, 0]);
         assert_eq!(counted(1), [3, 0, 1, 1, 1]);
         assert_eq!(counted(2), [0; 5]);
-        let timed = &chain.handlers[0].account.said.statistics;
+        let timed = &chain.handlers[0].account.statistics;
         assert!(timed.time >= timed.longest);
     }
 }

@@ -177,16 +177,18 @@ pub(crate) fn install(
     drop(core);
     if let Some(session) = id
         && stays
-        && wants_ring(process, socket)
     {
-        process.map_directly(session);
+        map_directly(process, socket, session);
     }
     process.ensure_helper();
 }
 
-fn wants_ring(process: &Process, socket: &Socket) -> bool {
+/// Requests a ring of its own for a session, if it is to have one.
+pub(super) fn map_directly(process: &Process, socket: &Socket, session: SessionId) {
     let chosen = socket.options().mapping();
-    chosen.unwrap_or(process.mapping()) == MappingChoice::Direct
+    if chosen.unwrap_or(process.mapping()) == MappingChoice::Direct {
+        process.map_directly(session);
+    }
 }
 
 /// Sets the endpoints that a UDP session has from now on.

@@ -21,13 +21,15 @@ use rustix::net::{Shutdown, SocketFlags, acceptfrom_with, listen, shutdown, sock
 
 use crate::descriptors::InternalFd;
 use crate::migration::active_open;
-use crate::migration::arrival::retarget;
+use crate::migration::arrival::{map_directly, retarget};
 use crate::migration::delegate::{self, ListenerSlot};
 use crate::migration::fallback::{new_kernel_socket, replace_listener, set_options, wake_sleepers};
 use crate::migration::finish::finish_left;
 use crate::migration::part;
 use crate::outcome::{Outcome, refusal};
 use crate::process::Process;
+use crate::process::claims::claim_again;
+use crate::process::installed::install_again;
 use crate::runtime::Core;
 use crate::settings::{Mode, settings};
 use crate::socket::near_end::replace_fds;
@@ -83,7 +85,13 @@ pub(crate) fn open_again(process: &'static Process) -> Opened {
             opened = Opened::Some;
         }
     }
-    if finish_left(process).is_err() {
+    // Extensions are for sockets and protocols that the server knows.
+    let rest = [
+        finish_left(process).is_ok(),
+        claim_again(process).is_ok(),
+        install_again(process).is_ok(),
+    ];
+    if rest.contains(&false) {
         opened = Opened::Some;
     }
     opened
@@ -473,6 +481,9 @@ fn adopt(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()> {
     socket.note_server(process.incarnation());
     setup.carries_messages = false;
     setup.incarnation = process.incarnation();
+    if found.memory.is_none() {
+        map_directly(process, socket, session);
+    }
     if which == DescriptorOfAdopted::Kept {
         return Ok(());
     }
@@ -557,6 +568,7 @@ fn bind_datagrams(process: &'static Process, socket: &Arc<Socket>) -> Outcome<()
         process.prioritize(session, priority);
     }
     join_again(process, socket, session);
+    map_directly(process, socket, session);
     Ok(())
 }
 

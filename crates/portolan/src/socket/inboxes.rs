@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use portolan_proto::filter::RecordHeader;
+use portolan_proto::raw::Guard;
 use portolan_proto::report::{RAW_ROWS, RawFigures, RawRow};
 use portolan_types::Slot;
 
@@ -34,6 +35,8 @@ pub(crate) struct Inbox {
     /// Row of the statistics memfd; `None` if all are taken.
     row: Option<usize>,
     readers: Vec<Arc<Waiter>>,
+    /// The protocol, and the incarnation of the server that has granted it.
+    claim: Option<(Guard, u64)>,
     /// No more frames can arrive.
     is_cut_off: bool,
 }
@@ -77,14 +80,29 @@ impl Inboxes {
     }
 
     pub(crate) fn cut_off(&mut self) {
-        for inbox in self.by_slot.values_mut() {
-            inbox.is_cut_off = true;
-            inbox.wake();
-        }
+        self.by_slot.values_mut().for_each(Inbox::cut_off);
+    }
+
+    /// Returns the protocols that were claimed of another server than this one.
+    pub(crate) fn claims_of_before(&self, incarnation: u64) -> Vec<(Slot, Guard)> {
+        let inboxes = self.by_slot.iter();
+        let claims = inboxes.filter_map(|(slot, inbox)| Some((Slot(*slot), inbox.claim?)));
+        let of_before = claims.filter(|(_, (_, server))| *server != incarnation);
+        of_before.map(|(slot, (guard, _))| (slot, guard)).collect()
     }
 }
 
 impl Inbox {
+    pub(crate) fn note_claim(&mut self, guard: Guard, incarnation: u64) {
+        self.claim = Some((guard, incarnation));
+        self.is_cut_off = false;
+    }
+
+    pub(crate) fn cut_off(&mut self) {
+        self.is_cut_off = true;
+        self.wake();
+    }
+
     fn poll_rx(&mut self, interface: u32, frame: &[u8]) {
         let length = frame.len() as u64;
         if self.figures.receive_queue + length > ROOM {

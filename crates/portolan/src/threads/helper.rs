@@ -282,7 +282,7 @@ impl Process {
         successor::watch();
         self.lock().stop_awaiting_tx_queues(clock::now());
         if Process::is_cut_off() {
-            self.lock().end_all(clock::now());
+            self.lock().end_for_good(clock::now());
         }
     }
 

@@ -176,7 +176,7 @@ fn try_once() -> Look {
         Err(NotRegistered::Absent(_)) => return Look::Absent,
         Err(NotRegistered::Refused(reason)) => {
             // Its filter has replaced the one that delivered packets here.
-            process.lock().end_all(clock::now());
+            process.lock().end_for_good(clock::now());
             return Look::Refused(reason);
         }
     }

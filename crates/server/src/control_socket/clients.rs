@@ -401,7 +401,7 @@ impl Server {
             RequestBody::Capture(request) => self.begin_capture(id, number, request),
             RequestBody::Reload { text } => self.reload_text(id, (text, fds)),
             RequestBody::Qos(request) => self.qos_when_asked(id, request),
-            RequestBody::Extension(request) => Ok(self.extension(id, number, request)),
+            RequestBody::Extension(request) => Ok(self.extension((id, number), request, fds)),
             RequestBody::Direct { session } => self.map_directly(id, number, session),
             body => {
                 let channel = self.clients.get(&id).and_then(|client| client.channel);

@@ -10,7 +10,7 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
-use portolan_bpf::map_id;
+use portolan_bpf::{is_extension_map, map_id};
 use portolan_sys::unix::{self, PairKind};
 
 use crate::control_socket::client::PendingReply;
@@ -191,8 +191,8 @@ impl Sink {
                 continue;
             }
             if !unix::is_socket_or_memory(&fd) {
-                // The kernel frees rings by itself.
-                if map_id(fd.as_fd()).is_some() {
+                // The kernel frees maps by itself.
+                if map_id(fd.as_fd()).is_some() || is_extension_map(fd.as_fd()) {
                     fds.push(fd);
                     continue;
                 }

@@ -3,7 +3,7 @@
 //! calling thread, so this one has fewer than the server.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 
@@ -33,6 +33,8 @@ const LONGEST_REASON: usize = 4096;
 pub(super) struct Order {
     pub spec: LoadRequest,
     pub code: Code,
+    /// Those that the extension had under the previous server; otherwise none.
+    pub maps: Vec<OwnedFd>,
     /// Bytes of its maps.
     pub memory: u64,
 }
@@ -71,8 +73,9 @@ impl Loader {
                 error!(%errno, "extensions are not verified as strangers: none is installed");
                 return;
             }
-            for order in to_do {
-                let result = load(&linkage, &order, most);
+            for mut order in to_do {
+                let maps = std::mem::take(&mut order.maps);
+                let result = load(&linkage, (&order, maps), most);
                 let spec = order.spec;
                 // Fails only when the server ends, and this thread with it.
                 let _ = finished.send(Done { spec, result });
@@ -108,18 +111,38 @@ impl Loader {
     }
 }
 
-fn load(linkage: &Linkage, order: &Order, most: u32) -> Result<Ready, Refusal> {
-    let refused = |errno, reason: String| Refusal { errno, reason };
-    let maps = order.code.maps.iter().map(|map| {
-        linkage.create_map(map).map_err(|error| {
-            let name = &map.name;
-            refused(
-                libc::ENOMEM,
-                format!("map {name:?}: the kernel says: {error}"),
-            )
-        })
+fn refused(errno: i32, reason: String) -> Refusal {
+    Refusal { errno, reason }
+}
+
+/// Makes the maps of an extension, or takes those that it had. Constants are the same in new ones, which are frozen.
+fn maps_of(
+    linkage: &Linkage,
+    (code, given): (&Code, Vec<OwnedFd>),
+) -> Result<Vec<OwnedFd>, Refusal> {
+    let is_new = given.is_empty();
+    let mut given = given.into_iter();
+    let maps = code.maps.iter().map(|map| {
+        let name = &map.name;
+        let had = given.next();
+        if is_new || map.is_constant {
+            return linkage.create_map(map).map_err(|error| {
+                let reason = format!("map {name:?}: the kernel says: {error}");
+                refused(libc::ENOMEM, reason)
+            });
+        }
+        had.filter(|had| linkage.is_map(map, had.as_fd()))
+            .ok_or_else(|| refused(libc::EINVAL, format!("map {name:?} is another one")))
     });
-    let maps = maps.collect::<Result<Vec<OwnedFd>, Refusal>>()?;
+    maps.collect()
+}
+
+fn load(
+    linkage: &Linkage,
+    (order, given): (&Order, Vec<OwnedFd>),
+    most: u32,
+) -> Result<Ready, Refusal> {
+    let maps = maps_of(linkage, (&order.code, given))?;
     let descriptors: Vec<i32> = maps.iter().map(AsRawFd::as_raw_fd).collect();
     let environment = Environment {
         work: linkage.work(),

@@ -1,6 +1,7 @@
 //! Requests for extensions, and their results.
 
 use std::collections::{BTreeSet, HashSet};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use portolan_control::extensions::{TableEntry, check};
@@ -61,18 +62,18 @@ const fn flag_of(direction: Direction) -> u16 {
 impl Server {
     pub(crate) fn extension(
         &mut self,
-        client: ClientId,
-        request: u32,
+        (client, request): (ClientId, u32),
         spec: ExtensionRequest,
+        maps: Vec<OwnedFd>,
     ) -> Answer {
         let outcome = match spec {
             ExtensionRequest::List => return self.list_extensions(client),
             ExtensionRequest::Install(extension) => {
-                self.install_extension(client, request, extension)
+                self.install_extension((client, request), extension, maps)
             }
             ExtensionRequest::Check(code) => {
                 let place = None;
-                self.order_load((client, request), place, code)
+                self.order_load((client, request), place, (code, Vec::new()))
             }
             ExtensionRequest::Announce {
                 name,
@@ -102,9 +103,9 @@ impl Server {
     /// Admits what can be checked here; the reply comes from [`Server::on_loaded`].
     fn install_extension(
         &mut self,
-        client: ClientId,
-        request: u32,
+        (client, request): (ClientId, u32),
         extension: Extension,
+        maps: Vec<OwnedFd>,
     ) -> Outcome<()> {
         let Extension {
             name,
@@ -147,7 +148,7 @@ impl Server {
                 priority,
             },
         });
-        self.order_load((client, request), place, code)
+        self.order_load((client, request), place, (code, maps))
     }
 
     /// Checks whether the configuration permits it to the user.
@@ -265,7 +266,7 @@ impl Server {
         &mut self,
         (client, request): (ClientId, u32),
         place: Option<InstallPoint>,
-        code: Code,
+        (code, maps): (Code, Vec<OwnedFd>),
     ) -> Outcome<()> {
         let memory = check(&code, &self.extensions.domain)
             .or_else(|fault| refuse(libc::EACCES, fault.to_string()))?;
@@ -280,7 +281,12 @@ impl Server {
             request,
             place,
         };
-        let order = Order { spec, code, memory };
+        let order = Order {
+            spec,
+            code,
+            maps,
+            memory,
+        };
         if self.extensions.loader.order(order, uid) {
             Ok(())
         } else {
@@ -315,7 +321,7 @@ impl Server {
         client: ClientId,
         place: InstallPoint,
         ready: Ready,
-    ) -> Outcome<(ExtensionReply, Vec<std::os::fd::OwnedFd>)> {
+    ) -> Outcome<(ExtensionReply, Vec<OwnedFd>)> {
         let InstallPoint {
             guards,
             name,

@@ -2,12 +2,14 @@
 //! Others receive their packets as usual.
 
 use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use portolan_netns::Bed;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::extension::{
-    Code, Event, Extension, ExtensionReply, ExtensionRequest, ExtensionState, Guard,
+    Code, Event, Extension, ExtensionReply, ExtensionRequest, ExtensionState, Guard, MapDefinition,
+    MapKind,
 };
 use portolan_proto::raw;
 use portolan_types::{Protocol, Slot};
@@ -16,7 +18,7 @@ use rustix::net::{self, AddressFamily, SendFlags, SocketType};
 use crate::common::{Client, Configuration, Library, await_some, control_path, start_server};
 use crate::handlers::{
     CONSUME, DELIVER, FORWARD, FROM_PORT, LENGTH, Owner, PASS, PAYLOAD, REPLY, TO, TO_PORT, always,
-    answer, ask, assert_silent, code, exit, filter_counter, list, mov, op, peer, refusal,
+    answer, ask, assert_silent, code, exit, filter_counter, list, map, mov, op, peer, refusal,
     send_from_first_cpu, slow,
 };
 use crate::meter::Meter;
@@ -214,6 +216,55 @@ fn extensions_go_with_their_owner_and_with_its_socket() {
     let released = owner.library.client.ask(RequestBody::Release { session });
     assert!(matches!(released, ReplyBody::Done), "{released:?}");
     assert_eq!(list(&mut observer), []);
+    meter.finish_but_for_starts();
+}
+
+/// A program shows the maps of an extension that the previous server had installed for it.
+#[test]
+fn maps_that_a_program_shows_are_like_its_extensions_or_refused() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    let meter = Meter::start(&bed);
+    let mut owner = Owner::start(&path);
+    let with = |maps: Vec<MapDefinition>| Code {
+        maps,
+        ..always(REPLY)
+    };
+    let hash = map(MapKind::Hash, 4, 8, 16);
+    let install = |owner: &mut Owner, code, shown: &[BorrowedFd<'_>]| {
+        let spec = ExtensionRequest::Install(owner.spec(code));
+        let client = &mut owner.library.client;
+        match client.ask_with(RequestBody::Extension(spec), shown) {
+            (ReplyBody::Extension(reply), fds) => (reply, fds),
+            (other, _) => panic!("{other:?}"),
+        }
+    };
+    let (_, maps) = install(&mut owner, with(vec![hash.clone()]), &[]);
+    let [own] = &maps[..] else {
+        panic!("{maps:?}");
+    };
+    let (reply, maps) = install(&mut owner, with(vec![hash.clone()]), &[own.as_fd()]);
+    assert!(
+        matches!(reply, ExtensionReply::Installed { .. }),
+        "{reply:?}"
+    );
+    assert_eq!(maps.len(), 1);
+    let ring = owner.library.maps.ring.try_clone().unwrap();
+    let socket = net::socket(AddressFamily::UNIX, SocketType::DGRAM, None).unwrap();
+    for (maps, shown) in [
+        (vec![map(MapKind::Hash, 4, 8, 17)], own),
+        (vec![map(MapKind::Hash, 4, 16, 16)], own),
+        (vec![map(MapKind::LruHash, 4, 8, 16)], own),
+        (vec![hash.clone(), hash.clone()], own),
+        (vec![hash.clone()], &ring),
+        (vec![hash.clone()], &socket),
+    ] {
+        let (reply, _) = install(&mut owner, with(maps), &[shown.as_fd()]);
+        assert_eq!(refusal(reply).errno, libc::EINVAL);
+    }
+    let peer = peer(&bed, owner.port);
+    assert_eq!(answer(&peer, b"here"), b"here");
     meter.finish_but_for_starts();
 }
 
