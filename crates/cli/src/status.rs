@@ -39,7 +39,7 @@ pub(crate) fn status(arguments: &Arguments) -> Result<(), Failure> {
 #[derive(Debug, Serialize, JsonSchema)]
 pub(crate) struct StatusView {
     pub version: String,
-    /// In hexadecimal; libraries must have the same version.
+    /// The newest that the server speaks, in hexadecimal. Libraries must speak one in common with it.
     pub protocol: String,
     pub pid: u32,
     /// The configuration file.

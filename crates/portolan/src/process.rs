@@ -21,10 +21,10 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use portolan_proto::PROTOCOL;
 use portolan_proto::control::{
     Delivery, HandshakeOptions, MappingChoice, Parameters, ReplyBody, RequestBody, Reuse,
 };
+use portolan_proto::{OLDEST_PROTOCOL, Speaks};
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::pi::{PiGuard, PiMutex};
 use portolan_sys::port_right::{self, BoundPort};
@@ -569,12 +569,7 @@ impl Registration {
         path: &Path,
         ring: Option<BorrowedFd<'_>>,
     ) -> Result<Registration, NotRegistered> {
-        let hello = RequestBody::Hello {
-            version: PROTOCOL,
-            program: program(),
-        };
-        let (reply, fds) = control
-            .call(hello, ring.as_slice())
+        let (reply, fds) = greet(control, ring)
             .map_err(|Lost| NotRegistered::Absent("the server hung up".to_string()))?;
         let refused = |reason: String| Err(NotRegistered::Refused(reason));
         match reply {
@@ -633,6 +628,24 @@ impl Registration {
             }
             _ => refused("the server gave no sensible answer".to_string()),
         }
+    }
+}
+
+/// Sends `Hello`. Servers of before there was a range of protocols understand only their own.
+fn greet(
+    control: &Control,
+    ring: Option<BorrowedFd<'_>>,
+) -> Result<(ReplyBody, Vec<OwnedFd>), Lost> {
+    let hello = |speaks: Speaks| RequestBody::Hello {
+        version: speaks.word(),
+        program: program(),
+    };
+    let (reply, fds) = control.call(hello(Speaks::OWN), ring.as_slice())?;
+    match reply {
+        ReplyBody::Error {
+            errno: libc::EPROTO,
+        } => control.call(hello(Speaks::only(OLDEST_PROTOCOL)), ring.as_slice()),
+        reply => Ok((reply, fds)),
     }
 }
 

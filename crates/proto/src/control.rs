@@ -56,7 +56,7 @@ pub enum SessionRef {
 
 #[derive(Debug, Serialize, Deserialize)]
 pub enum RequestBody {
-    /// First message of a library; its format never changes. `version` is [`PROTOCOL`](crate::PROTOCOL).
+    /// First message of a library; its format never changes. `version` is the word of [`Speaks`](crate::Speaks).
     /// May carry the ring of a channel of an earlier server, to continue with that channel.
     /// Reply: `Welcome`, or `EPROTO` from a server of another version.
     Hello { version: u32, program: String },

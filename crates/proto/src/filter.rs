@@ -346,7 +346,8 @@ pub struct FilterSettings {
     pub algorithm: u32,
     /// The traffic class of packets that enclose a handle; 0 if handles are disabled.
     pub marker: u32,
-    /// [`PROTOCOL`](crate::PROTOCOL): a server takes over tables of its own format only.
+    /// [`OLDEST_PROTOCOL`](crate::OLDEST_PROTOCOL), which is raised with the layouts: a server takes over tables of its own
+    /// format only.
     pub format: u32,
 }
 

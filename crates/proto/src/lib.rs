@@ -15,10 +15,17 @@ pub mod metastate;
 pub mod qos;
 pub mod raw;
 pub mod report;
+mod speaks;
 
-/// What library and server have to have in common, or the server refuses the library: raised with every change of a
-/// message, of a layout of shared memory, or of the capsule's version. `tests/protocol.rs` notices such changes.
-pub const PROTOCOL: u32 = 18;
+/// The number of the protocol between library and server: raised with every change of a message, of a layout of shared
+/// memory, or of the capsule's version. `tests/protocol.rs` notices such changes.
+pub const PROTOCOL: u32 = 19;
+
+/// The oldest number that this version speaks, too (ADR 42). Raised to [`PROTOCOL`] with every change other than new variants
+/// at the end of a message's enum; who sends those must know that the other one has them.
+pub const OLDEST_PROTOCOL: u32 = 18;
+
+pub use speaks::Speaks;
 
 /// Maximum size of a control message in bytes, without fds. A capsule that does not fit travels in a memfd.
 pub const MAX_MESSAGE: usize = 128 * 1024;

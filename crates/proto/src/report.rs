@@ -334,7 +334,7 @@ pub struct CounterReport {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StatusReport {
     pub version: String,
-    /// The version that libraries must have, too: [`PROTOCOL`](crate::PROTOCOL).
+    /// The newest that the server speaks: [`PROTOCOL`](crate::PROTOCOL).
     pub protocol: u32,
     pub pid: u32,
     /// The configuration file.

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use portolan_control::qos::cpu::ClassTerms;
-use portolan_proto::PROTOCOL;
+use portolan_proto::OLDEST_PROTOCOL;
 use portolan_proto::control::{BufferLimits, Parameters};
 use portolan_proto::filter::FilterSettings;
 use portolan_tcp::{CongestionKind, EcnMode};
@@ -267,7 +267,7 @@ impl Config {
         FilterSettings {
             algorithm: self.filter.algorithm.number(),
             marker: self.demux.traffic_class().map_or(0, u32::from),
-            format: PROTOCOL,
+            format: OLDEST_PROTOCOL,
         }
     }
 

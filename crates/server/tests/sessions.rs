@@ -15,6 +15,7 @@ use portolan_proto::control::{
     AfterFlush, DescriptorEvent, KernelReason, Reader, ReplyBody, RequestBody, SessionRef,
 };
 use portolan_proto::report::Holder;
+use portolan_proto::{OLDEST_PROTOCOL, PROTOCOL};
 use portolan_sys::unix::PairKind;
 use portolan_types::{Protocol, Slot};
 use rustix::process::Signal;
@@ -579,11 +580,18 @@ fn hostile_clients_are_refused_or_disconnected() {
         slot: None,
     });
     assert!(matches!(reply, ReplyBody::Error { errno: 1 }), "{reply:?}");
-    let reply = stranger.ask(RequestBody::Hello {
-        version: 999,
-        program: String::new(),
-    });
-    assert!(matches!(reply, ReplyBody::Error { errno: 71 }), "{reply:?}");
+    // Those of other versions; then one of the version before, and one of the next, which speaks this one's protocol, too.
+    const NEXT: u32 = PROTOCOL + 1;
+    for version in [999, NEXT, 0, u32::MAX] {
+        let program = String::new();
+        let reply = stranger.ask(RequestBody::Hello { version, program });
+        assert!(matches!(reply, ReplyBody::Error { errno: 71 }), "{reply:?}");
+    }
+    for version in [OLDEST_PROTOCOL, 1 << 24 | NEXT] {
+        let program = String::new();
+        let reply = Client::connect(&path).ask(RequestBody::Hello { version, program });
+        assert!(matches!(reply, ReplyBody::Welcome { .. }), "{reply:?}");
+    }
 
     let mut owner = Library::start(&path);
     let mut thief = Library::start(&path);

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use portolan_proto::Speaks;
 use portolan_proto::control::{ReplyBody, RequestBody};
 use portolan_proto::report::StatusReport;
 use portolan_sys::unix::ConnectError;
@@ -109,12 +110,17 @@ pub(super) fn checks(server: &ServerAddress, status: &Result<StatusReport, Silen
     checks
 }
 
+/// Does this version speak a server's newest protocol?
+fn is_spoken(protocol: u32) -> bool {
+    Speaks::OWN.agreed(Speaks::only(protocol)).is_some()
+}
+
 fn running(server: &ServerAddress, status: &Result<StatusReport, Silence>) -> Check {
     let path = server
         .path()
         .map_or_else(|error| error.to_string(), |path| path.display().to_string());
     match status {
-        Ok(status) if status.protocol == portolan_proto::PROTOCOL => Check::ok(
+        Ok(status) if is_spoken(status.protocol) => Check::ok(
             NAME,
             format!(
                 "{}, pid {}, {} sessions, {path}",

@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use portolan_control::{Closing, HeldBefore, Holder, Life, Reach, SessionEntry};
 use portolan_proto::control::{Capsule, SocketOptionsBlob};
 use portolan_proto::local::Side;
-use portolan_proto::{PROTOCOL, decode, encode};
+use portolan_proto::{Speaks, decode, encode};
 use portolan_sys::unix::{self, ReceiveError};
 use portolan_types::{FlowKey, Protocol};
 use serde::{Deserialize, Serialize};
@@ -14,7 +14,7 @@ use tracing::warn;
 
 use crate::adoption::left_ends::LeftEnd;
 
-/// Raised with every change of [`Message`] that [`PROTOCOL`] does not cover. Both are the first message.
+/// Raised with every change of [`Message`] that [`PROTOCOL`](portolan_proto::PROTOCOL) does not cover. Both are the first message.
 const FORMAT: u32 = 3;
 
 /// Most bytes of a message: larger states are in memory that the message carries.
@@ -111,7 +111,12 @@ impl LeftConnection {
 
 /// The first message, by which the next server knows whether it understands the others.
 pub(crate) fn first_message() -> Vec<u8> {
-    encode(&(PROTOCOL, FORMAT))
+    encode(&(Speaks::OWN.word(), FORMAT))
+}
+
+/// Does this version understand the messages of a server that has sent this first?
+fn is_understood((speaks, format): (u32, u32)) -> bool {
+    format == FORMAT && Speaks::OWN.agreed(Speaks::from_word(speaks)).is_some()
 }
 
 /// Returns what the previous server has left. The messages stay, for the next start if this one fails.
@@ -123,7 +128,7 @@ pub(crate) fn read(kept: &OwnedFd) -> Leftovers {
         return left;
     }
     match next::<(u32, u32)>(kept, &mut buffer) {
-        Some((format, _)) if format == (PROTOCOL, FORMAT) => {}
+        Some((first, _)) if is_understood(first) => {}
         _ => {
             warn!("connections that a server of another version held are reset");
             return left;

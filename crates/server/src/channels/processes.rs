@@ -7,7 +7,7 @@ use portolan_bpf::ChannelMaps;
 use portolan_control::{
     Charge, ClientId, Control, Errno, Input, SessionEntry, SessionPhase, Timer,
 };
-use portolan_proto::PROTOCOL;
+use portolan_proto::Speaks;
 use portolan_proto::control::{Probed, ProbedState, ReplyBody};
 use portolan_sys::clock;
 use portolan_sys::shm::{JournalReader, StatisticsReader};
@@ -44,7 +44,7 @@ impl Server {
         if client.channel.is_some() || client.is_registering {
             return Err(Errno::ALREADY);
         }
-        if version != PROTOCOL {
+        if Speaks::OWN.agreed(Speaks::from_word(version)).is_none() {
             warn!(
                 pid = client.credentials.pid,
                 program, "program with a library of another version refused"
