@@ -209,6 +209,10 @@ impl Standing {
         taken.map(|entry| entry.granted).collect()
     }
 
+    fn len(&self) -> usize {
+        self.entries.len() + self.late.len()
+    }
+
     fn record(&self) {
         let Some(file) = &self.file else { return };
         let entries = self.entries.iter().map(|entry| &entry.granted);

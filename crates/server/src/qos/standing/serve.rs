@@ -16,10 +16,10 @@ use crate::qos::request::{Basis, Requester};
 use crate::qos::serve::takes_traffic;
 use crate::server::Server;
 
-/// A record of usual size is written in less time. What takes longer, with the guarantees of many users, is written so
-/// seldom that it takes at most one part in `REST` of the server's time.
-const BRIEF: Duration = Duration::from_micros(500);
-const REST: u32 = 20;
+/// So many are recorded in the turn in which one is granted: it takes a fraction of a millisecond. With more, of many users,
+/// a record comes after a rest for each entry, twenty times what an entry takes.
+const FEW: usize = 256;
+const REST: Duration = Duration::from_micros(40);
 
 /// Until what could not be granted yet is tried again.
 const BETWEEN_TRIES: Duration = Duration::from_millis(200);
@@ -106,7 +106,6 @@ impl Server {
 
     /// Writes what stands for the next server.
     pub(crate) fn record_guarantees(&mut self) {
-        let start = clock::now();
         let qos = &mut self.qos;
         let budgets: HashSet<&Scope> = qos.receive.scopes().collect();
         let (transmit, groups, cpu) = (&qos.transmit, &qos.groups, &qos.cpu);
@@ -118,10 +117,8 @@ impl Server {
             Subject::Guarantee(Kind::Cpu, scope) => cpu.has(scope),
         });
         qos.standing.record();
-        let end = clock::now();
-        let took = end.since(start);
-        let rest = if took < BRIEF { 0 } else { REST };
-        qos.standing.next_record = end + took * rest;
+        let many = qos.standing.len().saturating_sub(FEW);
+        qos.standing.next_record = self.now + REST * u32::try_from(many).unwrap_or(u32::MAX);
     }
 
     /// The next server is to grant nothing again.
