@@ -26,11 +26,9 @@ pub use self::port::Port;
 use crate::descriptors;
 use crate::migration::registration::register_at;
 use crate::posix::attach;
-use crate::process::Process;
 use crate::process::installed::{self, Installed, NotInstalled};
-use crate::qos::{Refused, ask_server, unexpected};
+use crate::qos::{Refused, ask_server, own_process, unexpected};
 use crate::socket::table;
-use crate::threads::start::start_to_stay;
 
 /// A parsed object file.
 #[derive(Clone, Debug)]
@@ -185,10 +183,6 @@ fn announce(socket: RawFd, name: &str, priority: u8) -> Result<Arc<Installed>, R
     let answer = installed::ask(process, request.clone(), &[]).map_err(refused)?;
     let what = (name.to_owned(), request);
     Ok(installed::note(process, what, Vec::new(), answer))
-}
-
-fn own_process() -> Result<&'static Process, Refused> {
-    start_to_stay().map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))
 }
 
 fn refused(why: NotInstalled) -> Refused {

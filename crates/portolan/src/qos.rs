@@ -41,6 +41,7 @@ use rustix::io::Errno;
 use crate::descriptors;
 use crate::migration::registration::register_at;
 use crate::posix::{attach, local_address, peer_address};
+use crate::process::Process;
 use crate::process::control::Lost;
 use crate::socket::table;
 use crate::threads::start::start_to_stay;
@@ -327,11 +328,14 @@ fn ask(request: QosRequest) -> Result<QosReply, Refused> {
     }
 }
 
+/// Returns this process, which registers if it has not yet.
+pub(crate) fn own_process() -> Result<&'static Process, Refused> {
+    start_to_stay().map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))
+}
+
 /// Sends a request to the server. Returns the reply with its descriptors.
 pub(crate) fn ask_server(request: RequestBody) -> Result<(ReplyBody, Vec<OwnedFd>), Refused> {
-    let process =
-        start_to_stay().map_err(|_| Refused::new(Errno::CONNREFUSED, "there is no server"))?;
-    match process.control.call(request, &[]) {
+    match own_process()?.control.call(request, &[]) {
         Ok((ReplyBody::Error { errno }, _)) => {
             let errno = Errno::from_raw_os_error(errno);
             Err(Refused::new(errno, errno.to_string()))

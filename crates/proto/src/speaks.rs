@@ -41,6 +41,11 @@ impl Speaks {
         }
     }
 
+    /// Do both speak one in common?
+    pub fn fits(self, other: Speaks) -> bool {
+        self.agreed(other).is_some()
+    }
+
     /// Returns the newest protocol that both speak.
     pub fn agreed(self, other: Speaks) -> Option<u32> {
         let newest = self.newest.min(other.newest);

@@ -45,8 +45,13 @@ pub fn control_path() -> Result<PathBuf, Errno> {
 
 /// The lock file of the server with this control socket. A server that ends for good removes it.
 pub fn lock_path(control: &Path) -> PathBuf {
-    let mut name = control.as_os_str().to_owned();
-    name.push(".lock");
+    beside(control, ".lock")
+}
+
+/// The path with a suffix at its end: that of a file which belongs to the one at `path`.
+pub fn beside(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
     name.into()
 }
 

@@ -714,19 +714,18 @@ fn extensions_are_installed_again_by_the_next_server() {
     };
     let values = compile(&bed, "values.c", &example("values.c"));
     let messages = compile(&bed, "messages.c", &example("messages.c"));
-    let owner = |words: [&str; 2], port: u16| {
+    let owner = |kind: &str, port: u16, object: Option<&PathBuf>| {
         let mut owner = bed.owner_command(Side::Server);
-        owner.args([words[0], &bed.endpoint(port).to_string()]);
-        owner.args(Some(words[1]).filter(|word| !word.is_empty()));
-        Background::start(&mut owner).unwrap()
+        owner.args([kind, &bed.endpoint(port).to_string()]);
+        Background::start(owner.args(object)).unwrap()
     };
     let _protocol = install_for(
         &bed,
         &messages.display().to_string(),
         &["--ethertype", "0x88b5"],
     );
-    let _values = owner(["values", &values.display().to_string()], 7009);
-    let _threads = owner(["threaded", ""], 7012);
+    let _values = owner("values", 7009, Some(&values));
+    let _threads = owner("threaded", 7012, None);
     let are_there = |bed: &Bed| extensions(bed, &["list"]).len() == 5;
     assert!(eventually(TIMEOUT, || are_there(&bed)));
     for end in [Signal::KILL, Signal::TERM] {

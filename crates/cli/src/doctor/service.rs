@@ -110,17 +110,12 @@ pub(super) fn checks(server: &ServerAddress, status: &Result<StatusReport, Silen
     checks
 }
 
-/// Does this version speak a server's newest protocol?
-fn is_spoken(protocol: u32) -> bool {
-    Speaks::OWN.agreed(Speaks::only(protocol)).is_some()
-}
-
 fn running(server: &ServerAddress, status: &Result<StatusReport, Silence>) -> Check {
     let path = server
         .path()
         .map_or_else(|error| error.to_string(), |path| path.display().to_string());
     match status {
-        Ok(status) if is_spoken(status.protocol) => Check::ok(
+        Ok(status) if Speaks::OWN.fits(Speaks::only(status.protocol)) => Check::ok(
             NAME,
             format!(
                 "{}, pid {}, {} sessions, {path}",

@@ -14,7 +14,8 @@ use tracing::warn;
 
 use crate::adoption::left_ends::LeftEnd;
 
-/// Raised with every change of [`Message`] that [`PROTOCOL`](portolan_proto::PROTOCOL) does not cover. Both are the first message.
+/// Raised with every change of [`Message`] that [`PROTOCOL`](portolan_proto::PROTOCOL) does not cover. Both are the first
+/// message.
 const FORMAT: u32 = 3;
 
 /// Most bytes of a message: larger states are in memory that the message carries.
@@ -116,7 +117,7 @@ pub(crate) fn first_message() -> Vec<u8> {
 
 /// Does this version understand the messages of a server that has sent this first?
 fn is_understood((speaks, format): (u32, u32)) -> bool {
-    format == FORMAT && Speaks::OWN.agreed(Speaks::from_word(speaks)).is_some()
+    format == FORMAT && Speaks::OWN.fits(Speaks::from_word(speaks))
 }
 
 /// Returns what the previous server has left. The messages stay, for the next start if this one fails.

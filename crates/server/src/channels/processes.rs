@@ -44,7 +44,7 @@ impl Server {
         if client.channel.is_some() || client.is_registering {
             return Err(Errno::ALREADY);
         }
-        if Speaks::OWN.agreed(Speaks::from_word(version)).is_none() {
+        if !Speaks::OWN.fits(Speaks::from_word(version)) {
             warn!(
                 pid = client.credentials.pid,
                 program, "program with a library of another version refused"

@@ -19,6 +19,9 @@ const PATH_MAX: usize = 4096;
 impl Requester {
     /// Returns the request with its scope in canonical form, as it was when it was recorded.
     pub(super) fn canonical(&self, mut request: QosRequest) -> Outcome<QosRequest> {
+        if let Basis::Record { .. } = self.basis {
+            return Ok(request);
+        }
         let scope = match &mut request {
             QosRequest::Transmit { scope, .. }
             | QosRequest::Receive { scope, .. }
@@ -32,9 +35,7 @@ impl Requester {
                 return Ok(request);
             }
         };
-        if self.basis == Basis::Request || self.basis == Basis::Policy {
-            *scope = self.canonicalize(scope.clone())?;
-        }
+        *scope = self.canonicalize(scope.clone())?;
         Ok(request)
     }
 

@@ -5,6 +5,7 @@ use std::io::{self, BufWriter, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use portolan_sys::namespace::beside;
 use rustix::fs::OFlags;
 use tracing::warn;
 
@@ -27,7 +28,7 @@ impl RecordFile {
     /// Of the server with this control socket, in this network namespace.
     pub(super) fn beside(socket: &Path, namespace: &str) -> RecordFile {
         RecordFile {
-            path: with_suffix(socket, ".guarantees"),
+            path: beside(socket, ".guarantees"),
             namespace: namespace.to_owned(),
         }
     }
@@ -61,7 +62,7 @@ impl RecordFile {
         if granted.peek().is_none() {
             return remove(&self.path);
         }
-        let new = with_suffix(&self.path, ".new");
+        let new = beside(&self.path, ".new");
         remove(&new)?;
         let file = OpenOptions::new()
             .write(true)
@@ -102,10 +103,4 @@ fn remove(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
 }

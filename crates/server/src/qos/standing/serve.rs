@@ -77,7 +77,11 @@ impl Server {
         }
     }
 
+    /// What is refused for the moment arms the timer itself.
     fn grant_late(&mut self, time: Duration) {
+        if self.qos.standing.late.is_empty() {
+            return;
+        }
         let end = clock::now() + time;
         for _ in 0..self.qos.standing.late.len() {
             if clock::now() >= end {
@@ -87,11 +91,7 @@ impl Server {
                 self.grant_recorded(granted);
             }
         }
-        if self.qos.standing.late.is_empty() {
-            return self.end_unused_groups();
-        }
-        let at = self.now + BETWEEN_TRIES;
-        self.control.timers.arm_once(Timer::Guarantees, at);
+        self.end_unused_groups();
     }
 
     /// Ends groups that nobody has made or joined, when all have come that could join one again.
