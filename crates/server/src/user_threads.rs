@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::error;
 
@@ -45,13 +45,26 @@ pub(crate) struct UserThreads {
     count: AtomicUsize,
 }
 
-#[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
+    /// When a job was begun, or came while none waited.
+    proceeded: Instant,
     threads: usize,
     /// Threads that wait for a job.
     idle: usize,
     arrival: Arc<Condvar>,
+}
+
+impl Default for Queue {
+    fn default() -> Queue {
+        Queue {
+            jobs: VecDeque::new(),
+            proceeded: Instant::now(),
+            threads: 0,
+            idle: 0,
+            arrival: Arc::default(),
+        }
+    }
 }
 
 impl std::fmt::Debug for Queue {
@@ -72,6 +85,9 @@ impl UserThreads {
         let whose = (uid, waits_for);
         let mut queues = self.queues();
         let queue = queues.entry(whose).or_default();
+        if queue.jobs.is_empty() {
+            queue.proceeded = Instant::now();
+        }
         queue.jobs.push_back(job);
         if queue.jobs.len() <= queue.idle {
             queue.arrival.notify_one();
@@ -124,6 +140,7 @@ impl UserThreads {
         loop {
             let queue = queues.get_mut(&whose)?;
             if let Some(job) = queue.jobs.pop_front() {
+                queue.proceeded = Instant::now();
                 return Some(job);
             }
             if has_waited {
@@ -154,6 +171,15 @@ impl UserThreads {
             .map_or(0, |queue| queue.jobs.len())
     }
 
+    /// Returns for how long no job of the user has been begun, although some are queued.
+    pub(crate) fn stands_still_for(&self, uid: Option<u32>, waits_for: WaitsFor) -> Duration {
+        let queues = self.queues();
+        match queues.get(&(uid, waits_for)) {
+            Some(queue) if !queue.jobs.is_empty() => queue.proceeded.elapsed(),
+            _ => Duration::ZERO,
+        }
+    }
+
     /// No thread panics while it holds the lock.
     fn queues(&self) -> MutexGuard<'_, HashMap<Whose, Queue>> {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner)
@@ -163,7 +189,6 @@ impl UserThreads {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
-    use std::time::{Duration, Instant};
 
     use super::*;
 
@@ -205,8 +230,12 @@ mod tests {
             .collect();
         all.sort_unstable();
         assert_eq!(all, [None, Some(1), Some(2)]);
+        thread::sleep(Duration::from_millis(10));
+        let stands_still = || threads.stands_still_for(Some(1), WaitsFor::Close);
+        assert!(stands_still() >= Duration::from_millis(10));
         drop(release);
         await_waiting(&threads, 0);
+        assert_eq!(stands_still(), Duration::ZERO);
     }
 
     #[test]

@@ -15,12 +15,13 @@ use rustix::io::{Errno, ioctl_fionbio, retry_on_intr};
 use rustix::ioctl::{Getter, Opcode, ioctl};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
-    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrAny, SocketAddrUnix,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, Shutdown, SocketAddrAny, SocketAddrUnix,
     SocketFlags, SocketType, accept_with, bind, connect as connect_socket, getpeername,
-    getsockname, listen, recvmsg, sendmsg, socket_with, socketpair, sockopt,
+    getsockname, listen, recvmsg, sendmsg, shutdown, socket_with, socketpair, sockopt,
 };
 
 use crate::descriptor::set_socket_option;
+use crate::raw;
 use crate::wait::{pollfd, ppoll};
 
 /// Maximum number of descriptors in one message.
@@ -262,6 +263,29 @@ impl Connection {
         waiting.is_ok_and(|bytes| bytes > 0)
     }
 
+    /// Ends what the peer may send, and discards what it has sent up to the first message with descriptors. Returns
+    /// whether nothing is left: then a close of the connection closes no descriptors of others.
+    pub fn discard_unread(&self) -> bool {
+        /// Beyond what fits into the queue, by the number of messages and of bytes.
+        const MOST: usize = 1024;
+        // Fails only if the peer has gone.
+        let _ = shutdown(&self.fd, Shutdown::Read);
+        // Then even an empty message differs from the end.
+        if sockopt::set_socket_passcred(&self.fd, true).is_err() {
+            return false;
+        }
+        for _ in 0..MOST {
+            match receive_none(&self.fd, RecvFlags::PEEK) {
+                Ok(Next::End) => return true,
+                Ok(Next::Message) => {
+                    let _ = receive_none(&self.fd, RecvFlags::empty());
+                }
+                Ok(Next::WithDescriptors) | Err(_) => return false,
+            }
+        }
+        false
+    }
+
     /// See [`receive_all`].
     pub fn receive_all(
         &self,
@@ -431,6 +455,50 @@ fn receive_with(
     Ok(Message {
         length: message.bytes,
         is_short,
+    })
+}
+
+/// What is first in the queue of a UNIX message socket.
+enum Next {
+    Message,
+    WithDescriptors,
+    End,
+}
+
+/// Receives a message into no memory, from a socket that asks for credentials.
+fn receive_none(fd: impl AsFd, how: RecvFlags) -> Result<Next, Errno> {
+    // `rustix` has no process 0, which the sender is whose credentials were not kept.
+    #[repr(C)]
+    struct Credentials {
+        header: libc::cmsghdr,
+        credentials: libc::ucred,
+    }
+    let mut space = MaybeUninit::<Credentials>::uninit();
+    // SAFETY: all fields may be zero.
+    let mut header: libc::msghdr = unsafe { std::mem::zeroed() };
+    header.msg_control = space.as_mut_ptr().cast();
+    header.msg_controllen = size_of::<Credentials>();
+    let flags = RecvFlags::DONTWAIT | how;
+    // SAFETY: the kernel writes to `header` and `space`, which live until it returns.
+    let length = unsafe {
+        raw::syscall(
+            libc::SYS_recvmsg,
+            [
+                fd.as_fd().as_raw_fd() as usize,
+                (&raw mut header).expose_provenance(),
+                flags.bits() as usize,
+                0,
+                0,
+                0,
+            ],
+        )?
+    };
+    Ok(if header.msg_flags & libc::MSG_CTRUNC != 0 {
+        Next::WithDescriptors
+    } else if length > 0 || header.msg_controllen > 0 {
+        Next::Message
+    } else {
+        Next::End
     })
 }
 

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use portolan_control::{Adopted, Charge, ClientId, Command, Errno, Input, Requester, Timer};
 use portolan_proto::control::{
@@ -23,6 +24,7 @@ use crate::calls::{Call, RequestId, Sequel};
 use crate::channels::pool::PendingHello;
 use crate::connections::rights::PortRight;
 use crate::control_socket::client::{Client, OutgoingList, PendingReply};
+use crate::control_socket::sink::Closes;
 use crate::requests::{Answer, AwaitedClose, BindRequest, Claimed, Listening, Target};
 use crate::server::{Server, Source};
 use crate::user_threads::WaitsFor;
@@ -38,6 +40,9 @@ const REQUESTS_PER_TURN: usize = 64;
 
 /// Connections accepted before others have their turn.
 const ACCEPTED_PER_TURN: usize = 64;
+
+/// How often a user is looked at of whom much is still to be closed.
+const CLOSES_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Number of a request without a reply.
 pub(crate) const NO_REPLY: u32 = 0;
@@ -61,10 +66,9 @@ impl Server {
     }
 
     fn welcome(&mut self, connection: Connection, credentials: Credentials) {
-        let charge = if self.sink.is_clogged(credentials.uid) {
-            None
-        } else {
-            self.connections.charge(credentials.uid, 1).ok()
+        let charge = match self.sink.closes_of(credentials.uid) {
+            Closes::Stick => None,
+            Closes::Proceed | Closes::Lag => self.connections.charge(credentials.uid, 1).ok(),
         };
         let Some(charge) = charge else {
             self.control.counters.refused += 1;
@@ -115,7 +119,8 @@ impl Server {
         }
     }
 
-    /// Returns whether the connection must wait because its user's requests have used up their share of the time.
+    /// Returns whether the connection must wait because its user's requests have used up their share of the time, or what
+    /// came with them is still being closed.
     fn throttle(&mut self, id: ClientId) -> bool {
         let Some(client) = self.clients.get_mut(&id) else {
             return false;
@@ -123,11 +128,16 @@ impl Server {
         if client.is_throttled {
             return true;
         }
-        let Some(again) = self.shares.served_again(client.credentials.uid, self.now) else {
+        let uid = client.credentials.uid;
+        let again = if self.sink.closes_of(uid) == Closes::Lag {
+            self.now + CLOSES_INTERVAL
+        } else if let Some(again) = self.shares.served_again(uid, self.now) {
+            self.control.counters.shares_spent += 1;
+            again
+        } else {
             return false;
         };
         client.is_throttled = true;
-        self.control.counters.shares_spent += 1;
         self.throttled.push(id);
         self.control.timers.arm_once(Timer::Shares, again);
         self.watch_client(id);
@@ -175,7 +185,7 @@ impl Server {
                 self.control.counters.slices_spent += 1;
                 break;
             }
-            if self.sink.is_clogged(uid) {
+            if self.sink.closes_of(uid) == Closes::Stick {
                 self.throw_out(id, "its descriptors do not close");
                 break;
             }

@@ -9,15 +9,32 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use portolan_bpf::{is_extension_map, map_id};
-use portolan_sys::unix::{self, PairKind};
+use portolan_sys::unix::{self, Connection, PairKind};
 
 use crate::control_socket::client::PendingReply;
 use crate::user_threads::{UserThreads, WaitsFor};
 
-/// Above this many pending closes a user is not served until they finish: each message could bring more.
-const MOST_WAITING: usize = 64;
+/// Above this many pending closes a user's requests wait until some have ended: each could bring more.
+const MOST_PENDING: usize = 64;
+
+/// Above this many, which requests before a hang-up can bring, its connections are closed.
+const MOST_LAGGING: usize = 1024;
+
+/// The same if none has begun for so long.
+const STUCK_AFTER: Duration = Duration::from_secs(1);
+
+/// How the closes of what a user has sent proceed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Closes {
+    Proceed,
+    /// Many are pending.
+    Lag,
+    /// Too many are, or those do not end.
+    Stick,
+}
 
 /// Owner of the server's own ends of descriptors.
 const SESSIONS: Option<u32> = None;
@@ -137,9 +154,13 @@ impl Sink {
     }
 
     /// Closes a control connection, whose peer may have sent what nobody has received.
-    pub(crate) fn close_connection(&mut self, uid: u32, connection: impl Into<OwnedFd>) {
-        let connection: OwnedFd = connection.into();
-        add(&self.threads, Some(uid), connection.into());
+    pub(crate) fn close_connection(&mut self, uid: u32, connection: Connection) {
+        if connection.discard_unread() {
+            drop(connection);
+        } else {
+            let fd: OwnedFd = connection.into();
+            add(&self.threads, Some(uid), fd.into());
+        }
     }
 
     /// Replies with their descriptors: of a kernel socket the program may have closed its copy already.
@@ -222,9 +243,18 @@ impl Sink {
         self.copies.retain(|(_, closing)| is_other(closing));
     }
 
-    /// Returns whether so many descriptors of the user are still to be closed that no more are accepted.
-    pub(crate) fn is_clogged(&self, uid: u32) -> bool {
-        self.threads.waiting(Some(uid), WaitsFor::Close) > MOST_WAITING
+    pub(crate) fn closes_of(&self, uid: u32) -> Closes {
+        let (threads, uid) = (&self.threads, Some(uid));
+        let pending = threads.waiting(uid, WaitsFor::Close);
+        if pending <= MOST_PENDING {
+            return Closes::Proceed;
+        }
+        let is_stuck = threads.stands_still_for(uid, WaitsFor::Close) >= STUCK_AFTER;
+        if is_stuck || pending > MOST_LAGGING {
+            Closes::Stick
+        } else {
+            Closes::Lag
+        }
     }
 
     /// Called at the end of a turn, when the server has closed its own descriptors.

@@ -7,17 +7,19 @@ use std::time::Duration;
 
 use portolan_netns::Bed;
 use portolan_proto::control::{
-    AfterFlush, FastOpenMode, HandshakeOptions, Reader, ReplyBody, RequestBody, SessionRef,
+    AfterFlush, FastOpenMode, HandshakeOptions, Reader, ReplyBody, Request, RequestBody, SessionRef,
 };
+use portolan_proto::encode;
 use portolan_sys::unix::{self, PairKind};
 use portolan_types::{Protocol, Slot};
+use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::io::Errno;
 use rustix::net::sockopt;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::budgets::idle;
 use crate::common::{Client, await_some, control_path, start_server};
-use crate::{Victim, as_nobody, assert_prompt, hostile_library, open_to_b};
+use crate::{Victim, as_nobody, assert_prompt, counter, hostile_library, open_to_b};
 
 const LINGER: Duration = Duration::from_secs(8);
 
@@ -80,6 +82,32 @@ fn nor_do_messages_that_nobody_reads() {
             let _ = send(client, b"behind it", fds);
         }
     });
+}
+
+/// A program's connection goes on when hundreds of its user's end.
+#[test]
+fn nor_do_they_end_the_connections_of_others_of_their_user() {
+    let bed = Bed::veth();
+    let _server = start_server(&bed.a);
+    let path = control_path(&bed.a);
+    as_nobody(|| {
+        let mut client = Client::connect(&path);
+        let memory = memfd_create("shown", MemfdFlags::CLOEXEC).unwrap();
+        let probe = encode(&Request {
+            id: 1,
+            body: RequestBody::Probe,
+        });
+        for _ in 0..20 {
+            let others = idle(&path, 100);
+            for other in &others {
+                other.send(&probe, &[memory.as_fd()]).unwrap();
+            }
+            drop(others);
+            let reply = client.ask(RequestBody::ReadStatus);
+            assert!(matches!(reply, ReplyBody::Status(_)), "{reply:?}");
+        }
+    });
+    assert_eq!(counter(&path, "server", "malformed_messages"), 0);
 }
 
 /// Descriptors queued in the far end before the server gets it would be closed by the reader of the queue.

@@ -38,7 +38,8 @@ use crate::common::{
 };
 use crate::meter::Meter;
 use crate::{
-    Victim, as_nobody, assert_prompt, assert_serves_others, groups, hostile_library, low_ports,
+    Victim, as_nobody, assert_prompt, assert_serves_others, counter, groups, hostile_library,
+    low_ports,
 };
 
 /// Numbers and lengths of linux/fuse.h, and of the arguments of fsconfig(2).
@@ -400,6 +401,16 @@ fn closes_that_wait_are_so_many_and_no_more() {
                 for _ in 0..5 {
                     let _ = send(&client, b"rubbish", &[file.as_fd(); 250]);
                 }
+            }
+        });
+        await_some("the end of connections", || {
+            (counter(&path, "server", "malformed_messages") > 0).then_some(())
+        });
+        // Refused connections leave nothing if no descriptors are in them.
+        as_nobody(|| {
+            for _ in 0..1000 {
+                let client = Client::connect(&path);
+                let _ = send(&client, b"rubbish", &[]);
             }
         });
         thread::sleep(Duration::from_secs(1));

@@ -160,3 +160,39 @@ fn another_file_in_a_sockets_place_stays() {
     assert_eq!(std::fs::read_to_string(&path).unwrap(), "kept");
     std::fs::remove_dir_all(path.ancestors().nth(2).unwrap()).unwrap();
 }
+
+/// Returns whether nothing is left of what `send` has sent; the peer has closed its end if `has_gone`.
+fn is_all_discarded(has_gone: bool, send: impl FnOnce(&Connection)) -> bool {
+    let (a, b) = pair();
+    send(&a);
+    if has_gone {
+        last_close(a);
+        return b.discard_unread();
+    }
+    let discarded = b.discard_unread();
+    assert_eq!(a.send(b"more", &[]), Err(SendError::Closed));
+    discarded
+}
+
+#[test]
+fn all_is_discarded_but_what_carries_descriptors() {
+    let empty = |from: &Connection| {
+        rustix::net::send(from, b"", SendFlags::DONTWAIT).unwrap();
+    };
+    for has_gone in [false, true] {
+        assert!(is_all_discarded(has_gone, |_| ()));
+        assert!(is_all_discarded(has_gone, |from| {
+            from.send(b"first", &[]).unwrap();
+            empty(from);
+            from.send(b"third", &[]).unwrap();
+        }));
+        let (shown, other) = socket_pair(PairKind::Stream).unwrap();
+        assert!(!is_all_discarded(has_gone, |from| {
+            empty(from);
+            from.send(b"second", &[shown.as_fd()]).unwrap();
+        }));
+        // It was closed with the queue, and nobody had a copy.
+        last_close(shown);
+        assert!(has_hung_up(&other));
+    }
+}
