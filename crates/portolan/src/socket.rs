@@ -88,6 +88,8 @@ pub(crate) struct Socket {
     peek_offset: AtomicI32,
     /// The kernel may use its descriptor: in an epoll set, or in the background.
     is_with_kernel: AtomicBool,
+    /// Of a listener: a thread has polled it.
+    is_polled: AtomicBool,
     /// The server has to relay the session from its first byte on.
     is_for_server: AtomicBool,
     is_relayed_first: AtomicBool,
@@ -236,6 +238,7 @@ impl Socket {
             is_with_kernel: AtomicBool::new(false),
             is_for_server: AtomicBool::new(false),
             is_relayed_first: AtomicBool::new(false),
+            is_polled: AtomicBool::new(false),
             stands_in: AtomicBool::new(false),
             known_to: AtomicU64::new(0),
             asking: Asking::default(),
@@ -412,6 +415,17 @@ impl Socket {
             self.asking.begin_anew();
         }
         is_first
+    }
+
+    pub(crate) fn note_polled(&self) {
+        if !self.is_polled.load(Ordering::Relaxed) {
+            self.is_polled.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Of a listener: may the program accept because it was told that a connection waits?
+    pub(crate) fn announces_connections(&self) -> bool {
+        self.is_polled.load(Ordering::Relaxed) || self.is_with_kernel() || self.is_async()
     }
 
     /// Is the descriptor of a listener a kernel socket, for as long as there is no server?

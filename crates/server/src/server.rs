@@ -182,6 +182,8 @@ pub(crate) struct Server {
     /// Read once each turn.
     pub(crate) now: Instant,
     stopping: Option<Departure>,
+    /// Nothing more is received from clients, whose ends are shut down. They are not gone.
+    pub(crate) are_requests_over: bool,
     pub(crate) supervisor: Supervisor,
     pub(crate) socket: PathBuf,
 
@@ -373,6 +375,7 @@ impl Server {
             incarnation: random_u64(),
             now,
             stopping: None,
+            are_requests_over: false,
             poll,
             listener,
             signals,

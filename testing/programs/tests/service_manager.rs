@@ -342,6 +342,79 @@ fn connections_are_opened_all_the_time_in_restarts() {
     assert!(count > 100.0 && slowest < 2.0, "{said}");
 }
 
+/// Accepts connections in several processes, each of which answers a byte and closes. What `accept` says ends a process.
+const ACCEPTS: &str = r#"
+import os, socket, sys
+listener = socket.create_server((sys.argv[1], int(sys.argv[2])), backlog=200)
+for _ in range(int(sys.argv[3]) - 1):
+    if os.fork() == 0:
+        break
+else:
+    print("listens", flush=True)
+while True:
+    connection, _ = listener.accept()
+    try:
+        connection.sendall(connection.recv(1))
+    except ConnectionResetError:
+        pass
+    connection.close()
+"#;
+
+/// Has such connections for some seconds. Says how many there were, how many failed, and how long the slowest took, in
+/// seconds.
+const COMES: &str = r#"
+import socket, sys, threading, time
+address, until = (sys.argv[1], int(sys.argv[2])), time.monotonic() + 6
+times, failed = [], []
+def come():
+    while (start := time.monotonic()) < until:
+        try:
+            with socket.create_connection(address) as connection:
+                connection.sendall(b"x")
+                if connection.recv(2) != b"x":
+                    raise ConnectionResetError
+        except (ConnectionRefusedError, ConnectionResetError) as error:
+            failed.append(error)
+            time.sleep(0.001)
+            continue
+        times.append(time.monotonic() - start)
+threads = [threading.Thread(target=come) for _ in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+print(len(times), len(failed), max(times))
+"#;
+
+/// The kernel listens for a program while there is no server.
+#[test]
+fn connections_come_all_the_time_in_restarts() {
+    for processes in ["1", "3"] {
+        let mut bed = bed();
+        stop_server(&mut bed, Side::Server, Signal::TERM);
+        start_manager(&mut bed);
+        let [address, port] = [bed.server.address.to_string(), PORT.to_string()];
+        let launcher = bed.tools().portolan.display().to_string();
+        let mut command = bed.command(Side::Server, Stack::Kernel, &launcher);
+        command.args([
+            "run", "--", PYTHON, "-c", ACCEPTS, &address, &port, processes,
+        ]);
+        let mut program = Steps::start(&mut command);
+        program.await_line("listens");
+        let mut clients = bed.command(Side::Client, Stack::Kernel, PYTHON);
+        clients.args(["-c", COMES, &address, &port]);
+        let said = restart_meanwhile(&mut bed, clients);
+        println!("by {processes}: connections, failed, the slowest: {said}");
+        let numbers = said.split_whitespace().map(|word| word.parse::<f64>());
+        let numbers: Result<Vec<f64>, _> = numbers.collect();
+        let [count, failed, slowest] = numbers.expect("numbers")[..] else {
+            panic!("{said}")
+        };
+        // Those in the very moment in which one stack takes the port over from the other.
+        assert!(count > 1000.0 && failed < count / 100.0, "{said}");
+        // The peer sends a SYN again after one second, and after two more.
+        assert!(slowest < 4.0, "{said}");
+    }
+}
+
 /// Where [`echo_beside_manager`] echoes.
 fn peer(bed: &Bed) -> [String; 2] {
     [bed.client.address.to_string(), PORT.to_string()]

@@ -162,8 +162,8 @@ pub fn accept(fd: RawFd, flags: i32) -> Outcome<(RawFd, SocketAddr)> {
             Next::Nobody => {}
             Next::HungUp => {
                 outlive_server(&listener)?;
-                // The program was told that a connection waits.
-                if !has_waited && !listener.is_nonblocking() {
+                let was_told = !has_waited && listener.announces_connections();
+                if was_told && !listener.is_nonblocking() {
                     return Err(Errno::CONNABORTED.into());
                 }
                 continue;

@@ -49,6 +49,7 @@ fn source_of(fd: RawFd) -> Source {
     match table::socket(fd) {
         Some(socket) => match socket.phase() {
             SocketPhase::Listening => {
+                socket.note_polled();
                 let near = socket.own_near();
                 Source::Listener(socket, near)
             }

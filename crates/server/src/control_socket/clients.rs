@@ -173,6 +173,9 @@ impl Server {
 
     /// Reads up to `most` requests and answers them, within its user's slice of the turn.
     pub(crate) fn read_client(&mut self, id: ClientId, most: usize) {
+        if self.are_requests_over {
+            return;
+        }
         let Some(uid) = self.clients.get(&id).map(|c| c.credentials.uid) else {
             return;
         };
@@ -228,6 +231,7 @@ impl Server {
     /// Answers the requests that have been sent, and receives no others: a library repeats to the next server what has had no
     /// answer. Clients are not served from then on.
     pub(crate) fn read_last_requests(&mut self) {
+        self.are_requests_over = true;
         let mut buffer = vec![0; MAX_MESSAGE];
         for id in self.clients.keys().copied().collect::<Vec<_>>() {
             let Some(client) = self.clients.get(&id) else {
