@@ -338,7 +338,9 @@ fn a_call_of_accept_that_waits_wakes_for_the_next_servers_connections() {
             restart(&mut bed, end);
             until_portolans(&bed, LINE);
         }
-        assert_eq!(sessions_in(&bed, Side::Server, "LISTEN"), 1, "{options:?}");
+        // A process that performs the handshakes accepts before the next server knows its listener.
+        let is_known = || sessions_in(&bed, Side::Server, "LISTEN") == 1;
+        assert!(eventually(SOON, is_known), "{options:?}: {}", sockets(&bed));
     }
 }
 

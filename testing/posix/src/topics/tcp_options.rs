@@ -81,6 +81,8 @@ pub(super) fn until_acknowledged(socket: Fd) {
         assert!(start.elapsed() < Duration::from_secs(10), "unacknowledged");
         std::thread::sleep(Duration::from_millis(5));
     }
+    // The kernel counts what is acknowledged first, and reports it afterwards, with the lock of the socket that this takes.
+    call::option::<[u8; 8]>(socket, IPPROTO_TCP, TCP_INFO).expect("TCP_INFO");
 }
 
 /// Returns one entry of the error queue.
