@@ -1,6 +1,6 @@
 //! Listeners that several processes have: each performs the handshakes of the flows that it is dealt (ADR 39).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
@@ -54,6 +54,17 @@ fn ask_often(bed: &Bed, threads: usize, each: usize) -> BTreeMap<u32, usize> {
     answers
 }
 
+/// Asks, too seldom for a worker to take part, until each of three has answered: who has not accepted lately takes no part
+/// either when others do.
+fn until_all_have_accepted(bed: &Bed) {
+    let mut workers = BTreeSet::new();
+    let have_all = || {
+        workers.insert(ask(bed, "quick\n"));
+        workers.len() == 3
+    };
+    assert!(eventually(2 * PROMPTLY, have_all), "one accepts nothing");
+}
+
 /// Returns the number of connections whose handshakes processes have performed.
 fn performed(bed: &Bed) -> u64 {
     counter(bed, Side::Server, "stack", "delegated_handshakes")
@@ -64,6 +75,7 @@ fn workers_perform_handshakes_whatever_their_way_of_waiting() {
     for how in ["blocking", "poll", "select", "epoll", "deferred"] {
         let bed = bed();
         let _workers = start(&bed, how, 3);
+        until_all_have_accepted(&bed);
         ask_often(&bed, 4, 100);
         let before = performed(&bed);
         let answers = ask_often(&bed, 4, 100);
