@@ -28,7 +28,7 @@ use portolan_sys::signals::Signals;
 use portolan_sys::sysctl::{ReserveError, ReservedPorts};
 use portolan_sys::tap::{self, Tap};
 use portolan_sys::unix::{BindError, Listener as ControlSocket};
-use portolan_sys::{accounts, clock};
+use portolan_sys::{accounts, clock, descriptor};
 use portolan_tcp::isn::Secret;
 use portolan_tcp::{Config as TcpConfig, CongestionKind};
 use portolan_types::{ChannelId, FlowKey, Instant, SessionId};
@@ -842,15 +842,9 @@ fn reserve_ports(
     Ok(reserved)
 }
 
-/// Makes the kernel enlarge the descriptor table while there is only one thread: when the table of a multi-threaded
-/// process grows, the caller waits for an RCU grace period, half a second on a busy machine.
+/// Enlarges the table of descriptors while there is only one thread.
 pub(crate) fn widen_descriptor_table() {
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(DESCRIPTORS);
-    let last = DESCRIPTOR_TABLE.min(limit).saturating_sub(1);
-    let last = i32::try_from(last).unwrap_or(i32::MAX);
-    let widened = rustix::io::fcntl_dupfd_cloexec(std::io::stderr(), last);
-    // The copy is closed again: the table keeps its size.
-    if let Err(errno) = widened {
+    if let Err(errno) = descriptor::widen_table(DESCRIPTOR_TABLE) {
         warn!(%errno, "the table of descriptors grows while the server runs");
     }
 }

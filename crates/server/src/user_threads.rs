@@ -45,26 +45,15 @@ pub(crate) struct UserThreads {
     count: AtomicUsize,
 }
 
+#[derive(Default)]
 struct Queue {
     jobs: VecDeque<Job>,
-    /// When a job was begun, or came while none waited.
-    proceeded: Instant,
+    /// When a job was begun last, or came while none waited.
+    proceeded: Option<Instant>,
     threads: usize,
     /// Threads that wait for a job.
     idle: usize,
     arrival: Arc<Condvar>,
-}
-
-impl Default for Queue {
-    fn default() -> Queue {
-        Queue {
-            jobs: VecDeque::new(),
-            proceeded: Instant::now(),
-            threads: 0,
-            idle: 0,
-            arrival: Arc::default(),
-        }
-    }
 }
 
 impl std::fmt::Debug for Queue {
@@ -86,7 +75,7 @@ impl UserThreads {
         let mut queues = self.queues();
         let queue = queues.entry(whose).or_default();
         if queue.jobs.is_empty() {
-            queue.proceeded = Instant::now();
+            queue.proceeded = Some(Instant::now());
         }
         queue.jobs.push_back(job);
         if queue.jobs.len() <= queue.idle {
@@ -140,7 +129,7 @@ impl UserThreads {
         loop {
             let queue = queues.get_mut(&whose)?;
             if let Some(job) = queue.jobs.pop_front() {
-                queue.proceeded = Instant::now();
+                queue.proceeded = Some(Instant::now());
                 return Some(job);
             }
             if has_waited {
@@ -174,10 +163,10 @@ impl UserThreads {
     /// Returns for how long no job of the user has been begun, although some are queued.
     pub(crate) fn stands_still_for(&self, uid: Option<u32>, waits_for: WaitsFor) -> Duration {
         let queues = self.queues();
-        match queues.get(&(uid, waits_for)) {
-            Some(queue) if !queue.jobs.is_empty() => queue.proceeded.elapsed(),
-            _ => Duration::ZERO,
-        }
+        let queue = queues.get(&(uid, waits_for));
+        let waits = queue.filter(|queue| !queue.jobs.is_empty());
+        let since = waits.and_then(|queue| queue.proceeded);
+        since.map_or(Duration::ZERO, |since| since.elapsed())
     }
 
     /// No thread panics while it holds the lock.

@@ -6,8 +6,9 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawF
 
 use rustix::event::epoll;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::{Errno, FdFlags, fcntl_getfd, fcntl_setfd};
+use rustix::io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_getfd, fcntl_setfd};
 use rustix::net::AddressFamily;
+use rustix::process::{Resource, getrlimit};
 
 use crate::raw;
 
@@ -29,6 +30,17 @@ pub fn borrow<'a>(fd: RawFd) -> Result<BorrowedFd<'a>, Errno> {
     // SAFETY: the number is not -1. The application is responsible for what it refers to, and every call
     // on it reports `EBADF` if it is not open.
     Ok(unsafe { BorrowedFd::borrow_raw(fd) })
+}
+
+/// Makes the kernel enlarge the process's table of descriptors to `most` numbers, or to its limit. When the table of a
+/// process with several threads grows later, those that need a number wait for an RCU grace period: 10 to 30 ms, half a
+/// second on a busy machine.
+pub fn widen_table(most: u64) -> Result<(), Errno> {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(most);
+    let last = most.min(limit).saturating_sub(1);
+    let last = RawFd::try_from(last).unwrap_or(RawFd::MAX);
+    // The copy is closed again: the table keeps its size.
+    fcntl_dupfd_cloexec(std::io::stderr(), last).map(drop)
 }
 
 /// Takes ownership of a descriptor that the caller has just opened.

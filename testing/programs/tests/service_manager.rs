@@ -46,7 +46,6 @@ print(queued.makefile().read(), flush=True)
 #[test]
 fn connections_within_the_host_that_the_server_held_go_on() {
     let mut bed = bed();
-    stop_server(&mut bed, Side::Server, Signal::TERM);
     start_manager(&mut bed);
     let address = bed.server.address.to_string();
     let start = |arguments: &[&str]| {
@@ -82,7 +81,6 @@ fn connections_that_the_server_held_go_on() {
     const LENGTH: usize = 2_000_000;
     const QUEUED: usize = 3;
     let mut bed = bed();
-    stop_server(&mut bed, Side::Server, Signal::TERM);
     start_manager(&mut bed);
     let file = bed.file("sent");
     let text: Vec<u8> = (0..LENGTH).map(|at| (at % 251) as u8).collect();
@@ -334,11 +332,7 @@ fn connections_are_opened_all_the_time_in_restarts() {
     program.args(["-c", OPENS]).args(peer(&bed));
     let said = restart_meanwhile(&mut bed, program);
     println!("connections, and the slowest: {said}");
-    let numbers = said.split_whitespace().map(|word| word.parse::<f64>());
-    let numbers: Result<Vec<f64>, _> = numbers.collect();
-    let [count, slowest] = numbers.expect("numbers")[..] else {
-        panic!("{said}")
-    };
+    let [count, slowest] = numbers(&said);
     assert!(count > 100.0 && slowest < 2.0, "{said}");
 }
 
@@ -389,7 +383,6 @@ print(len(times), len(failed), max(times))
 fn connections_come_all_the_time_in_restarts() {
     for processes in ["1", "3"] {
         let mut bed = bed();
-        stop_server(&mut bed, Side::Server, Signal::TERM);
         start_manager(&mut bed);
         let [address, port] = [bed.server.address.to_string(), PORT.to_string()];
         let launcher = bed.tools().portolan.display().to_string();
@@ -403,16 +396,19 @@ fn connections_come_all_the_time_in_restarts() {
         clients.args(["-c", COMES, &address, &port]);
         let said = restart_meanwhile(&mut bed, clients);
         println!("by {processes}: connections, failed, the slowest: {said}");
-        let numbers = said.split_whitespace().map(|word| word.parse::<f64>());
-        let numbers: Result<Vec<f64>, _> = numbers.collect();
-        let [count, failed, slowest] = numbers.expect("numbers")[..] else {
-            panic!("{said}")
-        };
+        let [count, failed, slowest] = numbers(&said);
         // Those in the very moment in which one stack takes the port over from the other.
         assert!(count > 1000.0 && failed < count / 100.0, "{said}");
         // The peer sends a SYN again after one second, and after two more.
         assert!(slowest < 4.0, "{said}");
     }
+}
+
+fn numbers<const COUNT: usize>(said: &str) -> [f64; COUNT] {
+    let words = said.split_whitespace().map(|word| word.parse());
+    let numbers: Result<Vec<f64>, _> = words.collect();
+    let numbers = numbers.ok().and_then(|numbers| numbers.try_into().ok());
+    numbers.unwrap_or_else(|| panic!("{said}"))
 }
 
 /// Where [`echo_beside_manager`] echoes.
@@ -422,7 +418,6 @@ fn peer(bed: &Bed) -> [String; 2] {
 
 /// Starts a server that echoes on the other host, on the kernel's stack, and a service manager.
 fn echo_beside_manager(bed: &mut Bed) -> Background {
-    stop_server(bed, Side::Server, Signal::TERM);
     start_manager(bed);
     let mut echo = bed.command(Side::Client, Stack::Kernel, PYTHON);
     let echo = Background::start(echo.args([ECHO, "asyncio"]).args(peer(bed)))
@@ -463,7 +458,6 @@ const GATE: &str = "gate";
 /// Makes a bed whose server has a service manager, and starts a program that listens on [`PORT`].
 fn managed(code: &str) -> (Bed, Steps) {
     let mut bed = bed();
-    stop_server(&mut bed, Side::Server, Signal::TERM);
     start_manager(&mut bed);
     let mut command = bed.command(Side::Server, Stack::Portolan, PYTHON);
     command.args(["-c", code, &bed.server.address.to_string()]);
@@ -472,8 +466,9 @@ fn managed(code: &str) -> (Bed, Steps) {
     (bed, program)
 }
 
-/// Starts a service manager, and by it the server of the server host.
+/// Replaces the server of the server host by a service manager that starts one.
 fn start_manager(bed: &mut Bed) {
+    stop_server(bed, Side::Server, Signal::TERM);
     let (notify, server) = (bed.file("notify"), bed.tools().portoland.clone());
     let gated = format!(
         "while [ -e '{}' ]; do sleep 0.01; done\nexec '{}' \"$@\"",

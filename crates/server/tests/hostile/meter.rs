@@ -22,10 +22,10 @@ use std::time::{Duration, Instant};
 
 use portolan_netns::Bed;
 use portolan_proto::control::AfterFlush;
+use portolan_sys::descriptor;
 use portolan_types::Slot;
-use rustix::io::fcntl_dupfd_cloexec;
 use rustix::net::sockopt;
-use rustix::process::{Resource, Uid, getrlimit};
+use rustix::process::Uid;
 
 use crate::common::{Client, Library, Near, control_path};
 use crate::{PROMPT, TIMEOUT, echo, status};
@@ -35,6 +35,9 @@ pub(crate) const VICTIM: u32 = 60_001;
 
 /// Duration of the measurement before the attack.
 const QUIET: Duration = Duration::from_millis(400);
+
+/// More descriptors than any test opens meanwhile.
+const DESCRIPTOR_TABLE: u64 = 1 << 14;
 
 /// The measured user, and the duration of the measurement before the attack.
 struct Plan {
@@ -359,15 +362,6 @@ impl Drop for Alone {
     }
 }
 
-/// Enlarges this process's table of descriptors, which all of its threads have to wait for: a test that opens hundreds
-/// would measure the kernel (an RCU grace period, 10 to 30 ms) instead of the server.
-fn widen_descriptor_table() {
-    const MOST: u64 = 1 << 14;
-    let limit = getrlimit(Resource::Nofile).current.unwrap_or(MOST);
-    let last = i32::try_from(limit.min(MOST) - 1).unwrap();
-    drop(fcntl_dupfd_cloexec(std::io::stderr(), last).unwrap());
-}
-
 /// Measures until it is finished.
 pub(crate) struct Meter {
     _alone: Alone,
@@ -396,7 +390,8 @@ impl Meter {
 
     fn start_with(bed: &Bed, Plan { uid, quiet }: Plan) -> Meter {
         let alone = Alone::wait();
-        widen_descriptor_table();
+        // All threads wait while this process's table grows: a test that opens hundreds would measure the kernel.
+        descriptor::widen_table(DESCRIPTOR_TABLE).unwrap();
         let path = control_path(&bed.a);
         let address = SocketAddr::new(Bed::B4, 0);
         let listener = bed.b.enter(|| TcpListener::bind(address)).unwrap();
