@@ -492,6 +492,22 @@ impl Process {
         self.core.is_held()
     }
 
+    /// Sends messages of the sessions. Without a server they are dropped, and the sessions continue; returns the frames that
+    /// were to be passed on.
+    fn tell_all(&self, messages: Vec<RequestBody>) -> Vec<Vec<u8>> {
+        let mut refused = Vec::new();
+        for message in messages {
+            let frame = match &message {
+                RequestBody::MisdeliveredFrame { frame } => Some(frame.clone()),
+                _ => None,
+            };
+            if self.control.tell(message, &[]).is_err() {
+                refused.extend(frame);
+            }
+        }
+        refused
+    }
+
     /// Notifies the peer of a local session whose notifier is not known here yet.
     fn notify_unknown_peer(&self, session: SessionId, slot: Slot) {
         let Some(number) = self.lock().locals.peer_notifier(slot) else {
@@ -551,9 +567,9 @@ impl Drop for CoreGuard<'_> {
                 (None, _) => {}
             }
         }
-        for message in outbox {
-            // Without a server the message is dropped; the sessions continue.
-            let _ = self.process.control.tell(message, &[]);
+        let refused = self.process.tell_all(outbox);
+        if !refused.is_empty() {
+            self.process.lock().take_back_frames(clock::now(), &refused);
         }
         for (session, slot) in unknown_peers {
             self.process.notify_unknown_peer(session, slot);

@@ -65,8 +65,8 @@ use crate::server::{
 /// that do not belong to Portolan continue to the kernel's stack. There is one server per network namespace; a
 /// second one is refused. SIGTERM stops it: connections that programs hold go on, with the filter, until the next
 /// server takes them over, and a service manager with a descriptor store keeps those that the server itself holds;
-/// without any it detaches the filter. SIGINT stops it for good: it resets all
-/// connections and detaches the filter.
+/// if no program uses it, it detaches the filter. SIGINT stops it for good: it resets all connections and detaches
+/// the filter.
 #[derive(Debug, Parser)]
 #[command(name = "portoland", version = version(), max_term_width = 100, after_long_help = AFTER_OPTIONS)]
 struct Args {

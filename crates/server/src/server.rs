@@ -638,7 +638,7 @@ impl Server {
         }
     }
 
-    /// Ends what is the server's own. If another server may continue with connections of programs, leaves these, the
+    /// Ends what is the server's own. If another server may continue with programs or connections, leaves these, the
     /// filter and the ports to it; otherwise restores the host's state: detaches filters, resets connections, releases
     /// ports.
     pub(crate) fn stop(mut self) -> Departure {
@@ -653,6 +653,7 @@ impl Server {
         if departure == Departure::ForSuccessor {
             self.await_moves();
             self.read_last_requests();
+            self.end_time_waits();
             ends = self.take_ends();
         }
         let held: Vec<SessionId> = self
@@ -705,7 +706,11 @@ impl Server {
             }
         }
         self.stop_links();
-        let is_continued = left > 0 || !ends.is_empty() || self.inheritance.has_flows();
+        // Without the filter, programs that wait for the next server would have to begin anew; and to attach it to a device
+        // again costs the host packets.
+        let is_awaited = self.control.registry.process_count() > 0;
+        let is_continued =
+            is_awaited || left > 0 || !ends.is_empty() || self.inheritance.has_flows();
         if departure == Departure::ForSuccessor && is_continued {
             self.leave_connections(ends);
             drop(ends_of_programs);
@@ -723,16 +728,11 @@ impl Server {
         if let Some(Err(failure)) = self.reserved.take().map(ReservedPorts::release) {
             warn!(%failure, "ephemeral ports stay reserved");
         }
-        let is_missed = self.control.registry.process_count() > 0;
         self.clients.clear();
         drop(ends_of_programs);
         self.supervisor.keep_nothing();
         info!("stopped");
-        if is_missed {
-            departure
-        } else {
-            Departure::ForGood
-        }
+        Departure::ForGood
     }
 
     pub(crate) fn is_stopping(&self) -> bool {

@@ -146,6 +146,37 @@ impl Delegation {
         DelegateInput::Done
     }
 
+    /// Processes a frame that [`DelegateInput::Left`] passed on and no server takes: a SYN opens a connection here, since
+    /// the one that had its flow ended with the server, or without one. Returns false for any other frame.
+    pub fn input_without_server(
+        &mut self,
+        (stack, routes): (&mut Stack, &Routes),
+        now: Instant,
+        frame: &[u8],
+    ) -> bool {
+        let record = RecordHeader {
+            length: frame.len() as u32,
+            ..RecordHeader::default()
+        };
+        let Some(packet) = parse(stack, &record, frame) else {
+            return false;
+        };
+        let Some(segment) = Segment::of(&packet) else {
+            return false;
+        };
+        let flow = segment.flow;
+        let known = self.flows.get(&flow).filter(Known::is_registered);
+        let Some(known) = known.filter(|known| known.is_followed_by(segment.header)) else {
+            return false;
+        };
+        if stack.tcp(known.slot).is_some_and(|here| here.flow == flow) {
+            return false;
+        }
+        self.flows.remove(&flow);
+        self.open(stack, routes, now, &segment);
+        true
+    }
+
     fn open(&mut self, stack: &mut Stack, routes: &Routes, now: Instant, segment: &Segment<'_>) {
         let step = self.judge(routes, |opens, terms| opens.on_segment(now, segment, terms));
         self.perform(stack, now, segment, step);

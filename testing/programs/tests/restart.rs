@@ -5,7 +5,7 @@
 //! `PORTOLAN_TEST_OTHER_BUILD`, if that is set to the path of a `portoland`.
 
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -342,6 +342,44 @@ fn a_call_of_accept_that_waits_wakes_for_the_next_servers_connections() {
         let is_known = || sessions_in(&bed, Side::Server, "LISTEN") == 1;
         assert!(eventually(SOON, is_known), "{options:?}: {}", sockets(&bed));
     }
+}
+
+/// Of a program that may not use the kernel's stack.
+#[test]
+fn peers_wait_for_the_next_server_but_not_for_ever() {
+    let mut bed = bed();
+    let launcher = bed.tools().portolan.display().to_string();
+    let endpoint = bed.endpoint(PORT);
+    let mut command = bed.command(Side::Server, Stack::Kernel, &launcher);
+    command.args(["run", "--require", "--", PYTHON, "-c", BLOCKING]);
+    command.args([endpoint.ip().to_string(), PORT.to_string()]);
+    command.env("PORTOLAN_WAIT", "2000");
+    let _service = bed
+        .serve_command(PORT, "python", &mut command)
+        .unwrap_or_else(|error| panic!("{error}"));
+    let open = |bed: &Bed| {
+        let there = bed.namespace(Side::Client);
+        there.enter(|| TcpStream::connect_timeout(&endpoint, SOON))
+    };
+    until_portolans(&bed, LINE);
+    for end in [Signal::TERM, Signal::KILL] {
+        stop(&mut bed, end);
+        let peer = bed
+            .namespace(Side::Client)
+            .enter(|| std::thread::spawn(move || TcpStream::connect_timeout(&endpoint, SOON)));
+        std::thread::sleep(WHILE / 2);
+        start_server(&mut bed, Side::Server);
+        let opened = peer.join().expect("it does not panic");
+        let mut stream = opened.unwrap_or_else(|error| panic!("{end:?}: {error}"));
+        stream.write_all(b"line\n").expect("it is connected");
+        let mut said = String::new();
+        stream.read_to_string(&mut said).expect("it is served");
+        assert_eq!(said, "accepted");
+        until_portolans(&bed, LINE);
+    }
+    stop(&mut bed, Signal::TERM);
+    let refused = || open(&bed).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused);
+    assert!(eventually(SOON, refused));
 }
 
 /// Waits by `select` for a connection, which a blocking `accept` must find then.

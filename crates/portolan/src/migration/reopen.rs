@@ -162,6 +162,36 @@ pub(crate) fn fall_silent(listener: &Arc<Socket>, setup: &mut Setup) -> Result<(
     Ok(())
 }
 
+/// The kernel may not listen for this program. Until [`refuse_peers`] it drops SYNs, which the peers repeat, instead of
+/// refusing them.
+pub(crate) fn have_peers_wait(setup: &Setup) -> Result<(), Errno> {
+    let token = setup.port_token.as_ref().ok_or(Errno::INVAL)?;
+    socket_filter::nothing(token)?;
+    listen(token, backlog(setup))
+}
+
+/// Refuses the peers of listeners that [`have_peers_wait`] is for.
+pub(crate) fn refuse_peers() {
+    for (_, socket) in table::sockets() {
+        if socket.phase() == SocketPhase::Listening && !socket.stands_in() {
+            let setup = socket.setup();
+            if let Some(token) = setup
+                .port_token
+                .as_ref()
+                .filter(|_| setup.silent_far.is_some())
+            {
+                stop_listening(token);
+            }
+        }
+    }
+}
+
+fn stop_listening(token: &InternalFd) {
+    // Fails for a socket that does not listen: another process of the program may have done so already.
+    let _ = shutdown(token, Shutdown::Read);
+    let _ = socket_filter::lift(token);
+}
+
 // With the next one.
 
 /// Fetches a kernel socket on a listener's port, for the time when there is no server.
@@ -261,6 +291,7 @@ fn give_up_kernels(
     if !listener.stands_in() {
         let port = setup.local.map_or(0, |local| local.port());
         if port >= FIRST_UNPRIVILEGED {
+            stop_listening(token);
             return Ok(Vec::new());
         }
         // Only a listening socket proves it.
@@ -282,9 +313,7 @@ fn give_up_kernels(
             waiting.push((connection, remote));
         }
     }
-    // Another process of the program may have done so already.
-    let _ = shutdown(token, Shutdown::Read);
-    let _ = socket_filter::lift(token);
+    stop_listening(token);
     Ok(waiting)
 }
 

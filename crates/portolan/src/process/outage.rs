@@ -21,6 +21,11 @@ static WAS_IN_VAIN: AtomicBool = AtomicBool::new(false);
 /// A server that ends hangs up, and then there is none; one that goes on hanging up refuses this user.
 const HANG_UPS: u32 = 3;
 
+/// How long what cannot do without a server waits for the next one.
+pub(crate) fn longest() -> Duration {
+    settings().wait.unwrap_or(LONGEST)
+}
+
 /// Why a request had no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unanswered {
@@ -39,7 +44,7 @@ pub(crate) struct Outage {
 impl Outage {
     pub(crate) fn begin() -> Outage {
         Outage {
-            until: clock::now() + settings().wait.unwrap_or(LONGEST),
+            until: clock::now() + longest(),
             hang_ups: 0,
         }
     }

@@ -11,7 +11,7 @@ use portolan_proto::encode;
 use portolan_proto::filter::RecordHeader;
 use portolan_proto::report::StatisticsRow;
 use portolan_stack::passive::Rules;
-use portolan_stack::{Delegation, FloodReport, Session, Stack, TcpSession};
+use portolan_stack::{Delegation, FloodReport, Routes, Session, Stack, TcpSession};
 use portolan_sys::unix;
 use portolan_tcp::Events;
 use portolan_types::{FlowKey, Instant, SessionId, Slot};
@@ -274,6 +274,20 @@ impl Delegations {
         known.map(|known| &mut known.handshakes)
     }
 
+    /// Processes a frame for a session that has left, which the server could not be given.
+    fn input_without_server(
+        &mut self,
+        (stack, routes): (&mut Stack, &Routes),
+        now: Instant,
+        frame: &[u8],
+    ) -> bool {
+        let mut all = self.0.iter_mut();
+        all.any(|known| {
+            let with = (&mut *stack, routes);
+            known.handshakes.input_without_server(with, now, frame)
+        })
+    }
+
     /// Returns true if the session has not been accepted yet.
     pub(crate) fn on_changed(&mut self, stack: &mut Stack, changed: (Slot, Events)) -> bool {
         self.0
@@ -339,6 +353,18 @@ impl Core {
                 may_leave_unregistered: true,
                 handshakes,
             });
+            self.poll(now);
+        }
+    }
+
+    /// There is no server that these frames, for sessions that have left, could be passed on to.
+    pub(crate) fn take_back_frames(&mut self, now: Instant, frames: &[Vec<u8>]) {
+        let mut opens = false;
+        for frame in frames {
+            let with = (&mut self.stack, &self.routes);
+            opens |= self.delegations.input_without_server(with, now, frame);
+        }
+        if opens {
             self.poll(now);
         }
     }

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use portolan_sys::{clock, thread};
 
-use crate::migration::reopen::{Opened, open_again};
+use crate::migration::reopen::{self, Opened, open_again};
 use crate::process::vfork::shares_memory;
-use crate::process::{NotRegistered, Process, inside};
+use crate::process::{NotRegistered, Process, inside, outage};
 use crate::settings::complain_of;
 use crate::threads::start::start_now;
 
@@ -106,10 +106,15 @@ fn look() {
     let start = clock::now();
     let mut until = None;
     let mut refusal = None;
+    let mut peers_wait = true;
     while !IS_STOPPING.load(Ordering::Acquire) {
         let mut next = interval(clock::now().since(start));
         if look_at_locals() {
             next = next.min(BETWEEN_LOOKS);
+        }
+        if peers_wait && (Process::is_cut_off() || clock::now().since(start) > outage::longest()) {
+            peers_wait = false;
+            reopen::refuse_peers();
         }
         match try_once() {
             Look::Done => return,

@@ -10,6 +10,7 @@ use portolan_proto::control::HandshakeOptions;
 use portolan_proto::encode;
 use portolan_stack::Session;
 use portolan_sys::unix::{self, MAX_FDS, PairKind, socket_pair};
+use portolan_tcp::StateName;
 use portolan_types::{ChannelId, SessionId};
 use rustix::net::sockopt::set_socket_send_buffer_size_force;
 use tracing::{debug, info, warn};
@@ -42,6 +43,19 @@ impl Server {
                 self.input(Input::Accepted(id, None));
             }
         }
+    }
+
+    /// Connections in TIME-WAIT end with this server. Their rows go first: a SYN that finds one comes to the server, which
+    /// passes it on to the listener now, and soon no longer.
+    pub(crate) fn end_time_waits(&mut self) {
+        let over = self.stack.iter().filter_map(|(_, session)| match session {
+            Session::Tcp(tcp) if tcp.connection.state() == StateName::TimeWait => Some(tcp.id),
+            _ => None,
+        });
+        for id in over.collect::<Vec<SessionId>>() {
+            self.input(Input::FlowReused(id));
+        }
+        self.drain();
     }
 
     /// Has the service manager keep the connections for the next server, and the ends. Returns the connections that it keeps,

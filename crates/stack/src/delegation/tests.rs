@@ -501,6 +501,34 @@ fn the_server_decides_on_a_port_of_the_peer_that_is_used_again_soon() {
 }
 
 #[test]
+fn without_a_server_a_port_of_the_peer_that_is_used_again_soon_opens_a_connection() {
+    let mut pair = Pair::new(8);
+    let first = pair.open(1000);
+    let (slot, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    pair.delegation.registered(now(), slot, &session.flow);
+    let own = routes("10.0.0.1", "10.0.0.2");
+    let refused = |pair: &mut Pair, isn: u32| {
+        let client = pair.connect_by(1000, SeqNum(isn));
+        let mut wire = KeptFrames::default();
+        let theirs = routes("10.0.0.2", "10.0.0.1");
+        pair.clients.output(now(), &theirs, &mut wire);
+        pair.clients.remove(client);
+        let with = (&mut pair.own, &own);
+        pair.delegation
+            .input_without_server(with, now(), &wire.0[0])
+    };
+    pair.clients.remove(first);
+    pair.own.insert_at(now(), slot, Session::Tcp(session));
+    assert!(!refused(&mut pair, 77_000), "it is here");
+    pair.own.remove(slot);
+    assert!(!refused(&mut pair, 1000), "its own SYN once more");
+    assert_eq!(pair.count("delegated_handshakes"), 1);
+    assert!(refused(&mut pair, 77_000));
+    assert_eq!(pair.count("delegated_handshakes"), 2);
+    assert!(!refused(&mut pair, 78_000), "it is known");
+}
+
+#[test]
 fn a_full_queue_answers_with_cookies_and_keeps_nothing() {
     let mut pair = Pair::new(1);
     pair.connect(1);
