@@ -29,6 +29,8 @@ use crate::tools::{MissingTool, Tools};
 const READY_LIMIT: Duration = Duration::from_secs(30);
 
 const POLL: Duration = Duration::from_millis(50);
+/// Likewise where it costs little.
+const LOOK_EVERY: Duration = Duration::from_millis(5);
 
 /// The name of each bed's directories begins with it; the number of its process follows, and its own.
 const DIRECTORY: &str = "portolan-";
@@ -242,14 +244,19 @@ impl Bed {
 
     fn await_daemon(&mut self, side: Side, mut daemon: Background) -> Result<(), BedError> {
         let start = Instant::now();
-        while self.portolan(side, &["status"]).is_err() {
+        // No program is started for it, which would take time from the server.
+        while self
+            .namespace(side)
+            .enter(|| ask(RequestBody::ReadStatus))
+            .is_err()
+        {
             if start.elapsed() > READY_LIMIT || !daemon.is_running() {
                 return Err(BedError::NotReady {
                     side,
                     said: self.daemon_log(side),
                 });
             }
-            std::thread::sleep(POLL);
+            std::thread::sleep(LOOK_EVERY);
         }
         self.host_mut(side).daemon = Some(daemon);
         Ok(())

@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use portolan_proto::filter::{BindingKey, FilterChannel, FilterKey, FlowRow};
 use portolan_types::{ChannelId, Protocol};
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use crate::error::TableError;
@@ -60,8 +62,8 @@ impl Filter {
         for tap in self.taps.keys() {
             let channel = self.taps.read(&tap).map(|row| ChannelId(row.channel));
             match channel.and_then(|channel| inheritance.channels.get_mut(&channel)) {
-                Some(channel) => channel.taps.push(tap),
-                None => self.taps.remove(&tap)?,
+                Some(channel) if !is_gone(tap) => channel.taps.push(tap),
+                _ => self.taps.remove(&tap)?,
             }
         }
         for key in self.flows.keys() {
@@ -186,6 +188,13 @@ impl Filter {
     pub fn drop_row(&self, key: &FilterKey) -> Result<(), TableError> {
         self.flows.remove(key)
     }
+}
+
+/// Is there no such device any more? Servers that follow each other soon would fill the table with those of processes that
+/// have got others since.
+fn is_gone(ifindex: u32) -> bool {
+    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None);
+    any.is_ok_and(|any| netdevice::index_to_name(any, ifindex) == Err(Errno::NODEV))
 }
 
 /// Where the row leads to, with those of its flags that survive a server.

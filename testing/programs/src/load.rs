@@ -59,6 +59,28 @@ pub fn pipelining(mut stream: TcpStream) -> Load {
     })
 }
 
+/// Requests one page after the other over HTTP, and checks the answers, which end with `end`.
+pub fn browsing(mut stream: TcpStream, end: &'static [u8]) -> Load {
+    Load::start(move |is_over| {
+        let mut pages = 0;
+        let mut answer = Vec::new();
+        let mut buffer = [0; 4096];
+        while !is_over.load(Ordering::Acquire) {
+            stream.write_all(b"GET / HTTP/1.1\r\nHost: server\r\n\r\n")?;
+            answer.clear();
+            while !answer.ends_with(end) {
+                match stream.read(&mut buffer)? {
+                    0 => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+                    length => answer.extend_from_slice(&buffer[..length]),
+                }
+            }
+            assert!(answer.starts_with(b"HTTP/1.1 200 "));
+            pages += 1;
+        }
+        Ok(pages)
+    })
+}
+
 /// Sends one request a millisecond after the answer to the last. Returns how long the answers took, the fastest first.
 pub fn pinging(mut stream: TcpStream) -> Load<Vec<Duration>> {
     const PAUSE: Duration = Duration::from_millis(1);

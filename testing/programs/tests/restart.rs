@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use portolan_bench::bed::{Bed, Side, Stack};
 use portolan_bench::process::Background;
-use portolan_programs::load::{Iperf, bulk, pinging, pipelining};
+use portolan_programs::load::{Iperf, browsing, bulk, pinging, pipelining};
 use portolan_programs::stream::{assert_echoed, connect_once};
 use portolan_programs::{
     PYTHON, Steps, bed, counter, eventually, file, live_sessions, public_programs, restart_server,
@@ -143,7 +143,7 @@ fn family(pid: u32) -> Vec<u32> {
 fn nginx_config(bed: &Bed, port: u16, user: &str) -> String {
     let text = format!(
         "user {user}; daemon off; worker_processes 2; pid {}; error_log stderr crit;\n\
-         events {{}}\nhttp {{ access_log off; server {{ listen {};\n\
+         events {{}}\nhttp {{ access_log off; keepalive_requests 1000000000; server {{ listen {};\n\
          location / {{ return 200 \"served\\n\"; }} }} }}\n",
         bed.file("nginx.pid").display(),
         bed.endpoint(port),
@@ -616,9 +616,11 @@ fn python(bed: &Bed, (side, stack): (Side, Stack), port: u16, code: &str) -> Bac
 #[test]
 fn connections_go_on_over_twenty_restarts() {
     const IDLE: usize = 5;
-    const LISTENERS: usize = 3;
+    const LISTENERS: usize = 4;
     let mut bed = bed();
     let redis = redis(&bed);
+    let config = nginx_config(&bed, NGINX, "root");
+    let nginx = serve(&bed, Stack::Portolan, NGINX, "nginx", &["-c", &config]);
     let echo = python(&bed, (Side::Server, Stack::Portolan), PORT, ECHO);
     let _kernels = python(&bed, (Side::Client, Stack::Kernel), PORT, ECHO);
     let launcher = bed.tools().portolan.display().to_string();
@@ -632,6 +634,7 @@ fn connections_go_on_over_twenty_restarts() {
         pipelining(connect_once(&bed, REDIS)),
         bulk(connect_once(&bed, PORT)),
         bulk(connect_once(&bed, PORT)),
+        browsing(connect_once(&bed, NGINX), b"served\n"),
     ];
     let before_restarts = pinging(connect_once(&bed, REDIS));
     std::thread::sleep(WHILE);
@@ -642,7 +645,8 @@ fn connections_go_on_over_twenty_restarts() {
         assert_echoed(stream, b"before");
     }
     let connections = loads.len() + IDLE + 2 + Iperf::CONNECTIONS;
-    let pids = [redis.pid(), echo.pid(), keeper.id(), iperf.server()];
+    let services = [redis.pid(), echo.pid(), keeper.id(), iperf.server()];
+    let pids = [services.to_vec(), family(nginx.pid())].concat();
     let is_settled = || live_sessions(&bed, Side::Server) == connections + LISTENERS;
     assert!(eventually(SOON, is_settled), "{}", sockets(&bed));
     let mut before = Vec::new();

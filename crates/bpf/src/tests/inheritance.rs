@@ -64,6 +64,17 @@ fn connections_of_processes_stay_with_their_channels() {
 }
 
 #[test]
+fn devices_that_are_gone_are_not_kept() {
+    const GONE: u32 = 987;
+    in_fresh_namespace(|| {
+        die(|filter| filter.set_tap(CHANNEL, GONE, 0).unwrap());
+        let (filter, left) = take_over();
+        assert_eq!(left.channels[&CHANNEL].taps, [IFINDEX]);
+        assert!(filter.taps.keys() == [IFINDEX]);
+    });
+}
+
+#[test]
 fn flows_that_the_next_server_holds_have_a_row_at_every_moment() {
     in_fresh_namespace(|| {
         let flows = flows(Protocol::Tcp);

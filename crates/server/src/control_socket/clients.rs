@@ -232,6 +232,8 @@ impl Server {
     /// answer. Clients are not served from then on.
     pub(crate) fn read_last_requests(&mut self) {
         self.are_requests_over = true;
+        // Those that connect now wait, and find the server gone.
+        self.poll.remove(&self.listener, self.control_token);
         let mut buffer = vec![0; MAX_MESSAGE];
         for id in self.clients.keys().copied().collect::<Vec<_>>() {
             let Some(client) = self.clients.get(&id) else {
