@@ -122,6 +122,8 @@ impl Snapshot {
 mod tests {
     use std::os::unix::net::UnixListener;
 
+    use rustix::net::{Shutdown, shutdown};
+
     use super::*;
 
     fn directory(name: &str) -> PathBuf {
@@ -141,6 +143,8 @@ mod tests {
         let socket = directory.join("socket");
         let living = UnixListener::bind(&socket).unwrap();
         assert!(listen_at(&socket).is_err());
+        // A child that another test forks has the descriptor, too, until it executes its program.
+        shutdown(&living, Shutdown::Both).unwrap();
         drop(living);
         assert!(listen_at(&socket).is_ok());
         fs::remove_dir_all(&directory).unwrap();
