@@ -151,7 +151,7 @@ fn link(program: BorrowedFd<'_>, ifindex: u32, hook: DriverHook) -> io::Result<O
 /// Whether this network namespace has VLAN devices on the device. If the device or the kernel's emulation of it strips
 /// tags, they are not in the frame.
 pub(crate) fn has_vlans(ifindex: u32) -> bool {
-    let (Some(name), Ok(table)) = (
+    let (Ok(name), Ok(table)) = (
         name_of(ifindex),
         fs::read_to_string("/proc/thread-self/net/vlan/config"),
     ) else {
@@ -161,9 +161,10 @@ pub(crate) fn has_vlans(ifindex: u32) -> bool {
     is_beneath(&name, &table)
 }
 
-fn name_of(ifindex: u32) -> Option<String> {
-    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None).ok()?;
-    netdevice::index_to_name(any, ifindex).ok()
+/// `ENODEV` if there is no such device.
+pub(crate) fn name_of(ifindex: u32) -> Result<String, Errno> {
+    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
+    netdevice::index_to_name(any, ifindex)
 }
 
 /// Lines have the form `vlan5  | 5  | eth0`.

@@ -6,9 +6,9 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use portolan_proto::filter::{BindingKey, FilterChannel, FilterKey, FlowRow};
 use portolan_types::{ChannelId, Protocol};
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
+use crate::driver;
 use crate::error::TableError;
 use crate::filter::Filter;
 use crate::table::Table;
@@ -193,8 +193,7 @@ impl Filter {
 /// Is there no such device any more? Servers that follow each other soon would fill the table with those of processes that
 /// have got others since.
 fn is_gone(ifindex: u32) -> bool {
-    let any = socket(AddressFamily::UNIX, SocketType::DGRAM, None);
-    any.is_ok_and(|any| netdevice::index_to_name(any, ifindex) == Err(Errno::NODEV))
+    driver::name_of(ifindex) == Err(Errno::NODEV)
 }
 
 /// Where the row leads to, with those of its flags that survive a server.

@@ -21,6 +21,7 @@ use portolan_bpf::{
 };
 use portolan_proto::filter::{BindingKey, FilterKey, FilterSettings, FlowRow};
 use portolan_sys::device;
+use portolan_sys::sched::LongSlice;
 use portolan_types::{ChannelId, FlowKey, Generation, Instant, Protocol, SessionId, Slot};
 use tracing::{info, warn};
 
@@ -201,6 +202,8 @@ pub(crate) fn load(
     (limits, settings): (&Limits, &FilterSettings),
     now: Instant,
 ) -> Result<Loaded, LoadError> {
+    // It takes long, and programs go on meanwhile.
+    let _long_slice = LongSlice::begin();
     let supervisor::Inherited {
         tables,
         connections,

@@ -40,11 +40,9 @@ mod wire;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::LazyLock;
-use std::time::Duration;
 
 use clap::{CommandFactory, Parser, ValueEnum};
 use portolan_sys::device::{self, DeviceError};
-use portolan_sys::sched::Attributes;
 use portolan_sys::{accounts, capability::Capability, namespace, wake_cost};
 use tracing::error;
 use tracing_journald::{Priority, PriorityMappings};
@@ -104,12 +102,6 @@ fn version() -> &'static str {
 
 /// Upper bound of the default spin time, whatever a sleep costs.
 const LONGEST_SPIN_US: u32 = 50;
-
-/// The longest that the kernel grants.
-const LONG_SLICE: Duration = Duration::from_millis(100);
-
-/// The calling thread, for the scheduler.
-const CALLER: u32 = 0;
 
 /// The end of `--help`, and of portoland(8).
 const AFTER_OPTIONS: &str = "Privileges:
@@ -237,38 +229,13 @@ fn run(args: Args) -> Result<(), Failure> {
     raise_descriptor_limit();
     widen_descriptor_table();
     confine(&config, &source, &instance);
-    let long_slice = LongSlice::begin();
     let mut server = Server::start(config, source, &instance)?;
-    drop(long_slice);
     server.run().map_err(Failure::Loop)?;
-    let _long_slice = LongSlice::begin();
     match server.stop() {
         Departure::ForGood => {}
         Departure::ForSuccessor => instance.leave(),
     }
     Ok(())
-}
-
-/// While the server starts or stops it computes for a long time: programs that go on meanwhile preempt it when they wake
-/// up, although its share of the processor stays (Linux 6.12; no effect before).
-struct LongSlice(Option<Attributes>);
-
-impl LongSlice {
-    fn begin() -> LongSlice {
-        let before = Attributes::of(CALLER).ok();
-        if let Some(before) = before {
-            let _ = before.with_slice(LONG_SLICE).apply(CALLER);
-        }
-        LongSlice(before)
-    }
-}
-
-impl Drop for LongSlice {
-    fn drop(&mut self) {
-        if let Some(before) = self.0 {
-            let _ = before.apply(CALLER);
-        }
-    }
 }
 
 /// Attempts at measuring the cost of a wake-up.

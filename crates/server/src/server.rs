@@ -23,6 +23,7 @@ use portolan_sys::device::{self, DeviceError};
 use portolan_sys::doorbell::Doorbell;
 use portolan_sys::ring::Ring;
 use portolan_sys::rx_path::RxPath;
+use portolan_sys::sched::LongSlice;
 use portolan_sys::shm::MetastateWriter;
 use portolan_sys::signals::Signals;
 use portolan_sys::sysctl::{ReserveError, ReservedPorts};
@@ -642,6 +643,7 @@ impl Server {
     /// filter and the ports to it; otherwise restores the host's state: detaches filters, resets connections, releases
     /// ports.
     pub(crate) fn stop(mut self) -> Departure {
+        let _long_slice = LongSlice::begin();
         let departure = self.stopping.unwrap_or(Departure::ForSuccessor);
         self.supervisor.tell_stopping();
         match departure {

@@ -37,6 +37,9 @@ const LEAST: Deadline = Deadline {
     reclaims: false,
 };
 
+/// The calling thread.
+const CALLER: u32 = 0;
+
 /// First version of `struct sched_attr`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -145,6 +148,13 @@ impl Attributes {
         }
     }
 
+    /// Gives the calling thread, and those that it starts from now on, a time slice; returns its attributes of before.
+    pub fn take_slice(slice: Duration) -> Result<Attributes, Errno> {
+        let before = Attributes::of(CALLER)?;
+        before.with_slice(slice).apply(CALLER)?;
+        Ok(before)
+    }
+
     #[cfg(test)]
     pub(crate) fn fifo(priority: u32) -> Attributes {
         Attributes {
@@ -162,6 +172,26 @@ impl Attributes {
         let at = std::ptr::from_ref(&sized).expose_provenance();
         // SAFETY: the kernel reads at most `size` bytes.
         unsafe { raw::syscall(libc::SYS_sched_setattr, [tid as usize, at, 0, 0, 0, 0]) }.map(drop)
+    }
+}
+
+/// As long as it exists, and starts no threads, the calling thread has the longest slice that the kernel grants: it keeps
+/// its share of the processor, and others preempt it when they wake up (Linux 6.12; no effect before).
+pub struct LongSlice(Option<Attributes>);
+
+impl LongSlice {
+    const LENGTH: Duration = Duration::from_millis(100);
+
+    pub fn begin() -> LongSlice {
+        LongSlice(Attributes::take_slice(LongSlice::LENGTH).ok())
+    }
+}
+
+impl Drop for LongSlice {
+    fn drop(&mut self) {
+        if let Some(before) = self.0 {
+            let _ = before.apply(CALLER);
+        }
     }
 }
 

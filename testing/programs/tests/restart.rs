@@ -313,6 +313,16 @@ fn blocking(bed: &Bed, options: &[&str]) -> Background {
 
 /// Starts a program that accepts connections on [`PORT`], and answers a line.
 fn accepting(bed: &Bed, options: &[&str], code: &str) -> Background {
+    accepting_with(bed, options, code, &[])
+}
+
+/// As [`accepting`], with variables of its environment.
+fn accepting_with(
+    bed: &Bed,
+    options: &[&str],
+    code: &str,
+    variables: &[(&str, &str)],
+) -> Background {
     let launcher = bed.tools().portolan.display().to_string();
     let endpoint = bed.endpoint(PORT);
     let mut command = bed.command(Side::Server, Stack::Kernel, &launcher);
@@ -321,8 +331,17 @@ fn accepting(bed: &Bed, options: &[&str], code: &str) -> Background {
         .args(options)
         .args(["--", PYTHON, "-c", code]);
     command.args([endpoint.ip().to_string(), PORT.to_string()]);
+    command.envs(variables.iter().copied());
     bed.serve_command(PORT, "python", &mut command)
         .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Asks the program of [`accepting`] over a connection that was opened before.
+fn assert_accepted(stream: &mut TcpStream) {
+    stream.write_all(b"line\n").expect("it is connected");
+    let mut said = String::new();
+    stream.read_to_string(&mut said).expect("it is served");
+    assert_eq!(said, "accepted");
 }
 
 const LINE: (u16, &str, &str) = (PORT, "line\n", "accepted");
@@ -348,15 +367,9 @@ fn a_call_of_accept_that_waits_wakes_for_the_next_servers_connections() {
 #[test]
 fn peers_wait_for_the_next_server_but_not_for_ever() {
     let mut bed = bed();
-    let launcher = bed.tools().portolan.display().to_string();
+    let wait = [("PORTOLAN_WAIT", "2000")];
+    let _service = accepting_with(&bed, &["--require"], BLOCKING, &wait);
     let endpoint = bed.endpoint(PORT);
-    let mut command = bed.command(Side::Server, Stack::Kernel, &launcher);
-    command.args(["run", "--require", "--", PYTHON, "-c", BLOCKING]);
-    command.args([endpoint.ip().to_string(), PORT.to_string()]);
-    command.env("PORTOLAN_WAIT", "2000");
-    let _service = bed
-        .serve_command(PORT, "python", &mut command)
-        .unwrap_or_else(|error| panic!("{error}"));
     let open = |bed: &Bed| {
         let there = bed.namespace(Side::Client);
         there.enter(|| TcpStream::connect_timeout(&endpoint, SOON))
@@ -371,10 +384,7 @@ fn peers_wait_for_the_next_server_but_not_for_ever() {
         start_server(&mut bed, Side::Server);
         let opened = peer.join().expect("it does not panic");
         let mut stream = opened.unwrap_or_else(|error| panic!("{end:?}: {error}"));
-        stream.write_all(b"line\n").expect("it is connected");
-        let mut said = String::new();
-        stream.read_to_string(&mut said).expect("it is served");
-        assert_eq!(said, "accepted");
+        assert_accepted(&mut stream);
         until_portolans(&bed, LINE);
     }
     stop(&mut bed, Signal::TERM);
@@ -439,12 +449,7 @@ fn what_the_kernel_has_queued_meanwhile_is_accepted() {
     });
     start_server(&mut bed, Side::Server);
     kill_process(pid, Signal::CONT).expect("it is there");
-    for stream in &mut queued {
-        stream.write_all(b"line\n").expect("it is connected");
-        let mut said = String::new();
-        stream.read_to_string(&mut said).expect("it is served");
-        assert_eq!(said, "accepted");
-    }
+    queued.iter_mut().for_each(assert_accepted);
     until_portolans(&bed, LINE);
 }
 

@@ -173,15 +173,12 @@ pub(crate) fn have_peers_wait(setup: &Setup) -> Result<(), Errno> {
 /// Refuses the peers of listeners that [`have_peers_wait`] is for.
 pub(crate) fn refuse_peers() {
     for (_, socket) in table::sockets() {
-        if socket.phase() == SocketPhase::Listening && !socket.stands_in() {
-            let setup = socket.setup();
-            if let Some(token) = setup
-                .port_token
-                .as_ref()
-                .filter(|_| setup.silent_far.is_some())
-            {
-                stop_listening(token);
-            }
+        if socket.phase() != SocketPhase::Listening {
+            continue;
+        }
+        let setup = socket.setup();
+        if let (Some(token), Some(_)) = (&setup.port_token, &setup.silent_far) {
+            stop_listening(token);
         }
     }
 }

@@ -421,7 +421,7 @@ fn outlive_server(listener: &Arc<Socket>) -> Outcome<()> {
     // Other holders of the old descriptor detect it by themselves.
     if !is_silent(&setup) {
         reopen::fall_silent(listener, &mut setup)?;
-        if !may_be_kernels && !Process::is_cut_off() {
+        if !may_be_kernels && successor::may_peers_wait() {
             // Without a token they are refused.
             let _ = reopen::have_peers_wait(&setup);
         }

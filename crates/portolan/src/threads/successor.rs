@@ -33,6 +33,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 static IS_WATCHING: AtomicBool = AtomicBool::new(false);
 /// A session of an earlier server has come after the others were adopted.
 static IS_ASKED: AtomicBool = AtomicBool::new(false);
+/// The peers of listeners that wait for the next server have waited long enough.
+static ARE_PEERS_REFUSED: AtomicBool = AtomicBool::new(false);
 static IS_STOPPING: AtomicBool = AtomicBool::new(false);
 static THREAD: Mutex<Option<JoinHandle<()>>> = Mutex::new(None);
 
@@ -46,6 +48,7 @@ pub(crate) fn watch() {
         loop {
             IS_ASKED.store(false, Ordering::Release);
             look();
+            ARE_PEERS_REFUSED.store(false, Ordering::Release);
             IS_WATCHING.store(false, Ordering::Release);
             // A thread that found the server lost again a moment ago, or has another session, has left that to this one.
             let is_lost = Process::running().is_some_and(|process| process.control.is_lost());
@@ -67,6 +70,19 @@ pub(crate) fn watch() {
 pub(crate) fn look_again() {
     IS_ASKED.store(true, Ordering::Release);
     watch();
+}
+
+/// May peers wait for the next server?
+pub(crate) fn may_peers_wait() -> bool {
+    !ARE_PEERS_REFUSED.load(Ordering::Acquire) && !Process::is_cut_off()
+}
+
+/// If there is no server for so long that peers wait in vain, refuses them; those of listeners that detect it later, too.
+fn look_at_peers(looked_for: Duration) {
+    let is_in_vain = looked_for > outage::longest() || Process::is_cut_off();
+    if is_in_vain && !ARE_PEERS_REFUSED.swap(true, Ordering::AcqRel) {
+        reopen::refuse_peers();
+    }
 }
 
 pub(crate) fn is_watching() -> bool {
@@ -106,16 +122,13 @@ fn look() {
     let start = clock::now();
     let mut until = None;
     let mut refusal = None;
-    let mut peers_wait = true;
     while !IS_STOPPING.load(Ordering::Acquire) {
-        let mut next = interval(clock::now().since(start));
+        let looked_for = clock::now().since(start);
+        let mut next = interval(looked_for);
         if look_at_locals() {
             next = next.min(BETWEEN_LOOKS);
         }
-        if peers_wait && (Process::is_cut_off() || clock::now().since(start) > outage::longest()) {
-            peers_wait = false;
-            reopen::refuse_peers();
-        }
+        look_at_peers(looked_for);
         match try_once() {
             Look::Done => return,
             Look::Absent => {}

@@ -477,12 +477,18 @@ fn a_late_acknowledgement_of_its_own_cookie_ends_no_time_wait() {
     assert_eq!(state, StateName::TimeWait);
 }
 
+/// A connection of a client, taken from its slot, that the server has learned of.
+fn registered(pair: &mut Pair) -> (Slot, Slot, Box<TcpSession>) {
+    let client = pair.open(1000);
+    let (slot, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
+    pair.delegation.registered(now(), slot, &session.flow);
+    (client, slot, session)
+}
+
 #[test]
 fn the_server_decides_on_a_port_of_the_peer_that_is_used_again_soon() {
     let mut pair = Pair::new(8);
-    let first = pair.open(1000);
-    let (slot, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
-    pair.delegation.registered(now(), slot, &session.flow);
+    let (first, slot, _) = registered(&mut pair);
     pair.own.remove(slot);
     pair.clients.remove(first);
     pair.connect(1000);
@@ -503,9 +509,7 @@ fn the_server_decides_on_a_port_of_the_peer_that_is_used_again_soon() {
 #[test]
 fn without_a_server_a_port_of_the_peer_that_is_used_again_soon_opens_a_connection() {
     let mut pair = Pair::new(8);
-    let first = pair.open(1000);
-    let (slot, session) = pair.delegation.accept(&mut pair.own, now()).unwrap();
-    pair.delegation.registered(now(), slot, &session.flow);
+    let (first, slot, session) = registered(&mut pair);
     let own = routes("10.0.0.1", "10.0.0.2");
     let refused = |pair: &mut Pair, isn: u32| {
         let client = pair.connect_by(1000, SeqNum(isn));
