@@ -497,12 +497,10 @@ impl Process {
     fn tell_all(&self, messages: Vec<RequestBody>) -> Vec<Vec<u8>> {
         let mut refused = Vec::new();
         for message in messages {
-            let frame = match &message {
-                RequestBody::MisdeliveredFrame { frame } => Some(frame.clone()),
-                _ => None,
-            };
-            if self.control.tell(message, &[]).is_err() {
-                refused.extend(frame);
+            if let Err(message) = self.control.tell_or_return(message, &[])
+                && let RequestBody::MisdeliveredFrame { frame } = *message
+            {
+                refused.push(frame);
             }
         }
         refused

@@ -303,15 +303,24 @@ impl Control {
 
     /// Sends a request that has no reply.
     pub(crate) fn tell(&self, body: RequestBody, fds: &[BorrowedFd<'_>]) -> Result<(), Lost> {
+        self.tell_or_return(body, fds).map_err(|_| Lost)
+    }
+
+    /// As [`Control::tell`], but returns the request if there is no server.
+    pub(crate) fn tell_or_return(
+        &self,
+        body: RequestBody,
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), Box<RequestBody>> {
         let seen = self.state.now();
-        if self.is_lost() {
-            return Err(Lost);
-        }
-        let sent = self.send(&Request { id: 0, body }, fds);
-        if sent.is_err() {
+        let request = Request { id: 0, body };
+        if !self.is_lost() {
+            if self.send(&request, fds).is_ok() {
+                return Ok(());
+            }
             self.state.lose(seen);
         }
-        sent.map(drop)
+        Err(Box::new(request.body))
     }
 
     /// The inner error concerns this message alone, such as `ETOOMANYREFS` if too many descriptors
